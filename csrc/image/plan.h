@@ -1,0 +1,90 @@
+// The contract of the fused image chain: what one call computes, independent of CPU, CUDA and FFI.
+//
+// A chain is a short list of segments. Segment s reads a virtual image (the source for s = 0, else
+// the output of segment s - 1) and produces a [height, width, C] image in these steps, per sample:
+//
+//   1. crop       the box (top, left, box_height, box_width) of its input; the box lies inside it
+//   2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
+//   3. map        output row y shows resampled row  row_offset + row_step * y  (row_step is 1 or -1),
+//                 columns likewise; a pixel is VALID when both indices exist and it lies inside the
+//                 rectangle [valid_top, valid_bottom) x [valid_left, valid_right)
+//   4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]
+//   5. erase      for each erase box k in order: pixels inside it become erase_value[k][c]
+//   6. round      see Rounding
+//
+// Steps run in float32 or better; nothing is rounded between segments unless `rounding` says so.
+// The last segment's output is cast to the output dtype (u8: already rounded by `rounding`).
+#ifndef JAXKERN_IMAGE_PLAN_H_
+#define JAXKERN_IMAGE_PLAN_H_
+
+#include <cstdint>
+
+namespace jaxkern::image {
+
+enum class Dtype : int32_t { kU8 = 0, kF16 = 1, kBF16 = 2, kF32 = 3 };
+
+enum class Layout : int32_t { kNHWC = 0, kNCHW = 1 };
+
+enum class Filter : int32_t {
+  kNone = 0,       // resampled size == box size: a plain window
+  kNearest = 1,    // index = floor((2 i + 1) * box / (2 * resampled)): torchvision's nearest-exact
+  kBilinear = 2,   // two taps at max((2 i + 1) * box / (2 * resampled) - 1/2, 0), the second clamped
+  kAntialias = 3,  // triangle of half-width max(box / resampled, 1), weights normalized in the box
+};
+
+enum class Rounding : int32_t {
+  kKeep = 0,      // float stays as it is
+  kNearest = 1,   // clamp to [0, 255], round half to even: a u8 image that stays in levels
+  kTruncate = 2,  // clamp to [0, 255.999], truncate: float to u8, scale already holds 255.999
+};
+
+constexpr int kMaxSegments = 8;
+constexpr int kMaxErasures = 16;  // over all segments of a chain
+constexpr int kMaxChannels = 4;
+
+// What is the same for every sample.
+struct Segment {
+  Filter filter;
+  int32_t height, width;  // of the output
+  int32_t erasures;       // how many erase boxes belong to this segment
+  Rounding rounding;
+};
+
+struct Plan {
+  int32_t segments;
+  Segment segment[kMaxSegments];
+  int32_t channels;  // 1, 3 or 4
+  Dtype source_dtype, output_dtype;
+  Layout layout;  // of the output; sources are always [H, W, C]
+};
+
+// Per sample and segment, kGeometryFields int32 in this order.
+struct Geometry {
+  int32_t top, left, box_height, box_width;
+  int32_t resampled_height, resampled_width;
+  int32_t valid_top, valid_left, valid_bottom, valid_right;
+  int32_t row_offset, row_step, column_offset, column_step;
+};
+constexpr int kGeometryFields = 14;
+static_assert(sizeof(Geometry) == kGeometryFields * sizeof(int32_t));
+
+// Per sample and erase box, 4 int32; a height or width <= 0 erases nothing; parts outside the
+// output are ignored.
+struct EraseBox {
+  int32_t top, left, height, width;
+};
+
+// One sample's operands. Arrays are dense; S segments, K erase boxes in all, C channels.
+struct Sample {
+  const void* pixels;          // [height, width, C] of source_dtype
+  int32_t height, width;       // of the source image
+  const Geometry* geometry;    // [S]
+  const float* affine;         // [S, 2, C]: scale, then bias
+  const float* fill;           // [S, C]
+  const EraseBox* erase_box;   // [K]
+  const float* erase_value;    // [K, C]
+};
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_PLAN_H_
