@@ -1,4 +1,5 @@
-// Batched operands without copies: an operand whose batch dimension has size 1 is read with stride 0.
+// Batched operands without copies: an operand whose batch dimension has size 1 is read with stride
+// 0.
 #ifndef JAXKERN_CORE_BATCH_H_
 #define JAXKERN_CORE_BATCH_H_
 
@@ -17,7 +18,7 @@ struct BatchMap {
 #ifdef __CUDACC__
   __host__ __device__
 #endif
-  int64_t offset(int64_t flat) const {
+      int64_t offset(int64_t flat) const {
     int64_t result = 0;
     for (int d = rank - 1; d > 0; --d) {
       const int64_t next = flat / size[d];

@@ -55,7 +55,8 @@ void parallel_for(const Executor& executor, int64_t count, int64_t grain,
   const int64_t chunks = count / grain + (count % grain != 0);
   workers = std::min(workers, chunks);
   if (workers <= 1) {
-    for (int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(begin + grain, count));
+    for (int64_t begin = 0; begin < count; begin += grain)
+      body(begin, std::min(begin + grain, count));
     return;
   }
   auto loop = std::make_shared<Loop>();

@@ -33,8 +33,8 @@ void run_sample(const Plan& plan, const Sample& sample, void* output);
 // out = lambda * x + (1 - lambda) * partner outside the box, and partner inside it; all three are
 // [height, width, C] (or [C, height, width]) of `dtype`; `output` may be `x` itself.
 // MixUp passes an empty box, CutMix lambda = 1 and its box.
-void mix_sample(Dtype dtype, Layout layout, int32_t height, int32_t width, int32_t channels, const void* x,
-                const void* partner, float lambda, EraseBox box, void* output);
+void mix_sample(Dtype dtype, Layout layout, int32_t height, int32_t width, int32_t channels,
+                const void* x, const void* partner, float lambda, EraseBox box, void* output);
 
 }  // namespace jaxkern::image
 

@@ -5,7 +5,8 @@
 //
 //   1. crop       the box (top, left, box_height, box_width) of its input; the box lies inside it
 //   2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
-//   3. map        output row y shows resampled row  row_offset + row_step * y  (row_step is 1 or -1),
+//   3. map        output row y shows resampled row  row_offset + row_step * y  (row_step is 1 or
+//   -1),
 //                 columns likewise; a pixel is VALID when both indices exist and it lies inside the
 //                 rectangle [valid_top, valid_bottom) x [valid_left, valid_right)
 //   4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]
@@ -26,9 +27,9 @@ enum class Dtype : int32_t { kU8 = 0, kF16 = 1, kBF16 = 2, kF32 = 3 };
 enum class Layout : int32_t { kNHWC = 0, kNCHW = 1 };
 
 enum class Filter : int32_t {
-  kNone = 0,       // resampled size == box size: a plain window
-  kNearest = 1,    // index = floor((2 i + 1) * box / (2 * resampled)): torchvision's nearest-exact
-  kBilinear = 2,   // two taps at max((2 i + 1) * box / (2 * resampled) - 1/2, 0), the second clamped
+  kNone = 0,      // resampled size == box size: a plain window
+  kNearest = 1,   // index = floor((2 i + 1) * box / (2 * resampled)): torchvision's nearest-exact
+  kBilinear = 2,  // two taps at max((2 i + 1) * box / (2 * resampled) - 1/2, 0), the second clamped
   kAntialias = 3,  // triangle of half-width max(box / resampled, 1), weights normalized in the box
 };
 
@@ -76,13 +77,13 @@ struct EraseBox {
 
 // One sample's operands. Arrays are dense; S segments, K erase boxes in all, C channels.
 struct Sample {
-  const void* pixels;          // [height, width, C] of source_dtype
-  int32_t height, width;       // of the source image
-  const Geometry* geometry;    // [S]
-  const float* affine;         // [S, 2, C]: scale, then bias
-  const float* fill;           // [S, C]
-  const EraseBox* erase_box;   // [K]
-  const float* erase_value;    // [K, C]
+  const void* pixels;         // [height, width, C] of source_dtype
+  int32_t height, width;      // of the source image
+  const Geometry* geometry;   // [S]
+  const float* affine;        // [S, 2, C]: scale, then bias
+  const float* fill;          // [S, C]
+  const EraseBox* erase_box;  // [K]
+  const float* erase_value;   // [K, C]
 };
 
 }  // namespace jaxkern::image
