@@ -1,0 +1,64 @@
+"""The one place that touches JAX names outside its public API, or names that changed in the range.
+
+Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public JAX only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.custom_partitioning_sharding_rule import (
+    sdy_sharding_rule_to_mlir,
+    str_to_sdy_sharding_rule,
+)
+from jax.interpreters import mlir
+
+ir = mlir.ir
+
+
+def sdy_sharding_rule(
+    rule: str, operand_types: Sequence[Any], result_types: Sequence[Any]
+) -> ir.Attribute:
+    """The MLIR attribute of an Einsum-like sharding rule such as ``"b h w, b -> b c"``."""
+    return sdy_sharding_rule_to_mlir(
+        str_to_sdy_sharding_rule(rule), list(operand_types), list(result_types)
+    )
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether XLA's partitioner will see this operation with more than one device.
+
+    False for one device, and inside a fully manual ``jax.shard_map``, where operands are local.
+    """
+    axis_context = ctx.module_context.axis_context
+    if hasattr(axis_context, "num_devices"):
+        return bool(axis_context.num_devices != 1)
+    mesh = axis_context.mesh
+    manual = getattr(axis_context, "manual_axes", frozenset())
+    return bool(mesh.size > 1 and frozenset(manual) != frozenset(mesh.axis_names))
+
+
+def pin_shardings(
+    ctx: mlir.LoweringRuleContext, values: Sequence[Any], avals: Sequence[Any]
+) -> list[Any]:
+    """Constrains ``values`` to the shardings that Explicit mode put into ``avals``."""
+    from jax._src.interpreters.mlir import lower_with_sharding_in_types
+
+    return [
+        lower_with_sharding_in_types(ctx, value, aval)
+        for value, aval in zip(values, avals, strict=True)
+    ]
+
+
+def broadcast_in_dim(result_type: Any, value: Any, dimensions: Sequence[int]) -> Any:
+    """StableHLO's broadcast of an MLIR value."""
+    from jax._src.lib.mlir.dialects import hlo
+
+    return hlo.broadcast_in_dim(result_type, value, ir.DenseI64ArrayAttr.get(list(dimensions)))
