@@ -1,5 +1,9 @@
 // The CPU module: which FFI target is which handler.
+#include <string>
+#include <vector>
+
 #include "core/module.h"
+#include "core/simd_level.h"
 #include "image/handlers.h"
 
 namespace nb = nanobind;
@@ -25,5 +29,21 @@ NB_MODULE(_cpu, m) {
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");
+  m.def(
+      "simd_levels",
+      [] {
+        nb::list names;
+        for (const char* const* name = jaxkern::available_simd_levels(); *name; ++name) {
+          names.append(nb::str(*name));
+        }
+        return names;
+      },
+      nb::sig("def simd_levels() -> list[str]"),
+      "The instruction-set levels that this machine can run, ascending.");
+  m.def(
+      "simd_level", [] { return jaxkern::simd_level_name(jaxkern::simd_level()); },
+      "The instruction-set level in use: the best one, or the one that JAXKERN_SIMD names.");
+  m.def("simd_problem", &jaxkern::simd_problem, nb::sig("def simd_problem() -> str | None"),
+        "What is wrong with JAXKERN_SIMD, or None.");
   m.def("max_workers", [] { return jaxkern::worker_cap().load(); }, "The cap on threads; 0: none.");
 }

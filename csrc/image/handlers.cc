@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "core/simd_level.h"
 #include "image/call.h"
 #include "image/cpu.h"
 
@@ -58,6 +59,7 @@ std::string text_of(const Problem& problem) {
 }
 
 ffi::Error run(Call& call, const Plan& plan, const Operands& operands, ffi::ThreadPool& pool) {
+  if (const char* problem = simd_problem()) call.fail(problem);
   if (!call.ok()) return call.error();
   if (const Problem problem = check_plan(plan); problem.argument != nullptr) {
     call.fail(std::string("attribute '") + problem.argument + "' of segment " +
