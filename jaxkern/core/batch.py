@@ -17,7 +17,7 @@ def as_tuple(x: Any) -> tuple[Any, ...]:
 
 
 def nbytes(x: Any) -> int:
-    return int(math.prod(x.shape)) * np.dtype(x.dtype).itemsize
+    return int(math.prod(x.shape) * np.dtype(x.dtype).itemsize)
 
 
 def core_structs(operands: Sequence[Any], batch_dims: int) -> list[Struct]:

@@ -97,7 +97,8 @@ def _jvp(
                 full[i] = x
             return op.batched_impl(*full, batch_dims=batch_dims, **static)
 
-        return jax.jvp(along, [operands[i] for i in active], list(moved))[1]
+        tangents: tuple[Any, ...] = jax.jvp(along, [operands[i] for i in active], list(moved))[1]
+        return tangents
 
     moved = [given[i] for i in active]
     explicit = _explicit_axes(results)
