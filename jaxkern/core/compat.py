@@ -56,6 +56,12 @@ def pin_shardings(
     ]
 
 
-def broadcast_in_dim(result_type: Any, value: Any, dimensions: Sequence[int]) -> Any:
-    """StableHLO's broadcast of an MLIR value."""
-    return hlo.broadcast_in_dim(result_type, value, ir.DenseI64ArrayAttr.get(list(dimensions)))
+def tensor_type(aval: Any) -> Any:
+    """The MLIR type of an array."""
+    return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+
+
+def reshape(value: Any, aval: Any) -> Any:
+    """An MLIR value in the shape of ``aval``."""
+    wanted = tensor_type(aval)
+    return value if value.type == wanted else hlo.reshape(wanted, value)

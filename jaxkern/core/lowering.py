@@ -56,56 +56,80 @@ def lower_fallback(op: Op, ctx: Any, *operands: Any, **parameters: Any) -> Any:
 def _lower_native(
     op: Op, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
 ) -> Any:
-    avals_in = list(ctx.avals_in)
-    batch = batch_shape(avals_in, batch_dims)
     attributes = dict(op.attributes(**static)) if op.attributes is not None else {}
+    call = _Call(list(operands), list(ctx.avals_in), list(ctx.avals_out))
     extra: dict[str, Any] = {}
-    values = list(operands)
     if compat.is_partitioned(ctx) and batch_dims > 0:
-        leading = _partitionable(avals_in, batch)
-        for i, aval in enumerate(avals_in):
-            # XLA pads a partitioned axis of size 1 with zeros, so a broadcast operand is widened.
-            shape = (*batch[:leading], *aval.shape[leading:])
-            if shape != tuple(aval.shape):
-                values[i] = _broadcast(values[i], aval, shape)
-                avals_in[i] = jax.core.ShapedArray(shape, aval.dtype)
-        result_types = [
-            mlir.ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype))
-            for a in ctx.avals_out
-        ]
+        leading = call.make_partitionable(batch_shape(ctx.avals_in, batch_dims))
         extra["extra_attributes"] = {
             "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(leading)}),
             "sdy.sharding_rule": compat.sdy_sharding_rule(
-                _sharding_rule(avals_in, ctx.avals_out, leading),
-                [v.type for v in values],
-                result_types,
+                call.sharding_rule(leading),
+                [v.type for v in call.values],
+                [compat.tensor_type(a) for a in call.avals_out],
             ),
         }
     rule = jax.ffi.ffi_lowering(op.target, operand_output_aliases=op.aliases or None, **extra)
-    results = rule(ctx.replace(avals_in=avals_in), *values, **attributes)
-    return compat.pin_shardings(ctx, results, ctx.avals_out)
+    results = rule(
+        ctx.replace(avals_in=call.avals_in, avals_out=call.avals_out), *call.values, **attributes
+    )
+    shaped = [compat.reshape(r, a) for r, a in zip(results, ctx.avals_out, strict=True)]
+    return compat.pin_shardings(ctx, shaped, ctx.avals_out)
 
 
-def _partitionable(avals: Sequence[Any], batch: Sequence[int]) -> int:
-    """How many leading batch axes every operand that has any batch axis of its own spans."""
-    own = [a for a in avals if any(n != 1 for n in a.shape[: len(batch)])]
-    count = 0
-    while count < len(batch) and all(a.shape[count] == batch[count] for a in own):
-        count += 1
-    return count
+class _Call:
+    """The operands and results of one custom call, in the form that XLA can partition.
 
+    XLA shards the leading ``num_batch_dims`` axes of every operand and result alike. It pads an
+    axis of size 1 with zeros, and replicates only an operand of lower rank than ``num_batch_dims``.
+    So an operand that is the same for all samples drops its batch axes, and all others get enough
+    batch axes of size 1 that its rank is the lower one. Handlers take an operand without batch
+    axes.
+    """
 
-def _broadcast(value: Any, aval: Any, shape: Sequence[int]) -> Any:
-    result = mlir.ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(aval.dtype))
-    return compat.broadcast_in_dim(result, value, range(len(shape)))
+    def __init__(self, values: list[Any], avals_in: list[Any], avals_out: list[Any]) -> None:
+        self.values, self.avals_in, self.avals_out = values, avals_in, avals_out
+        self.shared = [False] * len(values)
 
+    def make_partitionable(self, batch: Sequence[int]) -> int:
+        """Reshapes; returns how many leading axes are batch axes that XLA may shard."""
+        rank = len(batch)
+        self.shared = [
+            all(n == 1 for n in a.shape[:rank]) and any(n != 1 for n in batch)
+            for a in self.avals_in
+        ]
+        own = [a for a, shared in zip(self.avals_in, self.shared, strict=True) if not shared]
+        spanned = 0
+        while spanned < rank and all(a.shape[spanned] == batch[spanned] for a in own):
+            spanned += 1
+        core_ranks = [
+            len(a.shape) - rank for a, s in zip(self.avals_in, self.shared, strict=True) if s
+        ]
+        leading = max([spanned, *(n + 1 for n in core_ranks)]) if spanned else 0
 
-def _sharding_rule(avals_in: Sequence[Any], avals_out: Sequence[Any], leading: int) -> str:
-    """Shardy's rule: the leading axes are shared factors, every other axis has its own."""
-    letters = iter(f"{a}{b}" for a in string.ascii_lowercase for b in string.digits)
-    shared = [next(letters) for _ in range(leading)]
+        def widen(aval: Any) -> Any:
+            ones = (1,) * (leading - spanned)
+            shape = (*aval.shape[:spanned], *ones, *aval.shape[spanned:])
+            return jax.core.ShapedArray(shape, aval.dtype)
 
-    def term(aval: Any) -> str:
-        return " ".join(shared + [next(letters) for _ in aval.shape[leading:]])
+        for i, aval in enumerate(self.avals_in):
+            if not self.shared[i]:
+                self.avals_in[i] = widen(aval)
+            elif leading:
+                self.avals_in[i] = jax.core.ShapedArray(aval.shape[rank:], aval.dtype)
+            self.values[i] = compat.reshape(self.values[i], self.avals_in[i])
+        self.avals_out = [widen(a) for a in self.avals_out]
+        return leading
 
-    return ", ".join(map(term, avals_in)) + " -> " + ", ".join(map(term, avals_out))
+    def sharding_rule(self, leading: int) -> str:
+        """Shardy's rule: the leading axes are shared factors, every other axis has its own."""
+        letters = iter(f"{a}{b}" for a in string.ascii_lowercase for b in string.digits)
+        batch = [next(letters) for _ in range(leading)]
+
+        def term(aval: Any, shared: bool) -> str:
+            own = aval.shape if shared else aval.shape[leading:]
+            return " ".join(([] if shared else batch) + [next(letters) for _ in own])
+
+        operands = map(term, self.avals_in, self.shared)
+        results = (term(a, False) for a in self.avals_out)
+        return ", ".join(operands) + " -> " + ", ".join(results)
