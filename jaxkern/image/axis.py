@@ -20,6 +20,21 @@ def is_static(*values: Number) -> bool:
     return all(isinstance(value, int) for value in values)
 
 
+def plus(a: Number, b: Number) -> Number:
+    """a + b; adding a static 0 costs nothing in the traced program."""
+    if is_static(a) and a == 0:
+        return b
+    return a if is_static(b) and b == 0 else a + b
+
+
+def times(a: Number, b: Number) -> Number:
+    """a * b; multiplying by a static 0 or 1 costs nothing in the traced program."""
+    for first, second in ((a, b), (b, a)):
+        if is_static(first) and first in (0, 1):
+            return second if first == 1 else 0
+    return a * b
+
+
 def minimum(a: Number, b: Number) -> Number:
     """The smaller of two numbers."""
     if is_static(a, b):
@@ -111,24 +126,24 @@ class Axis:
         else:
             self.valid_start = clip(self.valid_start - start, 0, size)
             self.valid_stop = clip(self.valid_stop - start, 0, size)
-        self.offset = self.offset + self.step * start
+        self.offset = plus(self.offset, times(self.step, start))
         self.size = size
 
     def flip(self, flipped: Number) -> None:
         """Mirrors the output where `flipped` is 1."""
-        self.offset = self.offset + flipped * (self.step * (self.size - 1))
+        self.offset = plus(self.offset, times(flipped, times(self.step, self.size - 1)))
         if not self.full:
-            shift = flipped * (self.size - self.valid_start - self.valid_stop)
-            self.valid_start = self.valid_start + shift
-            self.valid_stop = self.valid_stop + shift
-        both = flipped * self.flipped
-        self.flipped = self.flipped + flipped - 2 * both
+            shift = times(flipped, self.size - self.valid_start - self.valid_stop)
+            self.valid_start = plus(self.valid_start, shift)
+            self.valid_stop = plus(self.valid_stop, shift)
+        both = times(flipped, self.flipped)
+        self.flipped = plus(plus(self.flipped, flipped), times(-2, both))
 
     def resample(self, start: Number, box: Number, size: Number) -> None:
         """Resamples [start, start + box) of an output that is so far a plain, full window."""
-        first = self.box_start + self.offset + self.step * start
-        self.box_start = first - self.flipped * (box - 1)
+        first = plus(plus(self.box_start, self.offset), times(self.step, start))
+        self.box_start = plus(first, times(self.flipped, 1 - box))
         self.box_size = box
         self.resampled = size
-        self.offset = self.flipped * (size - 1)
+        self.offset = times(self.flipped, size - 1)
         self.valid_start, self.valid_stop, self.size = 0, size, size

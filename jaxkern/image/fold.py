@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.axis import Axis, Number, clip, is_static
+from jaxkern.image.axis import Axis, Number, clip, is_static, plus, times
 from jaxkern.image.plan import (
     MAX_ERASURES,
     MAX_SEGMENTS,
@@ -176,8 +176,8 @@ class ChainBuilder:
                 self.integral = False
         inside = fill is None
         segment.erasures = [
-            ((top - start[0], left - start[1], height, width), value)
-            for (top, left, height, width), value in segment.erasures
+            ((plus(top, times(-1, start[0])), plus(left, times(-1, start[1])), *sides), value)
+            for (top, left, *sides), value in segment.erasures
         ]
         segment.rows.window(start[0], size[0], inside)
         segment.columns.window(start[1], size[1], inside)
@@ -189,8 +189,8 @@ class ChainBuilder:
         segment.erasures = [
             (
                 (
-                    top + rows * (height - h - 2 * top),
-                    left + columns * (width - w - 2 * left),
+                    plus(top, times(rows, height - h - 2 * top)),
+                    plus(left, times(columns, width - w - 2 * left)),
                     h,
                     w,
                 ),
@@ -328,23 +328,17 @@ def _integers(rows: list[list[Number]], fields: int) -> Any:
     if all(isinstance(number, int | np.ndarray) for number in flat):
         full = [np.broadcast_to(np.asarray(number, np.int32), (batch,)) for number in flat]
         return np.stack(full, axis=-1).reshape(batch, len(rows), fields)
-    parts: list[Any] = []
-    constants: list[int] = []
-    for number in flat:
-        if isinstance(number, int):
-            constants.append(number)
-            continue
-        if constants:
-            parts.append(_constant_columns(constants, batch))
-            constants = []
-        parts.append(jnp.asarray(number, jnp.int32).reshape(batch, 1))
-    if constants:
-        parts.append(_constant_columns(constants, batch))
-    return jax.lax.concatenate(parts, 1).reshape(batch, len(rows), fields)
-
-
-def _constant_columns(constants: list[int], batch: int) -> Any:
-    return np.broadcast_to(np.asarray(constants, np.int32), (batch, len(constants)))
+    # Selected field by field: one elementwise loop, which XLA compiles several times faster on CPU
+    # than a concatenation of columns.
+    shape = (batch, len(flat))
+    known = [number if isinstance(number, int) else 0 for number in flat]
+    table = jax.lax.broadcast_in_dim(np.asarray(known, np.int32), shape, (1,))
+    field = jax.lax.broadcasted_iota(np.int32, shape, 1)
+    for k, number in enumerate(flat):
+        if not isinstance(number, int):
+            column = jax.lax.broadcast_in_dim(jnp.asarray(number, jnp.int32), shape, (0,))
+            table = jax.lax.select(field == k, column, table)
+    return table.reshape(batch, len(rows), fields)
 
 
 def _floats(rows: list[Values], channels: int) -> Any:
