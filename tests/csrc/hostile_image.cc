@@ -18,7 +18,8 @@ int32_t hostile_integer(Random& random, int32_t sane) {
       (1 << 24) - 1, 1 << 24,     (1 << 24) + 1, INT_MAX - 1, INT_MAX};
   if (random.chance(40)) return sane;
   if (random.chance(50)) return edges[random.integer(0, 13)];
-  if (random.chance(50)) return sane + random.integer(-3, 3);
+  if (random.chance(50) && sane > INT_MIN + 3 && sane < INT_MAX - 3)
+    return sane + random.integer(-3, 3);
   return static_cast<int32_t>(random.engine());
 }
 
