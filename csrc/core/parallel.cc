@@ -1,12 +1,12 @@
 // Chunks are claimed from a shared counter; a helper that starts late finds none left and returns.
-#include "core/parallel.h"
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
+
+#include "core/parallel.h"
 
 namespace jaxkern {
 namespace {
