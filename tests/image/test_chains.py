@@ -114,12 +114,12 @@ def rounds(aug):
     return any(isinstance(t, im.ToDtype) and t.dtype == np.uint8 for t in aug.transforms)
 
 
-@settings(max_examples=60, **SETTINGS)
+@settings(max_examples=40, **SETTINGS)
 @given(case=chains())
 def test_chain_equals_oracle(case, check):
     aug, images, params = case
     # Levels that are rounded from float32 and from float64 may fall on two sides of a tie.
-    slack = 3.0 * 255 if rounds(aug) else 0.0
+    slack = 255.0 if rounds(aug) else 0.0
     try:
         check(aug, images, params, odd_levels=0.05, slack=slack)
     except ValueError as error:
