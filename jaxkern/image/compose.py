@@ -286,17 +286,8 @@ def _grouped(steps: _Steps) -> list[tuple[_Steps, _Steps]]:
 
 def _run(images: Any, operands: Any, plan: Any) -> Any:
     if not isinstance(images, Ragged):
-        return ops.image_chain(jnp.asarray(images), operands, plan)
-    return ops.ragged_chain(
-        jnp.asarray(images.buffer),
-        jnp.asarray(images.offset),
-        jnp.asarray(images.height),
-        jnp.asarray(images.width),
-        operands,
-        plan,
-        images.max_height,
-        images.max_width,
-    )
+        return ops.run_chain(jnp.asarray(images), operands, plan)
+    return ops.run_ragged(images, operands, plan)
 
 
 def _mix(
@@ -310,7 +301,7 @@ def _mix(
     assert isinstance(transform, Mixing)
     lam, box, share = transform._mixture(params, size)
     pixels = jnp.asarray(pixels)
-    pixels = ops.mix(pixels, jnp.roll(pixels, 1, axis=0), lam, box, layout)
+    pixels = ops.run_mix(pixels, jnp.roll(pixels, 1, axis=0), lam, box, layout)
     if labels is not None:
         share = jnp.asarray(share, labels.dtype)[:, None]
         labels = share * labels + (1 - share) * jnp.roll(labels, 1, axis=0)

@@ -122,17 +122,6 @@ class Plan:
         """Shape and dtype of one sample's output."""
         return jax.ShapeDtypeStruct(self.output_shape, jax_dtype(self.output_dtype))
 
-    def attributes(self) -> dict[str, Any]:
-        """The plan as foreign-call attributes: `segments` holds five int32 a segment."""
-        rows = [(s.filter, s.height, s.width, s.erasures, s.rounding) for s in self.segments]
-        return {
-            "segments": np.asarray(rows, np.int32).reshape(-1),
-            "channels": np.int32(self.channels),
-            "source_dtype": np.int32(self.source_dtype),
-            "output_dtype": np.int32(self.output_dtype),
-            "layout": np.int32(self.layout),
-        }
-
 
 class Operands(NamedTuple):
     """Per-sample arrays of one call; the leading axis is the batch, of size N or 1 (shared).

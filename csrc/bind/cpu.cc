@@ -1,0 +1,49 @@
+// The CPU module: which FFI target is which handler.
+#include <string>
+#include <vector>
+
+#include "core/module.h"
+#include "core/simd_level.h"
+#include "image/handlers.h"
+
+namespace nb = nanobind;
+using jaxkern::capsule;
+
+namespace {
+
+nb::dict registrations() {
+  nb::dict table;
+  table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCpu);
+  table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCpu);
+  table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCpu);
+  return table;
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  m.doc() = "jaxkern's CPU kernels as XLA FFI targets";
+  m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
+        "FFI targets by name.");
+  jaxkern::define_abi(m);
+  m.def(
+      "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
+      nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");
+  m.def(
+      "simd_levels",
+      [] {
+        nb::list names;
+        for (const char* const* name = jaxkern::available_simd_levels(); *name; ++name) {
+          names.append(nb::str(*name));
+        }
+        return names;
+      },
+      nb::sig("def simd_levels() -> list[str]"),
+      "The instruction-set levels that this machine can run, ascending.");
+  m.def(
+      "simd_level", [] { return jaxkern::simd_level_name(jaxkern::simd_level()); },
+      "The instruction-set level in use: the best one, or the one that JAXKERN_SIMD names.");
+  m.def("simd_problem", &jaxkern::simd_problem, nb::sig("def simd_problem() -> str | None"),
+        "What is wrong with JAXKERN_SIMD, or None.");
+  m.def("max_workers", [] { return jaxkern::worker_cap().load(); }, "The cap on threads; 0: none.");
+}

@@ -1,0 +1,212 @@
+// Checks that a handler makes before it touches memory, and the batch axes of the op recipe.
+//
+// A handler names each operand once; the first problem is kept and returned as a status:
+//
+//   ffi::Error Scale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer s,
+//                    ffi::Result<ffi::AnyBuffer> out) {
+//     Call call("my.scale", *out, /*core_rank=*/1);            // out: [batch..., n]
+//     const int64_t n = call.result_size(0);
+//     const Operand xs = call.operand("x", x, ffi::F32, {n});  // [batch..., n], batch sizes may be
+//     1 const Operand ss = call.operand("s", s, ffi::F32, {});   // [batch...] if (!call.ok())
+//     return call.error(); for (int64_t i = 0; i < call.samples(); ++i) { ... xs.at<float>(i),
+//     *ss.at<float>(i) ... }
+//   }
+#ifndef JAXKERN_CORE_FFI_H_
+#define JAXKERN_CORE_FFI_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "batch.h"
+#include "parallel.h"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wreturn-type"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#include "xla/ffi/api/ffi.h"
+#pragma GCC diagnostic pop
+
+namespace jaxkern {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kAnySize = -1;
+constexpr size_t kMaxCoreRank = 8;
+
+inline std::string shape_text(ffi::AnyBuffer::Dimensions dimensions) {
+  std::string text = "[";
+  for (size_t i = 0; i < dimensions.size(); ++i) {
+    text += (i ? ", " : "") + std::to_string(dimensions[i]);
+  }
+  return text + "]";
+}
+
+inline const char* dtype_text(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::PRED:
+      return "bool";
+    case ffi::U8:
+      return "uint8";
+    case ffi::S8:
+      return "int8";
+    case ffi::U16:
+      return "uint16";
+    case ffi::S16:
+      return "int16";
+    case ffi::U32:
+      return "uint32";
+    case ffi::S32:
+      return "int32";
+    case ffi::U64:
+      return "uint64";
+    case ffi::S64:
+      return "int64";
+    case ffi::F16:
+      return "float16";
+    case ffi::BF16:
+      return "bfloat16";
+    case ffi::F32:
+      return "float32";
+    case ffi::F64:
+      return "float64";
+    default:
+      return "another dtype";
+  }
+}
+
+// One checked operand: where each sample's part is.
+struct Operand {
+  char* data = nullptr;
+  ffi::DataType dtype = ffi::DataType::INVALID;
+  size_t item_size = 0;
+  int64_t core[kMaxCoreRank] = {};
+  BatchMap map;
+
+  template <typename T>
+  T* at(int64_t sample) const {
+    return reinterpret_cast<T*>(data + map.offset(sample) * static_cast<int64_t>(item_size));
+  }
+};
+
+class Call {
+ public:
+  // The batch shape is the result's leading axes, all but the last `core_rank`.
+  Call(const char* op, ffi::AnyBuffer result, size_t core_rank) : op_(op) {
+    const auto dimensions = result.dimensions();
+    if (dimensions.size() < core_rank || core_rank > kMaxCoreRank ||
+        dimensions.size() - core_rank > static_cast<size_t>(kMaxBatchRank)) {
+      fail("the result has shape " + shape_text(dimensions) + "; wanted " +
+           std::to_string(core_rank) + " axes after at most " + std::to_string(kMaxBatchRank) +
+           " batch axes");
+      return;
+    }
+    rank_ = dimensions.size() - core_rank;
+    for (size_t i = 0; i < rank_; ++i) {
+      batch_[i] = dimensions[i];
+      samples_ *= dimensions[i];  // no overflow: the buffer exists
+    }
+    for (size_t i = 0; i < core_rank; ++i) core_[i] = dimensions[rank_ + i];
+  }
+
+  // A wanted dtype of INVALID and a wanted size of kAnySize accept anything: the caller checks.
+  Operand operand(const char* name, ffi::AnyBuffer buffer, ffi::DataType dtype,
+                  std::initializer_list<int64_t> core) {
+    Operand result;
+    if (!ok()) return result;
+    const auto dimensions = buffer.dimensions();
+    if (dtype != ffi::DataType::INVALID && buffer.element_type() != dtype) {
+      fail(std::string("operand '") + name + "' has dtype " + dtype_text(buffer.element_type()) +
+           "; wanted " + dtype_text(dtype));
+      return result;
+    }
+    // An operand without any batch axis is the same for every sample.
+    const size_t own = dimensions.size() == core.size() ? 0 : rank_;
+    bool matches = dimensions.size() == own + core.size() && core.size() <= kMaxCoreRank;
+    for (size_t i = 0; matches && i < own; ++i) {
+      matches = dimensions[i] == 1 || dimensions[i] == batch_[i];
+    }
+    size_t axis = 0;
+    for (int64_t wanted : core) {
+      if (!matches) break;
+      result.core[axis] = dimensions[own + axis];
+      matches = wanted == kAnySize || wanted == result.core[axis];
+      ++axis;
+    }
+    if (!matches) {
+      fail(std::string("operand '") + name + "' has shape " + shape_text(dimensions) + "; wanted " +
+           wanted_text(core));
+      return result;
+    }
+    result.data = static_cast<char*>(buffer.untyped_data());
+    result.dtype = buffer.element_type();
+    result.item_size = ffi::ByteWidth(result.dtype);
+    int64_t stride = 1;
+    for (size_t i = 0; i < core.size(); ++i) stride *= result.core[i];
+    result.map.rank = static_cast<int32_t>(rank_);
+    for (size_t i = rank_; i-- > 0;) {
+      result.map.size[i] = batch_[i];
+      result.map.stride[i] = own == 0 || dimensions[i] == 1 ? 0 : stride;
+      if (own != 0) stride *= dimensions[i];
+    }
+    return result;
+  }
+
+  // The same for a further result: its batch axes must be full.
+  Operand result(const char* name, ffi::AnyBuffer buffer, ffi::DataType dtype,
+                 std::initializer_list<int64_t> core) {
+    Operand checked = operand(name, buffer, dtype, core);
+    for (size_t i = 0; ok() && i < rank_; ++i) {
+      if (buffer.dimensions().size() < rank_ || buffer.dimensions()[i] != batch_[i]) {
+        fail(std::string("result '") + name + "' has shape " + shape_text(buffer.dimensions()) +
+             "; wanted " + wanted_text(core));
+      }
+    }
+    return checked;
+  }
+
+  // Keeps the first problem only. `text` says what was given and what was wanted.
+  void fail(const std::string& text) {
+    if (ok()) message_ = op_ + ": " + text;
+  }
+  bool ok() const { return message_.empty(); }
+  ffi::Error error() const {
+    return ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(message_);
+  }
+
+  int64_t samples() const { return samples_; }
+  int64_t result_size(size_t axis) const { return core_[axis]; }
+
+ private:
+  std::string wanted_text(std::initializer_list<int64_t> core) const {
+    std::string text = "[";
+    for (size_t i = 0; i < rank_; ++i) text += (i ? ", " : "") + std::to_string(batch_[i]) + "|1";
+    for (int64_t size : core) {
+      text += (text.size() > 1 ? ", " : "") + (size == kAnySize ? "any" : std::to_string(size));
+    }
+    return text + "]";
+  }
+
+  std::string op_, message_;
+  size_t rank_ = 0;
+  int64_t batch_[kMaxBatchRank] = {}, core_[kMaxCoreRank] = {};
+  int64_t samples_ = 1;
+};
+
+// XLA's thread pool as an executor; valid during the call only. The pool's size is not the number
+// of cores, so that bounds the workers.
+inline Executor executor_of(ffi::ThreadPool& pool) {
+  Executor executor;
+  executor.workers = std::min<int64_t>(pool.num_threads(),
+                                       std::max<int64_t>(1, std::thread::hardware_concurrency()));
+  executor.schedule = [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); };
+  return executor;
+}
+
+}  // namespace jaxkern
+
+#endif  // JAXKERN_CORE_FFI_H_

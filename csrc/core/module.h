@@ -1,0 +1,31 @@
+// What a nanobind module must offer to `jaxkern.load_library`: its targets and its FFI version.
+#ifndef JAXKERN_CORE_MODULE_H_
+#define JAXKERN_CORE_MODULE_H_
+
+#include <nanobind/nanobind.h>
+
+#include <type_traits>
+
+#include "ffi.h"
+
+namespace jaxkern {
+
+// A handler as the capsule that jax.ffi.register_ffi_target takes.
+template <typename Handler>
+nanobind::capsule capsule(Handler* handler) {
+  static_assert(std::is_invocable_r_v<XLA_FFI_Error*, Handler, XLA_FFI_CallFrame*>,
+                "an XLA FFI handler is wanted");
+  return nanobind::capsule(reinterpret_cast<void*>(handler));
+}
+
+// Defines `abi()`, which the loader compares with the running jaxlib before it registers anything.
+inline void define_abi(nanobind::module_& module) {
+  module.def(
+      "abi", [] { return nanobind::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
+      nanobind::sig("def abi() -> tuple[int, int]"),
+      "The XLA FFI version (major, minor) that the handlers were built with.");
+}
+
+}  // namespace jaxkern
+
+#endif  // JAXKERN_CORE_MODULE_H_

@@ -1,0 +1,190 @@
+// The per-element arithmetic of the image chain (see plan.h), shared by the CPU and CUDA loops.
+//
+// Positions are ratios of integers. They stay in 64-bit integers until one final division, so that
+// a large image loses no precision; every size is at most kMaxSize, which keeps products below
+// 2^52.
+#ifndef JAXKERN_IMAGE_ARITHMETIC_H_
+#define JAXKERN_IMAGE_ARITHMETIC_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/half.h"
+#include "core/host_device.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+// Largest height or width of a source, a box, a resampled box or an output.
+constexpr int32_t kMaxSize = 1 << 24;
+
+// A half-open range of indices; empty when end <= begin.
+struct Range {
+  int32_t begin, end;
+};
+
+JAXKERN_HD int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+JAXKERN_HD int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// ---------------------------------------------------------------- resampling, one axis at a time
+
+JAXKERN_HD int32_t nearest_index(int32_t i, int32_t box, int32_t resampled) {
+  return static_cast<int32_t>((2 * static_cast<int64_t>(i) + 1) * box /
+                              (2 * static_cast<int64_t>(resampled)));
+}
+
+// value = (1 - weight) * input[first] + weight * input[second]
+struct BilinearTaps {
+  int32_t first, second;
+  float weight;
+};
+
+JAXKERN_HD BilinearTaps bilinear_taps(int32_t i, int32_t box, int32_t resampled) {
+  const int64_t denominator = 2 * static_cast<int64_t>(resampled);
+  const int64_t numerator = larger((2 * static_cast<int64_t>(i) + 1) * box - resampled, 0);
+  const int64_t first = numerator / denominator;
+  BilinearTaps taps;
+  taps.first = static_cast<int32_t>(first);
+  taps.second = static_cast<int32_t>(smaller(first + 1, box - 1));
+  taps.weight =
+      static_cast<float>(numerator - first * denominator) / static_cast<float>(denominator);
+  return taps;
+}
+
+// The taps of output i under the antialias filter: inputs j in [begin, end), where the weight of j
+// is an integer, antialias_height, over the window's total.
+struct AntialiasWindow {
+  int32_t begin, end;
+  int64_t center;  // (2 i + 1) * box; input j is centred at (2 j + 1) * resampled
+  int64_t reach;   // half-width of the triangle on that scale
+  int64_t resampled;
+};
+
+JAXKERN_HD AntialiasWindow antialias_window(int32_t i, int32_t box, int32_t resampled) {
+  AntialiasWindow window;
+  window.center = (2 * static_cast<int64_t>(i) + 1) * box;
+  window.reach = 2 * larger(box, resampled);
+  window.resampled = resampled;
+  const int64_t denominator = 2 * static_cast<int64_t>(resampled);
+  const int64_t low = larger(window.center - window.reach + resampled, 0);
+  const int64_t high = window.center + window.reach + resampled;
+  window.begin = static_cast<int32_t>(low / denominator);
+  window.end = static_cast<int32_t>(smaller(high / denominator, box));
+  return window;
+}
+
+JAXKERN_HD int64_t antialias_height(const AntialiasWindow& window, int32_t j) {
+  const int64_t offset = (2 * static_cast<int64_t>(j) + 1) * window.resampled - window.center;
+  return larger(window.reach - (offset < 0 ? -offset : offset), 0);
+}
+
+JAXKERN_HD int64_t antialias_total(const AntialiasWindow& window) {
+  int64_t total = 0;
+  for (int32_t j = window.begin; j < window.end; ++j) total += antialias_height(window, j);
+  return total;
+}
+
+// The inputs of output i under any filter.
+JAXKERN_HD Range tap_range(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+  if (filter == Filter::kNone) return {i, i + 1};
+  if (filter == Filter::kBilinear) {
+    const BilinearTaps taps = bilinear_taps(i, box, resampled);
+    return {taps.first, taps.second + 1};
+  }
+  if (filter == Filter::kAntialias) {
+    const AntialiasWindow window = antialias_window(i, box, resampled);
+    return {window.begin, window.end};
+  }
+  const int32_t index = nearest_index(i, box, resampled);
+  return {index, index + 1};
+}
+
+// ---------------------------------------------------------------- map
+
+// The resampled index that output index y shows; it exists when it lies in [0, resampled).
+JAXKERN_HD int64_t mapped_index(int32_t offset, int32_t step, int32_t y) {
+  return static_cast<int64_t>(offset) + static_cast<int64_t>(step) * y;
+}
+
+// The outputs in [0, size) of one axis that are valid: a range, since the step is 1 or -1.
+JAXKERN_HD Range valid_range(int32_t offset, int32_t step, int32_t resampled, int32_t valid_begin,
+                             int32_t valid_end, int32_t size) {
+  const int64_t wide = offset;
+  const int64_t begin = step > 0 ? -wide : wide - resampled + 1;
+  const int64_t end = step > 0 ? resampled - wide : wide + 1;
+  Range range;
+  range.begin = static_cast<int32_t>(smaller(larger(larger(begin, valid_begin), 0), size));
+  range.end = static_cast<int32_t>(larger(smaller(smaller(end, valid_end), size), range.begin));
+  return range;
+}
+
+JAXKERN_HD Range valid_rows(const Geometry& g, int32_t height) {
+  return valid_range(g.row_offset, g.row_step, g.resampled_height, g.valid_top, g.valid_bottom,
+                     height);
+}
+
+JAXKERN_HD Range valid_columns(const Geometry& g, int32_t width) {
+  return valid_range(g.column_offset, g.column_step, g.resampled_width, g.valid_left, g.valid_right,
+                     width);
+}
+
+// The part of [0, size) that an erase box's side covers.
+JAXKERN_HD Range erased_range(int32_t start, int32_t length, int32_t size) {
+  const int64_t end = static_cast<int64_t>(start) + larger(length, 0);
+  Range range;
+  range.begin = static_cast<int32_t>(smaller(larger(start, 0), size));
+  range.end = static_cast<int32_t>(larger(smaller(end, size), range.begin));
+  return range;
+}
+
+JAXKERN_HD bool inside(Range range, int32_t index) {
+  return index >= range.begin && index < range.end;
+}
+
+// ---------------------------------------------------------------- values
+
+JAXKERN_HD float apply_affine(float value, float scale, float bias) { return scale * value + bias; }
+
+// NaN becomes 0 under either rounding.
+JAXKERN_HD float round_value(Rounding rounding, float value) {
+  if (rounding == Rounding::kKeep) return value;
+  const float positive = value > 0.f ? value : 0.f;
+  if (rounding == Rounding::kNearest) return rintf(positive < 255.f ? positive : 255.f);
+  return truncf(positive < 255.999f ? positive : 255.999f);
+}
+
+JAXKERN_HD float mix_value(float x, float partner, float lambda) {
+  return lambda == 1.f ? x : lambda * x + (1.f - lambda) * partner;
+}
+
+// ---------------------------------------------------------------- storage
+
+JAXKERN_HD int32_t dtype_bytes(Dtype dtype) {
+  return dtype == Dtype::kU8 ? 1 : dtype == Dtype::kF32 ? 4 : 2;
+}
+
+template <Dtype dtype>
+JAXKERN_HD float load_value(const void* values, int64_t index) {
+  if constexpr (dtype == Dtype::kU8) return static_cast<const uint8_t*>(values)[index];
+  if constexpr (dtype == Dtype::kF16)
+    return float16_to_float(static_cast<const uint16_t*>(values)[index]);
+  if constexpr (dtype == Dtype::kBF16)
+    return bfloat16_to_float(static_cast<const uint16_t*>(values)[index]);
+  if constexpr (dtype == Dtype::kF32) return static_cast<const float*>(values)[index];
+}
+
+// A u8 must already be rounded, that is, an integer in [0, 255].
+template <Dtype dtype>
+JAXKERN_HD void store_value(void* values, int64_t index, float value) {
+  if constexpr (dtype == Dtype::kU8)
+    static_cast<uint8_t*>(values)[index] = static_cast<uint8_t>(static_cast<int32_t>(value));
+  if constexpr (dtype == Dtype::kF16)
+    static_cast<uint16_t*>(values)[index] = float_to_float16(value);
+  if constexpr (dtype == Dtype::kBF16)
+    static_cast<uint16_t*>(values)[index] = float_to_bfloat16(value);
+  if constexpr (dtype == Dtype::kF32) static_cast<float*>(values)[index] = value;
+}
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_ARITHMETIC_H_

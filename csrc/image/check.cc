@@ -1,0 +1,87 @@
+// Rejects every plan and sample for which the arithmetic could leave its arrays or overflow.
+#include "image/arithmetic.h"
+#include "image/cpu.h"
+
+namespace jaxkern::image {
+namespace {
+
+// An output of this many pixels stays addressable with 64-bit byte offsets, and a chain of them
+// ends in finite time.
+constexpr int64_t kMaxPixels = int64_t{1} << 31;
+
+template <typename Enum>
+bool within(Enum value, Enum last) {
+  return static_cast<int32_t>(value) >= 0 &&
+         static_cast<int32_t>(value) <= static_cast<int32_t>(last);
+}
+
+bool is_size(int32_t value) { return value >= 1 && value <= kMaxSize; }
+bool is_step(int32_t value) { return value == 1 || value == -1; }
+
+bool fits(int32_t start, int32_t length, int32_t size) {
+  return start >= 0 && length >= 1 && length <= size && start <= size - length;
+}
+
+}  // namespace
+
+Problem check_plan(const Plan& plan) {
+  if (plan.segments < 1 || plan.segments > kMaxSegments) return {"segments", 0, 0, "1 to 8"};
+  if (plan.channels != 1 && plan.channels != 3 && plan.channels != 4)
+    return {"channels", 0, 0, "1, 3 or 4"};
+  if (!within(plan.source_dtype, Dtype::kF32))
+    return {"source_dtype", 0, 0, "u8, f16, bf16 or f32"};
+  if (!within(plan.output_dtype, Dtype::kF32))
+    return {"output_dtype", 0, 0, "u8, f16, bf16 or f32"};
+  if (!within(plan.layout, Layout::kNCHW)) return {"layout", 0, 0, "NHWC or NCHW"};
+  int32_t erasures = 0;
+  for (int32_t s = 0; s < plan.segments; ++s) {
+    const Segment& segment = plan.segment[s];
+    if (!within(segment.filter, Filter::kAntialias))
+      return {"filter", 0, s, "none, nearest, bilinear or antialias"};
+    if (!within(segment.rounding, Rounding::kTruncate))
+      return {"rounding", 0, s, "keep, nearest or truncate"};
+    if (!is_size(segment.height)) return {"height", 0, s, "an output height of 1 to 2^24"};
+    if (!is_size(segment.width)) return {"width", 0, s, "an output width of 1 to 2^24"};
+    if (static_cast<int64_t>(segment.height) * segment.width > kMaxPixels)
+      return {"height", 0, s, "an output of at most 2^31 pixels"};
+    if (segment.erasures < 0 || segment.erasures > kMaxErasures - erasures)
+      return {"erasures", 0, s, "0 to 16 erase boxes over all segments"};
+    erasures += segment.erasures;
+  }
+  if (plan.output_dtype == Dtype::kU8 &&
+      plan.segment[plan.segments - 1].rounding == Rounding::kKeep)
+    return {"rounding", 0, plan.segments - 1, "nearest or truncate, since the output is u8"};
+  return {};
+}
+
+Problem check_sample(const Plan& plan, const Sample& sample, int64_t index) {
+  if (!is_size(sample.height)) return {"height", index, 0, "a source height of 1 to 2^24"};
+  if (!is_size(sample.width)) return {"width", index, 0, "a source width of 1 to 2^24"};
+  int32_t height = sample.height, width = sample.width;
+  for (int32_t s = 0; s < plan.segments; ++s) {
+    const Geometry& g = sample.geometry[s];
+    const Segment& segment = plan.segment[s];
+    if (!fits(g.top, g.box_height, height))
+      return {"geometry", index, s, "a box of at least one row inside the input"};
+    if (!fits(g.left, g.box_width, width))
+      return {"geometry", index, s, "a box of at least one column inside the input"};
+    if (!is_size(g.resampled_height) || !is_size(g.resampled_width))
+      return {"geometry", index, s, "a resampled size of 1 to 2^24"};
+    if (segment.filter == Filter::kNone &&
+        (g.resampled_height != g.box_height || g.resampled_width != g.box_width))
+      return {"geometry", index, s, "a resampled size equal to the box, since nothing resamples"};
+    if (!is_step(g.row_step) || !is_step(g.column_step))
+      return {"geometry", index, s, "row and column steps of 1 or -1"};
+    height = segment.height;
+    width = segment.width;
+  }
+  return {};
+}
+
+size_t output_bytes(const Plan& plan) {
+  const Segment& last = plan.segment[plan.segments - 1];
+  return static_cast<size_t>(last.height) * static_cast<size_t>(last.width) *
+         static_cast<size_t>(plan.channels) * static_cast<size_t>(dtype_bytes(plan.output_dtype));
+}
+
+}  // namespace jaxkern::image

@@ -1,0 +1,67 @@
+"""The one place that touches JAX names outside its public API, or names that changed in the range.
+
+Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public JAX only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.custom_partitioning_sharding_rule import (
+    sdy_sharding_rule_to_mlir,
+    str_to_sdy_sharding_rule,
+)
+from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax._src.lib.mlir.dialects import hlo  # type: ignore[attr-defined]
+from jax.interpreters import mlir
+
+ir = mlir.ir
+
+
+def sdy_sharding_rule(
+    rule: str, operand_types: Sequence[Any], result_types: Sequence[Any]
+) -> ir.Attribute:
+    """The MLIR attribute of an Einsum-like sharding rule such as ``"b h w, b -> b c"``."""
+    return sdy_sharding_rule_to_mlir(
+        str_to_sdy_sharding_rule(rule), list(operand_types), list(result_types)
+    )
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether XLA's partitioner will see this operation with more than one device.
+
+    False for one device, and inside a fully manual ``jax.shard_map``, where operands are local.
+    """
+    axis_context: Any = ctx.module_context.axis_context
+    if hasattr(axis_context, "num_devices"):
+        return bool(axis_context.num_devices != 1)
+    mesh = axis_context.mesh
+    return bool(mesh.size > 1 and set(axis_context.manual_axes) != set(mesh.axis_names))
+
+
+def pin_shardings(
+    ctx: mlir.LoweringRuleContext, values: Sequence[Any], avals: Sequence[Any]
+) -> list[Any]:
+    """Constrains ``values`` to the shardings that Explicit mode put into ``avals``."""
+    return [
+        lower_with_sharding_in_types(ctx, value, aval)
+        for value, aval in zip(values, avals, strict=True)
+    ]
+
+
+def tensor_type(aval: Any) -> Any:
+    """The MLIR type of an array."""
+    return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+
+
+def reshape(value: Any, aval: Any) -> Any:
+    """An MLIR value in the shape of ``aval``."""
+    wanted = tensor_type(aval)
+    return value if value.type == wanted else hlo.reshape(wanted, value)

@@ -1,0 +1,161 @@
+"""The op recipe: one declaration that makes a native kernel behave like any JAX function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkern.core import compat, registry
+from jaxkern.core.backend import current_backend
+from jaxkern.core.batch import Struct, as_tuple, batch_shape, core_structs, nbytes
+from jaxkern.core.cost import Cost
+from jaxkern.core.rules import make_primitive
+
+Static = Mapping[str, Any]
+
+_OPS: dict[str, Op] = {}
+
+
+def ops() -> dict[str, Op]:
+    """Every op that was declared in this process, by name."""
+    return dict(_OPS)
+
+
+class Op:
+    """A function with native kernels and a pure-JAX twin, usable under every JAX transformation.
+
+    An op is declared for ONE sample. A call may give its operands leading batch axes, and ``vmap``
+    adds more: they all reach one kernel call. A batch axis of size 1 is broadcast: the kernel reads
+    it with stride 0.
+
+    Args:
+      name: dotted, such as ``"jaxkern.image_chain"``. The FFI target is ``f"{name}.v{version}"``.
+      version: of the target's contract: raise it whenever operands, attributes or meaning change.
+      abstract: ``abstract(*operands, **static)`` takes a ``jax.ShapeDtypeStruct`` for each operand
+        of one sample and returns one for the result, or a tuple of them. It raises on bad input:
+        this is what users see at trace time.
+      impl: ``impl(*operands, **static)``, the same for one sample in pure JAX. It is the fallback,
+        and what is differentiated unless ``jvp`` is given.
+      attributes: ``attributes(**static)`` returns the FFI attributes: structure only, such as
+        enum values and sizes of the result. Whatever varies at run time must be an operand.
+      supports: ``supports(*operands, **static) -> str | None``: why no native kernel takes these
+        operands (a dtype, say), or None when one does.
+      jvp: ``jvp(primals, tangents, batch_dims, **static)`` returns ``(results, tangents)`` of
+        batched operands; a missing tangent is None. By default ``impl`` is differentiated.
+      transpose: for linear ops: ``transpose(cotangents, *operands, batch_dims, **static)``, with
+        a ``jax.interpreters.ad.UndefinedPrimal`` in the place of each linear operand, returns a
+        cotangent for each operand, None for the others.
+      cost: ``cost(*operands, **static)`` returns the `Cost` of one sample.
+      aliases: ``{operand: result}`` indices where the result may overwrite the operand.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxkern as jk
+      >>> double = jk.Op("docs.double", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+      >>> double(jnp.arange(3.0)).tolist(), jax.grad(double)(1.5).tolist()
+      ([0.0, 2.0, 4.0], 2.0)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: int,
+        abstract: Callable[..., Any],
+        impl: Callable[..., Any],
+        attributes: Callable[..., Mapping[str, Any]] | None = None,
+        supports: Callable[..., str | None] | None = None,
+        jvp: Callable[..., Any] | None = None,
+        transpose: Callable[..., Any] | None = None,
+        cost: Callable[..., Cost] | None = None,
+        aliases: Mapping[int, int] | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.target = f"{name}.v{version}"
+        self.abstract = abstract
+        self.impl = impl
+        self.attributes = attributes
+        self.supports = supports
+        self.jvp = jvp
+        self.transpose = transpose
+        self.aliases = dict(aliases or {})
+        self._cost = cost
+        self.primitive = make_primitive(self)
+        _OPS[name] = self
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r}, version={self.version})"
+
+    def __call__(self, *operands: Any, batch_dims: int = 0, **static: Hashable) -> Any:
+        """Applies the op to arrays with ``batch_dims`` leading batch axes, full or of size 1."""
+        arrays = [jnp.asarray(x) for x in operands]
+        varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
+        arrays = [pvary(x, varying) for x in arrays]
+        results = self.primitive.bind(
+            *arrays,
+            batch_dims=batch_dims,
+            static=tuple(sorted(static.items())),
+            backend=current_backend(),
+        )
+        single = not isinstance(self.core_results(arrays, batch_dims, static), tuple)
+        return results[0] if single else tuple(results)
+
+    def batched_impl(self, *operands: Any, batch_dims: int, **static: Any) -> tuple[Any, ...]:
+        """The pure-JAX implementation over ``batch_dims`` leading axes, sizes of 1 broadcast."""
+        full = batch_shape(operands, batch_dims)
+
+        def one(*xs: Any) -> tuple[Any, ...]:
+            return as_tuple(self.impl(*xs, **static))
+
+        fn, arrays = one, list(operands)
+        # The innermost batch axis is mapped first; an operand of size 1 there is squeezed instead.
+        for axis in range(batch_dims - 1, -1, -1):
+            mapped = tuple(0 if x.shape[axis] == full[axis] else None for x in operands)
+            if all(m is None for m in mapped):  # every operand has size 1 here, so full is 1
+                mapped = tuple(0 for _ in operands)
+            fn = jax.vmap(fn, in_axes=mapped)
+        for axis in range(batch_dims - 1, -1, -1):
+            arrays = [
+                x if original.shape[axis] == full[axis] else lax.squeeze(x, (axis,))
+                for x, original in zip(arrays, operands, strict=True)
+            ]
+        return as_tuple(fn(*arrays))
+
+    def cost(self, *operands: Any, batch_dims: int = 0, **static: Any) -> Cost:
+        """Floating-point operations and bytes of a call, from shapes and dtypes alone.
+
+        Bytes count every operand once as it is stored (a broadcast one is not multiplied) and every
+        result once, unless the op declares otherwise.
+        """
+        structs = [Struct(x.shape, x.dtype) for x in operands]
+        samples = math.prod(batch_shape(structs, batch_dims))
+        results = as_tuple(self.core_results(structs, batch_dims, static))
+        moved = sum(nbytes(x) for x in structs) + samples * sum(nbytes(x) for x in results)
+        if self._cost is None:
+            return Cost(flops=None, bytes=moved)
+        one = self._cost(*core_structs(structs, batch_dims), **static)
+        flops = None if one.flops is None else samples * one.flops
+        return Cost(flops=flops, bytes=moved if one.bytes is None else samples * one.bytes)
+
+    def problem(self, platform: str, structs: Sequence[Any], static: Static) -> str | None:
+        """Why ``platform`` runs this call in pure JAX; None where a native kernel takes it."""
+        reason = registry.missing(self.target, platform)
+        if reason is None and self.supports is not None:
+            reason = self.supports(*structs, **static)
+        return reason
+
+    def core_results(self, operands: Sequence[Any], batch_dims: int, static: Static) -> Any:
+        result = self.abstract(*core_structs(operands, batch_dims), **static)
+        return tuple(result) if isinstance(result, (tuple, list)) else result
+
+
+def pvary(x: Any, axes: frozenset[str]) -> Any:
+    # Inside shard_map a replicated operand becomes varying; the transpose of this cast is the sum
+    # of the cotangent over the devices.
+    missing = tuple(sorted(axes - compat.varying_axes(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x

@@ -1,0 +1,245 @@
+"""The native libraries of this process: what was loaded, what was refused, and why.
+
+A handler that was built against newer FFI headers than the running jaxlib's registers without an
+error and then breaks the whole backend. So every library is checked BEFORE anything is registered,
+and a library that fails a check leaves pure JAX in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import jax
+
+PLATFORMS = ("cpu", "cuda")
+
+
+@dataclass
+class Library:
+    """One native module for one platform. ``problem`` says why nothing of it was registered."""
+
+    module: str
+    platform: str
+    problem: str | None = None
+    abi: tuple[int, int] | None = None
+    targets: list[str] = field(default_factory=list)
+    loaded: ModuleType | None = field(default=None, repr=False)
+
+
+_libraries: dict[tuple[str, str], Library] = {}
+_targets: dict[tuple[str, str], Library] = {}
+
+
+def libraries() -> list[Library]:
+    """Every library that this process tried to load."""
+    return list(_libraries.values())
+
+
+def module(platform: str = "cpu") -> ModuleType | None:
+    """jaxkern's own native module for a platform, or None where it is not usable."""
+    library = _libraries.get((f"jaxkern._{platform}", platform))
+    return library.loaded if library is not None else None
+
+
+@functools.cache
+def running_abi() -> tuple[int, int]:
+    """(major, minor) of the FFI that the running jaxlib speaks, read from the headers it ships."""
+    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
+    parts = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if None in parts:
+        raise RuntimeError(
+            "cannot read XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR from jaxlib's headers in "
+            f"{jax.ffi.include_dir()}"
+        )
+    major, minor = (int(m.group(1)) for m in parts if m)
+    return major, minor
+
+
+def load(name: str, platform: str = "cpu") -> Library:
+    """Loads a native module and registers its FFI targets, if it can run here.
+
+    The module has two functions: ``registrations()`` returns ``{target: capsule}`` and ``abi()``
+    the FFI version ``(major, minor)`` that its handlers were built with. A CUDA module also has
+    ``cuda_runtime()``, the version of the CUDA runtime that is linked into it (13000 for 13.0).
+    On any problem nothing is registered, one warning is given, and ``jaxkern.doctor()`` tells the
+    reason; ops then run in pure JAX.
+
+    Args:
+      name: of the importable module, such as ``"my_package._cpu"``.
+      platform: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+      The `Library`; its ``problem`` is None when its targets are registered.
+    """
+    if platform not in PLATFORMS:
+        raise ValueError(f"platform is {platform!r}; wanted one of {', '.join(PLATFORMS)}")
+    key = (name, platform)
+    if key in _libraries:
+        return _libraries[key]
+    library = _libraries[key] = Library(name, platform)
+    try:
+        native = importlib.import_module(name)
+        library.abi = tuple(native.abi())
+        library.problem = _abi_problem(library.abi) or _driver_problem(native, platform)
+        if library.problem is None:
+            library.loaded = native
+            _register(library, native)
+    except Exception as error:  # a broken library must not break the import of jaxkern or JAX
+        library.problem = _import_problem(name, error)
+    if library.problem is not None:
+        warnings.warn(
+            f"jaxkern: the {platform} kernels of {name} are not used, pure JAX takes their place: "
+            f"{library.problem}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return library
+
+
+def skip(name: str, platform: str, reason: str) -> None:
+    """Records, without a warning, why a library is not wanted in this process."""
+    _libraries[(name, platform)] = Library(name, platform, reason)
+
+
+def _register(library: Library, native: ModuleType) -> None:
+    for target, capsule in native.registrations().items():
+        jax.ffi.register_ffi_target(
+            target, capsule, platform="CUDA" if library.platform == "cuda" else library.platform
+        )
+        jax.ffi.register_ffi_target_as_batch_partitionable(target)
+        library.targets.append(target)
+        _targets[(target, library.platform)] = library
+
+
+def missing(target: str, platform: str) -> str | None:
+    """Why ``target`` has no handler on ``platform``; None where it has one."""
+    if (target, platform) in _targets:
+        return None
+    problems = [
+        f"{x.module}: {x.problem}"
+        for x in _libraries.values()
+        if x.platform == platform and x.problem is not None
+    ]
+    return "; ".join(problems) or f"no library registered the target {target!r} for {platform}"
+
+
+def export_targets() -> list[str]:
+    """The names of every registered FFI target, of all platforms.
+
+    ``jax.export`` refuses custom calls that it does not know to be stable. These are: a target's
+    name carries the revision of its contract.
+
+    Example:
+      >>> import jax, jaxkern as jk
+      >>> checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in jk.export_targets()]
+    """
+    return sorted({target for target, _ in _targets})
+
+
+def _abi_problem(built: tuple[int, int]) -> str | None:
+    running = running_abi()
+    if built[0] == running[0] and built[1] <= running[1]:
+        return None
+    return (
+        f"it was built for XLA FFI {built[0]}.{built[1]} and the running jaxlib speaks "
+        f"{running[0]}.{running[1]}; install a newer jaxlib, or build against this one"
+    )
+
+
+def _import_problem(name: str, error: Exception) -> str:
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ImportError:
+        found = False
+    if not found:
+        return (
+            f"the module is not there: this installation has no kernels for {sys.platform} on "
+            "this Python; install a wheel that has, or build from source"
+        )
+    return f"it cannot be loaded ({type(error).__name__}: {error})"
+
+
+def _driver_problem(native: ModuleType, platform: str) -> str | None:
+    if platform != "cuda":
+        return None
+    wanted = int(native.cuda_runtime())
+    driver = cuda_driver_version()
+    if driver is None:
+        return "no CUDA driver (libcuda.so.1) was found"
+    # Any driver of the same major version runs the machine code of an earlier or later minor one.
+    if driver // 1000 < wanted // 1000:
+        return (
+            f"the CUDA driver supports CUDA {driver // 1000}.{driver % 1000 // 10} and the kernels "
+            f"need {wanted // 1000}.0 or newer; update the driver"
+        )
+    return None
+
+
+def cuda_driver_version() -> int | None:
+    """The newest CUDA that the installed driver supports, as 1000 * major + 10 * minor."""
+    override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
+    if override:
+        return int(override)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return int(version.value) if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def load_own() -> None:
+    """Loads jaxkern's kernels: CPU always, CUDA only where JAX could use it. No backend starts."""
+    load("jaxkern._cpu", "cpu")
+    _cap_threads(os.environ.get("JAXKERN_NUM_THREADS", ""))
+    reason = _no_cuda_wanted()
+    if reason is None:
+        load("jaxkern._cuda", "cuda")
+    else:
+        skip("jaxkern._cuda", "cuda", reason)
+    _require(os.environ.get("JAXKERN_REQUIRE", ""))
+
+
+def _cap_threads(count: str) -> None:
+    native = module("cpu")
+    if not count or native is None:
+        return
+    if not count.isdigit():
+        raise ValueError(
+            f"JAXKERN_NUM_THREADS is {count!r}; wanted a number of threads, or 0 for no cap"
+        )
+    native.set_max_workers(int(count))
+
+
+def _no_cuda_wanted() -> str | None:
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    if chosen and not {"cuda", "gpu"} & set(chosen.split(",")):
+        return f"JAX_PLATFORMS is {chosen!r}"
+    if not _any_installed(("jax_cuda13_plugin", "jax_cuda12_plugin")):
+        return "JAX has no CUDA backend here: no jax-cuda plugin is installed"
+    return None
+
+
+def _any_installed(names: Iterable[str]) -> bool:
+    return any(importlib.util.find_spec(name) is not None for name in names)
+
+
+def _require(platforms: str) -> None:
+    for platform in filter(None, (p.strip() for p in platforms.split(","))):
+        library = _libraries.get((f"jaxkern._{platform}", platform))
+        if library is None or library.problem is not None:
+            reason = "it is not a platform of jaxkern" if library is None else library.problem
+            raise ImportError(
+                f"JAXKERN_REQUIRE names {platform!r}, but its kernels are not usable: {reason}"
+            )
