@@ -1,4 +1,4 @@
-"""Argument checks of the image transforms: each says what was given, what was wanted, what to do."""
+"""Argument checks of the image transforms: what was given, what was wanted, what to do."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
 
 def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int]:
     """Left, top, right, bottom from an integer, (horizontal, vertical), or all four."""
-    wanted = (
-        "an integer, (left and right, top and bottom) or (left, top, right, bottom), not below 0"
-    )
+    wanted = "an integer, (horizontal, vertical) or (left, top, right, bottom), none below 0"
     found = _integers(value, name, (1, 2, 4), wanted)
     if min(found) < 0:
         raise ValueError(f"{name}={value!r}; wanted {wanted}; crop with CenterCrop or RandomCrop")

@@ -44,6 +44,8 @@ class Compose:
       scale: whether u8 levels become x / 255 where a float image is implied.
     Raises: TypeError for what is no transform or dtype; ValueError for an empty list or layout.
 
+    >>> import numpy as np
+    >>> from jaxkern.image import CenterCrop, Compose, Normalize
     >>> images = np.zeros((2, 32, 32, 3), np.uint8)
     >>> Compose([CenterCrop(24), Normalize(0.5, 0.5)]).apply(images, ({}, {})).shape
     (2, 24, 24, 3)
@@ -89,6 +91,7 @@ class Compose:
         RandomResizedCrop becomes a resize of the shorter side to size * 256 / 224 and a central
         crop, RandomCrop a central crop; flips, erasing and mixing are dropped.
 
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip, RandomResizedCrop
         >>> Compose([RandomResizedCrop(224), RandomHorizontalFlip()]).eval().output_size
         (224, 224)
         """
@@ -106,6 +109,8 @@ class Compose:
           size: (height, width) as ints or as int32 arrays [N], or a `Ragged` batch.
         Raises: TypeError for what is no key array; ValueError for a single key or bad sizes.
 
+        >>> import jax
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip
         >>> keys = jax.random.split(jax.random.key(0), 4)
         >>> Compose([RandomHorizontalFlip()]).sample(keys, (8, 8))[0]["flip"].shape
         (4,)
@@ -137,6 +142,8 @@ class Compose:
           labels), where labels are as given if the chain does not mix.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
+        >>> import numpy as np
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip
         >>> images = np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1)
         >>> Compose([RandomHorizontalFlip()]).apply(images, ({"flip": True},)).tolist()
         [[[[1], [0]], [[3], [2]]]]
@@ -179,6 +186,9 @@ class Compose:
     def __call__(self, key_or_keys: Any, images: Any, labels: Any = None) -> Any:
         """Samples, then applies; one key is split over the batch, [N] keys are used as they are.
 
+        >>> import jax
+        >>> import numpy as np
+        >>> from jaxkern.image import Compose, RandomCrop
         >>> images = np.zeros((2, 8, 8, 3), np.uint8)
         >>> Compose([RandomCrop(4)])(jax.random.key(0), images).shape
         (2, 4, 4, 3)

@@ -15,7 +15,9 @@ from comparison import assert_close
 from oracle import reference
 
 RNG = np.random.default_rng(3)
-IMAGES = [RNG.integers(0, 256, (h, w, 3), np.uint8) for h, w in [(9, 14), (21, 6), (1, 1), (16, 16)]]
+IMAGES = [
+    RNG.integers(0, 256, (h, w, 3), np.uint8) for h, w in [(9, 14), (21, 6), (1, 1), (16, 16)]
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +27,18 @@ def batch():
 
 CHAINS = {
     "train": im.Compose(
-        [im.RandomResizedCrop(8, antialias=False), im.RandomHorizontalFlip(), im.Normalize(0.5, 0.2)]
+        [
+            im.RandomResizedCrop(8, antialias=False),
+            im.RandomHorizontalFlip(),
+            im.Normalize(0.5, 0.2),
+        ]
     ),
     "antialias": im.Compose([im.RandomVerticalFlip(), im.RandomResizedCrop((5, 7))], np.float32),
     "nearest": im.Compose([im.RandomResizedCrop(8, interpolation="nearest")]),
     "eval": im.Compose([im.Resize(12), im.CenterCrop(8), im.Normalize(0.5, 0.2)]),
-    "limited": im.Compose([im.Resize(6, max_size=9, antialias=False), im.CenterCrop((11, 8))], "f4"),
+    "limited": im.Compose(
+        [im.Resize(6, max_size=9, antialias=False), im.CenterCrop((11, 8))], "f4"
+    ),
     "crop": im.Compose(
         [im.Pad((1, 2), fill=9), im.RandomCrop(10, pad_if_needed=True, fill=9), im.Resize((6, 6))]
     ),
