@@ -23,9 +23,9 @@ def _integers(value: Any, name: str, lengths: Sequence[int], wanted: str) -> tup
     if _is_integer(value):
         return (int(value),)
     items = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
-    if isinstance(items, list | tuple) and len(items) in lengths:
-        if all(_is_integer(item) for item in items):
-            return tuple(int(item) for item in items)
+    fits = isinstance(items, list | tuple) and len(items) in lengths
+    if fits and all(_is_integer(item) for item in items):
+        return tuple(int(item) for item in items)
     raise ValueError(f"{name}={value!r}; wanted {wanted}")
 
 
@@ -99,9 +99,9 @@ def per_channel(value: Any, name: str) -> Any:
             raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
         return value
     array = np.asarray(value)
-    if array.ndim > 1 or array.size not in (1, 3, 4) or array.dtype.kind not in "iuf":
-        if array.dtype.name != "bfloat16":
-            raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    numeric = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
+    if array.ndim > 1 or array.size not in (1, 3, 4) or not numeric:
+        raise ValueError(f"{name}={value!r}; wanted {wanted}")
     found = tuple(float(item) for item in array.reshape(-1))
     if not all(math.isfinite(item) for item in found):
         raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")

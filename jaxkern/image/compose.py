@@ -119,7 +119,7 @@ class Compose:
             raise ValueError("keys holds one key; wanted one per image: jax.random.split(key, N)")
         count = keys.shape[0]
         start = _checked_size(size, count)
-        drawn = []
+        drawn: list[dict[str, Any]] = []
         for place, (transform, at) in enumerate(
             zip(self.transforms, self._sizes(start), strict=False)
         ):
@@ -152,12 +152,12 @@ class Compose:
         steps = list(
             zip(
                 self.transforms,
-                checked_parameters(self.transforms, params, batch.count),
+                checked_parameters(self.transforms, params, batch.images),
                 strict=True,
             )
         )
         if labels is not None:
-            labels = checked_labels(labels, batch.count)
+            labels = checked_labels(labels, batch.images)
         output_dtype = self._output_dtype(batch.dtype)
         layout = Layout[self.layout]
         groups = _grouped(_linear_first(steps))
@@ -167,10 +167,7 @@ class Compose:
             last = place == len(groups) - 1
             for transform, given in fused:
                 transform._fold(chain, given)
-            if last:
-                folded = chain.finish(output_dtype, layout)
-            else:
-                folded = chain.finish_open()
+            folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
             if folded is not None:
                 plan, operands = folded
                 pixels = _run(pixels, operands, plan)
@@ -196,9 +193,9 @@ class Compose:
         batch = checked_images(images)
         keys = key_or_keys
         if is_single_key(keys):
-            keys = jax.random.split(keys, batch.count)
-        elif keys.shape[0] != batch.count:
-            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.count} images")
+            keys = jax.random.split(keys, batch.images)
+        elif keys.shape[0] != batch.images:
+            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.images} images")
         return self.apply(images, self.sample(keys, (batch.height, batch.width)), labels)
 
     def _sizes(self, size: Any) -> list[Any]:
@@ -235,7 +232,7 @@ def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size={size!r}; wanted (height, width) or a Ragged batch")
-    checked = []
+    checked: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             if side < 1:

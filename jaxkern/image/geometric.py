@@ -113,7 +113,7 @@ class RandomResizedCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def eval(self) -> tuple[Transform, ...]:
         """Resize the shorter side to size * 256 / 224, then the central crop."""
@@ -124,8 +124,8 @@ class RandomResizedCrop(Transform):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         names = ("top", "left", "height", "width")
         box = tuple(params[name] for name in names)
-        checks.concrete_box(box, chain.size, names, "RandomResizedCrop")  # type: ignore[arg-type]
-        chain.resample(_filter(self.interpolation, self.antialias), box, self.size)  # type: ignore[arg-type]
+        checks.concrete_box(box, chain.size, names, "RandomResizedCrop")
+        chain.resample(_filter(self.interpolation, self.antialias), box, self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ class CenterCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         start = tuple(
@@ -338,7 +338,7 @@ class RandomCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def eval(self) -> tuple[Transform, ...]:
         """The central crop, without padding."""

@@ -98,7 +98,7 @@ class Ragged:
         length = total if buffer_size is None else buffer_size
         if length < total:
             raise ValueError(f"buffer_size={buffer_size}, but the images take {total} bytes")
-        wide = bool(jax.config.jax_enable_x64)
+        wide = bool(jax.config.read("jax_enable_x64"))
         if length > _INT32_MAX and not wide:
             raise ValueError(
                 f"the images take {length} bytes, above 2**31 - 1, which int32 offsets cannot "

@@ -69,8 +69,8 @@ def center_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
     image = pad(
         image, missing_w // 2, missing_h // 2, (missing_w + 1) // 2, (missing_h + 1) // 2, 0.0
     )
-    top = int(round((image.shape[0] - height) / 2.0))
-    left = int(round((image.shape[1] - width) / 2.0))
+    top = round((image.shape[0] - height) / 2.0)
+    left = round((image.shape[1] - width) / 2.0)
     return image[top : top + height, left : left + width]
 
 

@@ -78,11 +78,9 @@ def steps(draw, count, size):
     return t, given, t.output_size(size)
 
 
-KINDS = ["crop_resize", "resize", "center_crop", "pad", "crop", "hflip", "vflip"] + [
-    "normalize",
-    "to_float",
-    "to_u8",
-    "erase",
+KINDS = [
+    *("crop_resize", "resize", "center_crop", "pad", "crop", "hflip", "vflip"),
+    *("normalize", "to_float", "to_u8", "erase"),
 ]
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from jaxkern import image as im
 
-MODULES = [f"jaxkern.image.{name}" for name in "geometric values mixing compose ragged".split()]
+MODULES = [
+    f"jaxkern.image.{name}" for name in ("geometric", "values", "mixing", "compose", "ragged")
+]
 
 
 @pytest.mark.parametrize("name", [*MODULES, "jaxkern.random"])

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxkern import image as im
 from comparison import assert_close
 from oracle import reference
+
+from jaxkern import image as im
 
 RNG = np.random.default_rng(3)
 IMAGES = [
@@ -103,8 +103,8 @@ def test_errors(batch):
         im.Compose([im.Resize(8)]).apply(batch, ({},))
     with pytest.raises(ValueError, match="still differ in size"):
         im.Compose([im.Pad(1), im.Resize((4, 4))]).apply(batch, ({}, {}))
+    bad = im.Ragged(batch.buffer, batch.offset, batch.height[:2], batch.width, 3, 21, 16)
     with pytest.raises(ValueError, match=r"images.offset has shape \(4,\); wanted \[N\] = \(2,\)"):
-        bad = im.Ragged(batch.buffer, batch.offset, batch.height[:2], batch.width, 3, 21, 16)
         im.Compose([im.Resize((4, 4))]).apply(bad, ({},))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import assert_close
 from PIL import Image
 
 from jaxkern import image as im
-from comparison import assert_close
 
 RNG = np.random.default_rng(7)
 PHOTO = RNG.integers(0, 256, (1, 61, 83, 3), np.uint8)
