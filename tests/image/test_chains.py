@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -114,9 +115,7 @@ def rounds(aug):
     return any(isinstance(t, im.ToDtype) and t.dtype == np.uint8 for t in aug.transforms)
 
 
-@settings(max_examples=40, **SETTINGS)
-@given(case=chains())
-def test_chain_equals_oracle(case, check):
+def check_chain(case, check):
     aug, images, params = case
     # Levels that are rounded from float32 and from float64 may fall on two sides of a tie.
     slack = 255.0 if rounds(aug) else 0.0
@@ -125,3 +124,17 @@ def test_chain_equals_oracle(case, check):
     except ValueError as error:
         assume("passes" not in str(error))
         raise
+
+
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+@settings(max_examples=100, **SETTINGS)
+@given(case=chains())
+def test_native_chain_equals_oracle(case, check):
+    check_chain(case, check)
+
+
+@pytest.mark.parametrize("backend", ["jax"], indirect=True)
+@settings(max_examples=20, **SETTINGS)  # XLA compiles each for a second
+@given(case=chains())
+def test_jax_chain_equals_oracle(case, check):
+    check_chain(case, check)
