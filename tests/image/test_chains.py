@@ -138,3 +138,40 @@ def test_native_chain_equals_oracle(case, check):
 @given(case=chains())
 def test_jax_chain_equals_oracle(case, check):
     check_chain(case, check)
+
+
+def _erase(top, left, height, width):
+    box = {"top": top, "left": left, "height": height, "width": width}
+    return {name: np.asarray(value, np.int32) for name, value in box.items()} | {"erase": True}
+
+
+FLIPS = {"flip": np.asarray([True, False])}
+ERASED = _erase([0, 3], [1, 5], [4, 9], [3, 9])
+HFLIP, VFLIP = im.RandomHorizontalFlip(), im.RandomVerticalFlip()
+ERASE = im.RandomErasing(value=1)
+DIRECTED = {
+    "erase, flips": [(ERASE, ERASED), (HFLIP, FLIPS), (VFLIP, FLIPS)],
+    "erase, crop, pad": [(ERASE, ERASED), (im.CenterCrop(6), {}), (im.Pad(3), {})],
+    "erase, normalize": [(ERASE, ERASED), (im.Normalize(0.5, 0.2), {})],
+    "pad, flip, normalize": [
+        (im.Pad((1, 2, 3, 4), 7), {}),
+        (HFLIP, FLIPS),
+        (im.Normalize(1, 2), {}),
+    ],
+    "flips, nearest": [(HFLIP, FLIPS), (VFLIP, FLIPS), (im.Resize((5, 4), "nearest"), {})],
+    "flips, crop, resize": [
+        (HFLIP, FLIPS),
+        (VFLIP, FLIPS),
+        (im.RandomCrop(8), {"top": np.asarray([0, 2]), "left": np.asarray([3, 1])}),
+        (im.Resize((5, 7)), {}),
+    ],
+    "crop, pad, flip": [(im.CenterCrop(4), {}), (im.Pad((0, 3, 1, 0), 9), {}), (VFLIP, FLIPS)],
+}
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_directed_chain_equals_oracle(name, check):
+    """What random chains rarely meet: constants and boxes that later steps move or clip."""
+    transforms, params = zip(*DIRECTED[name], strict=True)
+    images = np.random.default_rng(1).integers(0, 256, (2, 10, 12, 3), np.uint8)
+    check(im.Compose(transforms, np.float32, scale=False), images, params)
