@@ -6,6 +6,7 @@ normalize, so their values may be off by a level or two: see ``LEVELS``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,19 +116,24 @@ def torchvision(work: Work, antialias: bool = True) -> Callable[[], np.ndarray]:
 
 
 def _declare_torchvision_operators(torch: Any) -> None:
-    # torchvision without its compiled part registers fakes for these at import.
+    # torchvision without its compiled part registers fakes for operators that must exist.
+    if _kept:
+        return
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
         library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool",
-                     "deform_conv2d", "_roi_align_backward", "_roi_pool_backward",
-                     "_ps_roi_align_backward", "_ps_roi_pool_backward",
-                     "_deform_conv2d_backward"):  # fmt: skip
-            library.define(f"{name}() -> ()")
+        for name in _OPERATORS.split():
+            library.define(f"{name}() -> Tensor")
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
         _kept.append(library)
 
 
+_OPERATORS = (
+    "nms qnms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d _roi_align_backward "
+    "_roi_pool_backward _ps_roi_align_backward _ps_roi_pool_backward _deform_conv2d_backward"
+)
 _kept: list[Any] = []
 
 

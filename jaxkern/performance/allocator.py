@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
@@ -38,7 +38,11 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    limit = min(keep_bytes, 2**31 - 1)
-    # Each is an int of C; mallopt answers 1 for success.
-    settings = ((_M_MMAP_THRESHOLD, limit), (_M_TRIM_THRESHOLD, limit), (_M_TOP_PAD, 16 << 20))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    # The values are ints of C; mallopt answers 1 for success. Without mappings of their own, large
+    # buffers come from the heap, whose top is given back only beyond the threshold.
+    settings = {
+        _M_MMAP_MAX: 0,
+        _M_TRIM_THRESHOLD: min(keep_bytes, 2**31 - 1),
+        _M_TOP_PAD: 16 << 20,
+    }
+    return sum(mallopt(name, value) for name, value in settings.items()) == len(settings)
