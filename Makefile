@@ -1,0 +1,66 @@
+# What to do with a clone of this repository; the README and docs/development.md say more.
+#   make test TESTFLAGS="-k compose"     PYTHON=python3.13 make test VENV=.venv-313
+PYTHON ?= python3
+VENV ?= .venv
+TESTFLAGS ?=
+BENCHFLAGS ?=
+BIN := $(CURDIR)/$(VENV)/bin
+WHEELS := build/wheels-$(notdir $(VENV))
+# From outside the tree and without the working directory on the path: only the wheel is importable.
+PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
+	--rootdir $(CURDIR)/tests -p no:cacheprovider
+CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
+
+.PHONY: demo test bench bench-native bench-peers gpu-check lint docs clean install
+
+demo: EXTRA = demo
+demo: install
+	$(BIN)/python -P examples/demo.py
+
+test: EXTRA = test
+test: install
+	mkdir -p build/outside
+	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
+		$(PYTEST) -n 2 $(CURDIR)/tests $(TESTFLAGS)
+
+bench: EXTRA = bench
+bench: install
+	$(BIN)/python -P benchmarks/run.py $(BENCHFLAGS)
+
+bench-native:
+	cmake -S benchmarks/native -B build/bench-native
+	cmake --build build/bench-native -j2
+	build/bench-native/bench
+
+bench-peers: .venv-peers/bin/python
+	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
+	$(MAKE) bench VENV=.venv-peers
+
+gpu-check:
+	benchmarks/gpu-check
+
+lint: $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -r .ci/lint.txt
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/mypy
+
+docs: EXTRA = docs
+docs: install
+	$(BIN)/python -P -m sphinx -W --keep-going -q -b html docs build/docs
+
+clean:
+	rm -rf build dist wheelhouse .venv .venv-* demo-output
+
+# Builds a wheel from the tree and installs it with one extra. The build directory is kept.
+install: $(VENV)/bin/python
+	rm -rf $(WHEELS)
+	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
+		f"Python 3.11 or newer is wanted and this is {v[0]}.{v[1]}: set PYTHON=python3.11")'
+	$(PYTHON) -m venv $*
