@@ -6,6 +6,8 @@ TESTFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 WHEELS := build/wheels-$(notdir $(VENV))
+# Folders too: theirs is the time of the last file that was added or removed.
+SOURCES := $(shell find csrc jaxkern -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml
 # From outside the tree and without the working directory on the path: only the wheel is importable.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
@@ -53,12 +55,15 @@ docs: install
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output
 
-# Builds a wheel from the tree and installs it with one extra. The build directory is kept.
-install: $(VENV)/bin/python
+# A wheel from the tree, installed with the extra that a command needs.
+install: $(WHEELS)/installed
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+
+$(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)
 	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
 	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
-	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+	touch $@
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \

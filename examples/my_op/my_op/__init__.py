@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxkern
 import numpy as np
 from jax.interpreters.ad import UndefinedPrimal
+
+import jaxkern
 
 jaxkern.load_library("my_op._cpu")
 

@@ -6,10 +6,11 @@ leaves the kernel, and bad input that reaches it.
 
 import jax
 import jax.numpy as jnp
-import jaxkern as jk
 import my_op
 import numpy as np
 import pytest
+
+import jaxkern as jk
 
 
 def reference(x, scale, eps):
