@@ -69,7 +69,13 @@ def _lower_native(
                 [compat.tensor_type(a) for a in call.avals_out],
             ),
         }
-    rule = jax.ffi.ffi_lowering(op.target, operand_output_aliases=op.aliases or None, **extra)
+    # A broadcast operand is smaller than the result, so it cannot become it.
+    aliases = {
+        i: j
+        for i, j in op.aliases.items()
+        if compat.tensor_type(call.avals_in[i]) == compat.tensor_type(call.avals_out[j])
+    }
+    rule = jax.ffi.ffi_lowering(op.target, operand_output_aliases=aliases or None, **extra)
     results = rule(
         ctx.replace(avals_in=call.avals_in, avals_out=call.avals_out), *call.values, **attributes
     )

@@ -57,7 +57,7 @@ class OpCheck:
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def references(self, *stacked: Any) -> tuple[Any, ...]:
-        return tuple(jax.vmap(self.reference)(*stacked))
+        return tuple(jax.jit(jax.vmap(self.reference))(*stacked))
 
     def equal(self, got: Any, wanted: Any, what: str) -> None:
         """Raises where two pytrees of arrays differ by more than the tolerances."""

@@ -29,7 +29,7 @@ def _noise(case: OpCheck, like: Any) -> Any:
     )
 
 
-def _nothing_to_do(case: OpCheck) -> bool:
+def nothing_to_do(case: OpCheck) -> bool:
     results = jax.eval_shape(case.reference, *case.first)
     return not case.floats or not any(jnp.issubdtype(r.dtype, jnp.inexact) for r in results)
 
@@ -37,7 +37,7 @@ def _nothing_to_do(case: OpCheck) -> bool:
 @check
 def forward(case: OpCheck) -> None:
     """jvp along a random direction and along each operand alone; vmap of jvp."""
-    if _nothing_to_do(case):
+    if nothing_to_do(case):
         return
     fn, primals = _along(case, case.call, case.first)
     ref, _ = _along(case, case.reference, case.first)
@@ -45,18 +45,20 @@ def forward(case: OpCheck) -> None:
     directions = [tangents]
     for i in range(len(primals)):
         directions.append(tuple(t if i == j else 0 * t for j, t in enumerate(tangents)))
+    along = jax.jit(lambda t: jax.jvp(fn, primals, list(t)))
+    wanted = jax.jit(lambda t: jax.jvp(ref, primals, list(t)))
     for direction in directions:
-        got = jax.jit(lambda t: jax.jvp(fn, primals, list(t)))(direction)
-        case.equal(got, jax.jvp(ref, primals, list(direction)), "jvp")
+        got = along(direction)
+        case.equal(got, wanted(direction), "jvp")
     batch = tuple(jnp.stack([t, 2 * t, -t]) for t in tangents)
     got = jax.jit(jax.vmap(lambda t: jax.jvp(fn, primals, list(t))[1]))(batch)
-    case.equal(got, jax.vmap(lambda t: jax.jvp(ref, primals, list(t))[1])(batch), "vmap of jvp")
+    case.equal(got, jax.jit(jax.vmap(lambda t: wanted(t)[1]))(batch), "vmap of jvp")
 
 
 @check
 def reverse(case: OpCheck) -> None:
     """vjp of a random cotangent, grad of a sum of squares, vmap of both, and under remat."""
-    if _nothing_to_do(case):
+    if nothing_to_do(case):
         return
     fn, primals = _along(case, case.call, case.first)
     ref, _ = _along(case, case.reference, case.first)
@@ -65,18 +67,20 @@ def reverse(case: OpCheck) -> None:
     cotangents = _noise(case, results)
     case.equal(pull(cotangents), pull_reference(cotangents), "vjp")
     batch = jax.tree.map(lambda c: jnp.stack([c, 2 * c, -c]), cotangents)
-    case.equal(jax.vmap(pull)(batch), jax.vmap(pull_reference)(batch), "vmap of vjp")
+    pulls = (jax.jit(jax.vmap(p))(batch) for p in (pull, pull_reference))
+    case.equal(*pulls, "vmap of vjp")
 
-    gradient, wanted = (_gradient(case, f) for f in (case.call, case.reference))
+    one, wanted = (gradient(case, f) for f in (case.call, case.reference))
     stacked = case.stacked
-    case.equal(jax.jit(jax.vmap(gradient))(*stacked), jax.vmap(wanted)(*stacked), "vmap of grad")
-    whole = _gradient(case, lambda *xs: case.call(*xs, batch_dims=1))
-    case.equal(jax.jit(whole)(*stacked), jax.vmap(wanted)(*stacked), "grad of a batch")
-    remat = _gradient(case, jax.checkpoint(case.call))
-    case.equal(jax.jit(remat)(*case.first), wanted(*case.first), "grad under remat")
+    each = jax.jit(jax.vmap(wanted))(*stacked)
+    case.equal(jax.jit(jax.vmap(one))(*stacked), each, "vmap of grad")
+    whole = gradient(case, lambda *xs: case.call(*xs, batch_dims=1))
+    case.equal(jax.jit(whole)(*stacked), each, "grad of a batch")
+    remat = gradient(case, jax.checkpoint(case.call))
+    case.equal(jax.jit(remat)(*case.first), jax.jit(wanted)(*case.first), "grad under remat")
 
 
-def _gradient(case: OpCheck, fn: Callable[..., Any]) -> Callable[..., Any]:
+def gradient(case: OpCheck, fn: Callable[..., Any]) -> Callable[..., Any]:
     def loss(*operands: Any) -> Any:
         floats = [r for r in fn(*operands) if jnp.issubdtype(r.dtype, jnp.inexact)]
         return sum(jnp.sum(r.astype(jnp.float32) ** 2) for r in floats)
@@ -87,7 +91,7 @@ def _gradient(case: OpCheck, fn: Callable[..., Any]) -> Callable[..., Any]:
 @check
 def jacobians(case: OpCheck) -> None:
     """jacfwd and jacrev with respect to the smallest float operand."""
-    if _nothing_to_do(case):
+    if nothing_to_do(case):
         return
     i = min(case.floats, key=lambda i: case.first[i].size)
     rest = list(case.first)
@@ -98,7 +102,9 @@ def jacobians(case: OpCheck) -> None:
         )
 
     got, wanted = one(case.call), one(case.reference)
-    case.equal(jax.jit(jax.jacfwd(got))(rest[i]), jax.jacfwd(wanted)(rest[i]), "jacfwd")
+    forward = jax.jit(jax.jacfwd(wanted))(rest[i])
+    case.equal(jax.jit(jax.jacfwd(got))(rest[i]), forward, "jacfwd")
     results = jax.eval_shape(wanted, rest[i])
     if sum(r.size for r in results) <= 4096:
-        case.equal(jax.jit(jax.jacrev(got))(rest[i]), jax.jacfwd(wanted)(rest[i]), "jacrev")
+        backward = jax.jit(jax.jacrev(wanted))(rest[i])
+        case.equal(jax.jit(jax.jacrev(got))(rest[i]), backward, "jacrev")

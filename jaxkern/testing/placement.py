@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxkern.core import registry
 from jaxkern.testing.check import DEVICES, OpCheck, check
-from jaxkern.testing.derivatives import _gradient, _nothing_to_do
+from jaxkern.testing.derivatives import gradient, nothing_to_do
 
 _COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
 
@@ -38,6 +38,9 @@ def _put(mesh: Mesh, operands: Any, *specs: PartitionSpec) -> list[jax.Array]:
 def _check_mesh(case: OpCheck, kind: AxisType) -> None:
     mesh, stacked = _mesh(kind), case.stacked
     wanted = case.references(*stacked)
+    differentiable = not nothing_to_do(case)
+    if differentiable:
+        gradients = jax.jit(jax.vmap(gradient(case, case.reference)))(*stacked)
     fn = jax.jit(lambda *xs: case.call(*xs, batch_dims=1))
     with jax.set_mesh(mesh):
         for batch in (PartitionSpec("data"), PartitionSpec(("data", "model"))):
@@ -49,11 +52,11 @@ def _check_mesh(case: OpCheck, kind: AxisType) -> None:
             case.equal(result, wanted, f"batch-sharded over {batch}")
             for r in result:
                 assert r.sharding.shard_shape(r.shape)[0] < case.count, "the result is replicated"
-            if not _nothing_to_do(case):
-                batched = _gradient(case, lambda *xs: case.call(*xs, batch_dims=1))
+            if differentiable:
+                batched = gradient(case, lambda *xs: case.call(*xs, batch_dims=1))
                 case.equal(
                     jax.jit(batched)(*operands),
-                    jax.vmap(_gradient(case, case.reference))(*stacked),
+                    gradients,
                     f"grad of a batch sharded over {batch}",
                 )
         _check_other_shardings(case, mesh, fn, wanted)
@@ -74,7 +77,7 @@ def _check_other_shardings(case: OpCheck, mesh: Mesh, fn: Any, wanted: Any) -> N
         ]
         case.equal(
             jax.jit(jax.vmap(case.call, axes))(*mixed),
-            jax.vmap(case.reference, axes)(*plain),
+            jax.jit(jax.vmap(case.reference, axes))(*plain),
             f"sharded, with operand {i} not mapped",
         )
     # An operand that is sharded along another axis than the batch is gathered: slower, but right.
@@ -107,7 +110,7 @@ def shard_map(case: OpCheck) -> None:
     batched = lambda *xs: case.call(*xs, batch_dims=1)  # noqa: E731
     local = jax.shard_map(batched, mesh=mesh, in_specs=both, out_specs=both)
     case.equal(jax.jit(local)(*stacked), case.references(*stacked), "shard_map")
-    if _nothing_to_do(case):
+    if nothing_to_do(case):
         return
     for i in case.floats:
         specs = tuple(PartitionSpec() if j == i else both for j in range(len(stacked)))
@@ -140,7 +143,8 @@ import pickle, sys
 import jax, numpy as np
 import jaxkern
 from jaxkern.core import registry
-folder, libraries = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
+folder, libraries, x64 = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2])), sys.argv[3]
+jax.config.update("jax_enable_x64", x64 == "True")
 for name, platform in libraries:
     registry.load(name, platform)
 jax.config.update("jax_compilation_cache_dir", folder + "/cache")
@@ -181,8 +185,9 @@ def export_and_cache(case: OpCheck) -> None:
 
 
 def _run_exported(folder: str, libraries: Any) -> int:
+    x64 = str(jax.config.jax_enable_x64)
     done = subprocess.run(
-        [sys.executable, "-c", _RUN_EXPORTED, folder, pickle.dumps(libraries).hex()],
+        [sys.executable, "-c", _RUN_EXPORTED, folder, pickle.dumps(libraries).hex(), x64],
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,7 +1,8 @@
-"""The ops that are put through the recipe, each with samples: one line an op in ``CASES``."""
+"""The ops that are put through the recipe, each with samples: one line an op in ``_CASES``."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import jaxkern as jk
 from jaxkern.image import ops
 from jaxkern.image.plan import Layout
+from jaxkern.testing.check import check_names
 
 
 def scale(dtype: Any) -> Callable[[], dict[str, Any]]:
@@ -41,7 +43,7 @@ def image_chain(dtype: Any, output: Any, **options: Any) -> Callable[[], dict[st
                 jk.image.RandomResizedCrop((6, 5), **options),
                 jk.image.RandomHorizontalFlip(),
                 jk.image.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
-                jk.image.RandomErasing(p=0.7),
+                *([jk.image.RandomErasing(p=0.7)] if dtype == np.uint8 else []),
             ],
             dtype=output,
         )
@@ -53,14 +55,15 @@ def image_chain(dtype: Any, output: Any, **options: Any) -> Callable[[], dict[st
 
 
 def image_chain_ragged() -> dict[str, Any]:
-    """Images of different sizes in one buffer."""
+    """Images of different sizes in one buffer; each sample's crop fits in every image."""
     random = np.random.default_rng(2)
     sizes = [(9, 8), (5, 12), (7, 7), (12, 4), (6, 6), (8, 9), (4, 5), (10, 11)]
+    # With room behind the last image, so that any size fits at any offset.
     images = jk.image.Ragged.from_list(
-        [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+        [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
     )
     aug = jk.image.Compose([jk.image.RandomResizedCrop(6), jk.image.Normalize([0.5], [0.2])])
-    params = aug.sample(jax.random.split(jax.random.key(3), len(sizes)), images)
+    params = aug.sample(jax.random.split(jax.random.key(3), len(sizes)), (4, 4))
     return _captured(ops.ragged_chain, lambda: aug.apply(images, params))
 
 
@@ -77,7 +80,8 @@ def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
             "op": ops.mix,
             "samples": samples,
             "static": {"layout": Layout.NHWC},
-            "atol": 1e-2 if dtype in (jnp.bfloat16, np.float16) else rounding,
+            "atol": 5e-2 if dtype == jnp.bfloat16 else rounding,
+            "rtol": 2e-2 if dtype == jnp.bfloat16 else 1e-5,
         }
 
     return make
@@ -110,16 +114,28 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
     return {"op": op, "samples": samples, "static": static, "atol": 2e-3, "rtol": 1e-2}
 
 
-CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "scale-f32": scale(np.float32),
-    "scale-f64": scale(np.float64),
-    "scale-i32": scale(np.int32),
-    "image_chain-u8-f32": image_chain(np.uint8, np.float32),
-    "image_chain-f32-f32": image_chain(np.float32, np.float32, antialias=True),
-    "image_chain-bf16-bf16": image_chain(jnp.bfloat16, jnp.bfloat16, interpolation="nearest"),
-    "image_chain-f16-f16": image_chain(np.float16, np.float16),
-    "image_chain_ragged-u8": image_chain_ragged,
-    "image_mix-u8": image_mix(np.uint8),
-    "image_mix-f32": image_mix(np.float32),
-    "image_mix-bf16": image_mix(jnp.bfloat16),
+# The whole table for one dtype of each op; the rows that depend on the dtype for the others.
+_DTYPE_ROWS = ["eager_and_jit", "control_flow", "forward", "reverse", "mesh_auto", "backends"]
+_CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
+    "scale-f32": (scale(np.float32), check_names()),
+    "scale-f64": (scale(np.float64), check_names()),
+    "scale-i32": (scale(np.int32), _DTYPE_ROWS),
+    "image_chain-u8-f32": (image_chain(np.uint8, np.float32), check_names()),
+    "image_chain-f32-f32": (image_chain(np.float32, np.float32, antialias=True), _DTYPE_ROWS),
+    "image_chain-bf16-bf16": (
+        image_chain(jnp.bfloat16, jnp.bfloat16, interpolation="nearest"),
+        _DTYPE_ROWS,
+    ),
+    "image_chain-f16-f16": (image_chain(np.float16, np.float16), _DTYPE_ROWS),
+    "image_chain_ragged-u8": (image_chain_ragged, check_names()),
+    "image_mix-f32": (image_mix(np.float32), check_names()),
+    "image_mix-u8": (image_mix(np.uint8), _DTYPE_ROWS),
+    "image_mix-bf16": (image_mix(jnp.bfloat16), _DTYPE_ROWS),
 }
+CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
+
+
+@functools.cache
+def case(name: str) -> dict[str, Any]:
+    """The keyword arguments of ``check_op`` for one case."""
+    return _CASES[name][0]()
