@@ -17,7 +17,7 @@ CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
 demo: EXTRA = demo
 demo: install
-	$(BIN)/python -P examples/demo.py
+	$(BIN)/python examples/demo.py
 
 test: EXTRA = test
 test: install
@@ -27,15 +27,16 @@ test: install
 
 bench: EXTRA = bench
 bench: install
-	$(BIN)/python -P benchmarks/run.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
 
 bench-native:
-	cmake -S benchmarks/native -B build/bench-native
-	cmake --build build/bench-native -j2
-	build/bench-native/bench
+	cmake -S benchmarks/native -B build/bench
+	cmake --build build/bench -j 2
+	build/bench/bench_image
 
 bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
+	.venv-peers/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) bench VENV=.venv-peers
 
 gpu-check:
