@@ -138,8 +138,9 @@ class Compose:
           images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4; or a `Ragged` batch.
           params: as from `sample`; a Python or NumPy scalar stands for all images.
           labels: one-hot float [N, classes], or None.
-        Returns: the images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft
-          labels), where labels are as given if the chain does not mix.
+        Returns:
+          The images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft labels),
+          where labels are as given if the chain does not mix.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
         >>> import numpy as np
