@@ -1,0 +1,126 @@
+// Half conversions against exact arithmetic, MixUp and CutMix against their formula, and the choice
+// of the instruction-set level.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "core/half.h"
+#include "core/simd_level.h"
+#include "random_chain.h"
+#include "reference_chain.h"
+
+namespace jaxkern::image::testing {
+namespace {
+
+int g_failures = 0;
+
+void expect(bool condition, const char* what, double detail) {
+  if (condition) return;
+  if (++g_failures < 20) std::printf("check_core: %s (%.17g)\n", what, detail);
+}
+
+// Every half value survives the round trip; midpoints between neighbours go to the even one, and
+// the floats next to a midpoint to the near one.
+template <typename ToHalf, typename ToFloat>
+void check_half(Dtype dtype, uint16_t infinity, ToHalf to_half, ToFloat to_float) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    if ((half & 0x7fff) > infinity) {
+      expect(std::isnan(to_float(half)) && std::isnan(to_float(to_half(to_float(half)))),
+             "a NaN became a number", bits);
+      continue;
+    }
+    if ((half & 0x7fff) == infinity) {
+      expect(std::isinf(to_float(half)) && to_half(to_float(half)) == half, "infinity", bits);
+      continue;
+    }
+    expect(to_float(half) == half_value(dtype, half), "half to float", bits);
+    expect(to_half(to_float(half)) == half, "round trip", bits);
+    if ((half & 0x7fff) + 1 >= infinity) continue;
+    const double low = half_value(dtype, half);
+    const double high = half_value(dtype, static_cast<uint16_t>(half + 1));
+    const float middle = static_cast<float>((low + high) / 2);
+    if (static_cast<double>(middle) != (low + high) / 2) continue;  // below float's own subnormals
+    const float toward_low = std::nextafter(middle, static_cast<float>(low));
+    const float toward_high = std::nextafter(middle, static_cast<float>(high));
+    expect(to_half(middle) == (half & 1 ? half + 1 : half), "ties to even", middle);
+    expect(to_half(toward_low) == half, "below the middle", middle);
+    expect(to_half(toward_high) == half + 1, "above the middle", middle);
+  }
+}
+
+void check_mix(uint64_t seed) {
+  Random random(seed);
+  const Dtype dtype = static_cast<Dtype>(random.integer(0, 3));
+  const Layout layout = static_cast<Layout>(random.integer(0, 1));
+  Case x, partner;
+  x.plan.source_dtype = dtype;
+  x.plan.channels = random.chance(50) ? 3 : random.chance(50) ? 1 : 4;
+  x.height = random.integer(1, 20);
+  x.width = random.integer(1, 40);
+  partner = x;
+  fill_pixels(random, x);
+  fill_pixels(random, partner);
+  const int32_t channels = x.plan.channels;
+  const EraseBox box = {random.integer(-5, x.height), random.integer(-5, x.width),
+                        random.integer(-2, 30), random.integer(-2, 30)};
+  const float lambda = random.chance(30) ? 1.f : random.real(0.f, 1.f);
+  const double bound = dtype == Dtype::kF16 ? .13 : dtype == Dtype::kBF16 ? 1.01 : 1e-3;
+  for (const char* const* level = available_simd_levels(); *level; ++level) {
+    set_simd_level(*level);
+    std::unique_ptr<unsigned char[]> output(new unsigned char[x.pixels.size()]);
+    const bool in_place = random.chance(30);
+    if (in_place) std::memcpy(output.get(), x.pixels.data(), x.pixels.size());
+    mix_sample(dtype, layout, x.height, x.width, channels,
+               in_place ? output.get() : x.pixels.data(), partner.pixels.data(), lambda, box,
+               output.get());
+    for (int32_t y = 0; y < x.height; ++y)
+      for (int32_t column = 0; column < x.width; ++column)
+        for (int32_t c = 0; c < channels; ++c) {
+          const size_t index =
+              static_cast<size_t>(layout == Layout::kNHWC ? (y * x.width + column) * channels + c
+                                                          : (c * x.height + y) * x.width + column);
+          const double a = element(dtype, x.pixels.data(), index);
+          const double b = element(dtype, partner.pixels.data(), index);
+          const bool inside = y >= box.top && y < box.top + box.height && column >= box.left &&
+                              column < box.left + box.width;
+          double want = inside ? b : static_cast<double>(lambda) * a + (1. - lambda) * b;
+          const double got = element(dtype, output.get(), index);
+          double tolerance = inside || lambda == 1.f ? 0. : bound;
+          if (dtype == Dtype::kU8) tolerance = tolerance > 0 ? .501 : 0.;
+          expect(std::abs(got - want) <= tolerance, "mixed value", got - want);
+        }
+  }
+}
+
+void check_levels() {
+  expect(simd_problem() == nullptr, "a problem without JAXKERN_SIMD", 0);
+  expect(!set_simd_level("v9"), "an unknown level was accepted", 0);
+  expect(set_simd_level("portable") && simd_level() == SimdLevel::kPortable, "portable", 0);
+  expect(set_simd_level(nullptr) && simd_level_available(simd_level()), "the default level", 0);
+}
+
+}  // namespace
+}  // namespace jaxkern::image::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxkern;
+  using namespace jaxkern::image::testing;
+  // With an argument: only report how JAXKERN_SIMD was understood, for the caller to compare.
+  if (argc > 1 && std::string(argv[1]) == "level") {
+    const char* problem = simd_problem();
+    std::printf("%s\n", problem ? problem : simd_level_name(simd_level()));
+    return problem ? 1 : 0;
+  }
+  if (std::getenv("JAXKERN_SIMD") == nullptr) check_levels();
+  check_half(
+      jaxkern::image::Dtype::kF16, 0x7c00, [](float v) { return float_to_float16(v); },
+      [](uint16_t h) { return float16_to_float(h); });
+  check_half(
+      jaxkern::image::Dtype::kBF16, 0x7f80, [](float v) { return float_to_bfloat16(v); },
+      [](uint16_t h) { return bfloat16_to_float(h); });
+  for (uint64_t seed = 1; seed <= 1000; ++seed) check_mix(seed);
+  std::printf("check_core: %s\n", g_failures ? "FAILED" : "passed");
+  return g_failures ? 1 : 0;
+}
