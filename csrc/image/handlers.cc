@@ -6,6 +6,7 @@
 
 #include "core/simd_level.h"
 #include "image/call.h"
+#include "image/check.h"
 #include "image/cpu.h"
 
 namespace jaxkern::image {
@@ -40,11 +41,8 @@ Sample sample_at(const Operands& operands, int64_t i) {
 bool lies_inside(Call& call, const Operands& operands, const Plan& plan, int64_t i) {
   if (!operands.ragged) return true;
   const int64_t offset = offset_of(operands, i);
-  const int64_t height = *operands.height.at<int32_t>(i), width = *operands.width.at<int32_t>(i);
-  if (offset >= 0 && offset <= operands.buffer_size && height >= 1 && width >= 1 &&
-      height * width <= (operands.buffer_size - offset) / plan.channels) {
-    return true;
-  }
+  const int32_t height = *operands.height.at<int32_t>(i), width = *operands.width.at<int32_t>(i);
+  if (lies_in_buffer(offset, height, width, plan.channels, operands.buffer_size)) return true;
   call.fail("image " + std::to_string(i) + " of " + std::to_string(height) + " x " +
             std::to_string(width) + " x " + std::to_string(plan.channels) + " bytes at offset " +
             std::to_string(offset) + " does not lie inside operand 'buffer' of " +
