@@ -7,7 +7,7 @@
 
 namespace jaxkern {
 
-constexpr int kMaxBatchRank = 8;
+constexpr int kMaxBatchRank = 12;
 
 // Maps the flat index of a sample in the full batch shape to the element offset of one operand.
 struct BatchMap {

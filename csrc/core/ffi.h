@@ -124,14 +124,16 @@ class Call {
            "; wanted " + dtype_text(dtype));
       return result;
     }
-    bool matches = dimensions.size() == rank_ + core.size() && core.size() <= kMaxCoreRank;
-    for (size_t i = 0; matches && i < rank_; ++i) {
+    // An operand without any batch axis is the same for every sample.
+    const size_t own = dimensions.size() == core.size() ? 0 : rank_;
+    bool matches = dimensions.size() == own + core.size() && core.size() <= kMaxCoreRank;
+    for (size_t i = 0; matches && i < own; ++i) {
       matches = dimensions[i] == 1 || dimensions[i] == batch_[i];
     }
     size_t axis = 0;
     for (int64_t wanted : core) {
       if (!matches) break;
-      result.core[axis] = dimensions[rank_ + axis];
+      result.core[axis] = dimensions[own + axis];
       matches = wanted == kAnySize || wanted == result.core[axis];
       ++axis;
     }
@@ -148,8 +150,8 @@ class Call {
     result.map.rank = static_cast<int32_t>(rank_);
     for (size_t i = rank_; i-- > 0;) {
       result.map.size[i] = batch_[i];
-      result.map.stride[i] = dimensions[i] == 1 ? 0 : stride;
-      stride *= dimensions[i];
+      result.map.stride[i] = own == 0 || dimensions[i] == 1 ? 0 : stride;
+      if (own != 0) stride *= dimensions[i];
     }
     return result;
   }
@@ -159,7 +161,7 @@ class Call {
                  std::initializer_list<int64_t> core) {
     Operand checked = operand(name, buffer, dtype, core);
     for (size_t i = 0; ok() && i < rank_; ++i) {
-      if (buffer.dimensions()[i] != batch_[i]) {
+      if (buffer.dimensions().size() < rank_ || buffer.dimensions()[i] != batch_[i]) {
         fail(std::string("result '") + name + "' has shape " + shape_text(buffer.dimensions()) +
              "; wanted " + wanted_text(core));
       }

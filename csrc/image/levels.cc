@@ -1,10 +1,16 @@
 // The hot loops of the image chain, compiled once per instruction-set level into the namespace
 // JAXKERN_LEVEL. Everything but the two entry points has internal linkage.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+#include "image/arithmetic.h"
 #include "image/levels.h"
 
-#include <cstdint>
-
-#include "image/arithmetic.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #ifndef JAXKERN_LEVEL
 #error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4>"
@@ -13,13 +19,19 @@
 namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-#include "image/mix.inc"
+#include "core/simd.inc"
 #include "image/stream.inc"
+// clang-format off: in order of use
+#include "image/fast_columns.inc"
+#include "image/fast_finish.inc"
+#include "image/fast.inc"
+#include "image/mix.inc"
+// clang-format on
 
 }  // namespace
 
 void run_sample(const Plan& plan, const Sample& sample, void* output, char* scratch) {
-  run_stream(plan, sample, output, scratch);
+  if (!run_fast(plan, sample, output, scratch)) run_stream(plan, sample, output, scratch);
 }
 
 void mix_sample(Dtype dtype, Layout layout, int32_t height, int32_t width, int32_t channels,

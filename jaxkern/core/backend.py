@@ -1,4 +1,4 @@
-"""Which implementation an op takes: the ``backend`` context and the ``JAXKERN_BACKEND`` variable."""
+"""Which implementation an op takes: the ``backend`` context and ``JAXKERN_BACKEND``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _checked(value: str, source: str) -> Backend:
         if value == name:
             return name  # type: ignore[no-any-return]
     raise ValueError(
-        f"{source} is {value!r}; wanted 'auto' (native where there is a kernel), 'native' (an error "
-        "where there is none) or 'jax' (pure JAX)"
+        f"{source} is {value!r}; wanted 'auto' (native where there is a kernel), 'native' (an "
+        "error where there is none) or 'jax' (pure JAX)"
     )
 
 
@@ -46,7 +46,7 @@ def backend(name: Backend) -> AbstractContextManager[None]:
 
 
 def current_backend() -> Backend:
-    """The choice in force here: the innermost context, else ``JAXKERN_BACKEND``, else ``"auto"``."""
+    """The choice in force: the innermost context, else ``JAXKERN_BACKEND``, else ``"auto"``."""
     value = _context.value
     if value is not None:
         return value  # type: ignore[no-any-return]

@@ -13,6 +13,8 @@ from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
 )
+from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax._src.lib.mlir.dialects import hlo  # type: ignore[attr-defined]
 from jax.interpreters import mlir
 
 ir = mlir.ir
@@ -37,28 +39,29 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
 
     False for one device, and inside a fully manual ``jax.shard_map``, where operands are local.
     """
-    axis_context = ctx.module_context.axis_context
+    axis_context: Any = ctx.module_context.axis_context
     if hasattr(axis_context, "num_devices"):
         return bool(axis_context.num_devices != 1)
     mesh = axis_context.mesh
-    manual = getattr(axis_context, "manual_axes", frozenset())
-    return bool(mesh.size > 1 and frozenset(manual) != frozenset(mesh.axis_names))
+    return bool(mesh.size > 1 and set(axis_context.manual_axes) != set(mesh.axis_names))
 
 
 def pin_shardings(
     ctx: mlir.LoweringRuleContext, values: Sequence[Any], avals: Sequence[Any]
 ) -> list[Any]:
     """Constrains ``values`` to the shardings that Explicit mode put into ``avals``."""
-    from jax._src.interpreters.mlir import lower_with_sharding_in_types
-
     return [
         lower_with_sharding_in_types(ctx, value, aval)
         for value, aval in zip(values, avals, strict=True)
     ]
 
 
-def broadcast_in_dim(result_type: Any, value: Any, dimensions: Sequence[int]) -> Any:
-    """StableHLO's broadcast of an MLIR value."""
-    from jax._src.lib.mlir.dialects import hlo
+def tensor_type(aval: Any) -> Any:
+    """The MLIR type of an array."""
+    return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
 
-    return hlo.broadcast_in_dim(result_type, value, ir.DenseI64ArrayAttr.get(list(dimensions)))
+
+def reshape(value: Any, aval: Any) -> Any:
+    """An MLIR value in the shape of ``aval``."""
+    wanted = tensor_type(aval)
+    return value if value.type == wanted else hlo.reshape(wanted, value)

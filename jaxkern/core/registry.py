@@ -69,8 +69,8 @@ def running_abi() -> tuple[int, int]:
 def load(name: str, platform: str = "cpu") -> Library:
     """Loads a native module and registers its FFI targets, if it can run here.
 
-    The module has two functions: ``registrations()`` returns ``{target: capsule}`` and ``abi()`` the
-    FFI version ``(major, minor)`` that its handlers were built with.  A CUDA module also has
+    The module has two functions: ``registrations()`` returns ``{target: capsule}`` and ``abi()``
+    the FFI version ``(major, minor)`` that its handlers were built with. A CUDA module also has
     ``cuda_runtime()``, the version of the CUDA runtime that is linked into it (13000 for 13.0).
     On any problem nothing is registered, one warning is given, and ``jaxkern.doctor()`` tells the
     reason; ops then run in pure JAX.
@@ -134,9 +134,17 @@ def missing(target: str, platform: str) -> str | None:
     return "; ".join(problems) or f"no library registered the target {target!r} for {platform}"
 
 
-def targets(platform: str | None = None) -> list[str]:
-    """Names of the registered targets, of one platform or of all."""
-    return sorted({t for t, p in _targets if platform in (None, p)})
+def export_targets() -> list[str]:
+    """The names of every registered FFI target, of all platforms.
+
+    ``jax.export`` refuses custom calls that it does not know to be stable. These are: a target's
+    name carries the revision of its contract.
+
+    Example:
+      >>> import jax, jaxkern as jk
+      >>> checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in jk.export_targets()]
+    """
+    return sorted({target for target, _ in _targets})
 
 
 def _abi_problem(built: tuple[int, int]) -> str | None:
@@ -194,12 +202,24 @@ def cuda_driver_version() -> int | None:
 def load_own() -> None:
     """Loads jaxkern's kernels: CPU always, CUDA only where JAX could use it. No backend starts."""
     load("jaxkern._cpu", "cpu")
+    _cap_threads(os.environ.get("JAXKERN_NUM_THREADS", ""))
     reason = _no_cuda_wanted()
     if reason is None:
         load("jaxkern._cuda", "cuda")
     else:
         skip("jaxkern._cuda", "cuda", reason)
     _require(os.environ.get("JAXKERN_REQUIRE", ""))
+
+
+def _cap_threads(count: str) -> None:
+    native = module("cpu")
+    if not count or native is None:
+        return
+    if not count.isdigit():
+        raise ValueError(
+            f"JAXKERN_NUM_THREADS is {count!r}; wanted a number of threads, or 0 for no cap"
+        )
+    native.set_max_workers(int(count))
 
 
 def _no_cuda_wanted() -> str | None:

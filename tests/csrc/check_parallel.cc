@@ -135,12 +135,12 @@ int main(int argc, char** argv) {
   }
   {
     Pool pool(2);
-    jaxkern::set_max_workers(1);
+    jaxkern::worker_cap().store(1);
     const std::thread::id self = std::this_thread::get_id();
     jaxkern::parallel_for(pool.executor(), 100, 1, [&](int64_t, int64_t) {
-      expect(std::this_thread::get_id() == self, "max_workers = 1 ran a helper");
+      expect(std::this_thread::get_id() == self, "a cap of 1 ran a helper");
     });
-    jaxkern::set_max_workers(0);
+    jaxkern::worker_cap().store(0);
   }
   std::printf("check_parallel: %s\n", g_failures ? "FAILED" : "passed");
   return g_failures ? 1 : 0;

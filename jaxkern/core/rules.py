@@ -1,0 +1,152 @@
+"""The rules by which JAX transforms an op: abstract evaluation, differentiation, batching."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxkern.core import registry
+from jaxkern.core.batch import as_tuple, batch_shape
+from jaxkern.core.lowering import lower, lower_fallback
+
+if TYPE_CHECKING:
+    from jaxkern.core.op import Op
+
+
+def make_primitive(op: Op) -> Primitive:
+    primitive = Primitive(op.target)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
+    primitive.def_impl(functools.partial(_eager, op))
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, op)
+    if op.transpose is not None:
+        ad.primitive_transposes[primitive] = functools.partial(_transpose, op)
+    batching.primitive_batchers[primitive] = functools.partial(_batch, op)
+    mlir.register_lowering(primitive, functools.partial(lower_fallback, op))
+    for platform in registry.PLATFORMS:
+        mlir.register_lowering(primitive, functools.partial(lower, op, platform), platform=platform)
+    return primitive
+
+
+# Abstract evaluation.
+
+
+def _abstract_eval(
+    op: Op, *avals: Any, batch_dims: int, static: tuple[tuple[str, Any], ...], backend: str
+) -> list[Any]:
+    cores = as_tuple(op.core_results(avals, batch_dims, dict(static)))
+    batch = batch_shape(avals, batch_dims)
+    if all(aval.sharding.mesh.empty for aval in avals):
+        return [jax.core.ShapedArray((*batch, *core.shape), core.dtype) for core in cores]
+
+    # Under a mesh a result's type also tells its sharding and its manual axes. JAX's own rules for
+    # reductions and broadcasts know them, so they are asked on a stand-in with the same batch axes.
+    def stand_in(*operands: Any) -> list[Any]:
+        total: Any = 0.0
+        for x in operands:
+            y = lax.convert_element_type(x, jnp.float32)
+            total = total + jnp.sum(y, axis=tuple(range(batch_dims, y.ndim)))
+        return [
+            lax.convert_element_type(
+                lax.broadcast_in_dim(total, (*batch, *core.shape), tuple(range(batch_dims))),
+                core.dtype,
+            )
+            for core in cores
+        ]
+
+    return [v.aval for v in jax.make_jaxpr(stand_in)(*avals).jaxpr.outvars]
+
+
+# Eager execution: a jitted call, cached by the static part.
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(op: Op, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(op.primitive.bind, **dict(parameters)))
+
+
+def _eager(op: Op, *operands: Any, **parameters: Any) -> Any:
+    return _jitted(op, tuple(parameters.items()))(*operands)
+
+
+# Differentiation.
+
+
+def _jvp(
+    op: Op, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
+) -> tuple[Any, Any]:
+    static, batch_dims = dict(parameters["static"]), parameters["batch_dims"]
+    given = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    if op.jvp is not None:
+        results, out = op.jvp(primals, given, batch_dims=batch_dims, **static)
+        return as_tuple(results), as_tuple(out)
+    results = op.primitive.bind(*primals, **parameters)
+    active = [i for i, t in enumerate(given) if t is not None]
+
+    def tangent_map(operands: Sequence[Any], moved: Sequence[Any]) -> tuple[Any, ...]:
+        def along(*xs: Any) -> tuple[Any, ...]:
+            full = list(operands)
+            for i, x in zip(active, xs, strict=True):
+                full[i] = x
+            return op.batched_impl(*full, batch_dims=batch_dims, **static)
+
+        tangents: tuple[Any, ...] = jax.jvp(along, [operands[i] for i in active], list(moved))[1]
+        return tangents
+
+    moved = [given[i] for i in active]
+    explicit = _explicit_axes(results)
+    if explicit:
+        # The twin's gathers and products need not follow Explicit mode's typing rules: let XLA
+        # place them, and state only where the result lives.
+        specs = [jax.typeof(r).sharding for r in results]
+        tangent_map = jax.sharding.auto_axes(tangent_map, out_sharding=tuple(specs), axes=explicit)
+    return results, list(tangent_map(tuple(primals), tuple(moved)))
+
+
+def _explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
+    mesh = jax.typeof(values[0]).sharding.mesh
+    if mesh.empty:
+        return ()
+    return tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == jax.sharding.AxisType.Explicit
+    )
+
+
+def _transpose(op: Op, cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
+    assert op.transpose is not None
+    given = [ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents]
+    return op.transpose(
+        given, *operands, batch_dims=parameters["batch_dims"], **dict(parameters["static"])
+    )
+
+
+# Batching: one more leading axis, of size 1 where an operand is not mapped.
+
+
+def _batch(
+    op: Op, operands: Sequence[Any], axes: Sequence[int | None], **parameters: Any
+) -> tuple[Any, list[int]]:
+    batch_dims = parameters["batch_dims"]
+    shared = [
+        axis is None and all(n == 1 for n in x.shape[:batch_dims])
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    # XLA partitions leading axes. An axis along which some operand with other batch axes is
+    # broadcast goes behind them, so that it never stops them from being partitioned.
+    everywhere = all(s or axis is not None for s, axis in zip(shared, axes, strict=True))
+    place = 0 if everywhere else batch_dims
+    moved = [
+        jnp.expand_dims(x, place) if axis is None else jnp.moveaxis(x, axis, place)
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    results = op.primitive.bind(*moved, **{**parameters, "batch_dims": batch_dims + 1})
+    return results, [place] * len(results)

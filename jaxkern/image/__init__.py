@@ -1,0 +1,34 @@
+"""Fused image augmentation with torchvision v2's names and semantics."""
+
+from jaxkern.image.compose import Compose
+from jaxkern.image.geometric import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.ragged import Ragged
+from jaxkern.image.transform import Transform
+from jaxkern.image.values import Normalize, RandomErasing, ToDtype
+
+__all__ = [
+    "CenterCrop",
+    "Compose",
+    "CutMix",
+    "MixUp",
+    "Normalize",
+    "Pad",
+    "Ragged",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "ToDtype",
+    "Transform",
+]

@@ -1,0 +1,149 @@
+"""Integer geometry of one image axis, and small arithmetic on numbers that may be per sample.
+
+A number is a Python int, or an int32 array [N] (NumPy or traced) with one value a sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Number = Any  # int, or an int32 array [N]
+
+
+def is_static(*values: Number) -> bool:
+    """Whether all values are plain ints, the same for every sample."""
+    return all(isinstance(value, int) for value in values)
+
+
+def plus(a: Number, b: Number) -> Number:
+    """a + b; adding a static 0 costs nothing in the traced program."""
+    if is_static(a) and a == 0:
+        return b
+    return a if is_static(b) and b == 0 else a + b
+
+
+def times(a: Number, b: Number) -> Number:
+    """a * b; multiplying by a static 0 or 1 costs nothing in the traced program."""
+    for first, second in ((a, b), (b, a)):
+        if is_static(first) and first in (0, 1):
+            return second if first == 1 else 0
+    return a * b
+
+
+def minimum(a: Number, b: Number) -> Number:
+    """The smaller of two numbers."""
+    if is_static(a, b):
+        return min(a, b)
+    if isinstance(a, int | np.ndarray) and isinstance(b, int | np.ndarray):
+        return np.minimum(a, b)
+    return lax.min(*_arrays(a, b))
+
+
+def maximum(a: Number, b: Number) -> Number:
+    """The larger of two numbers."""
+    return -minimum(-a, -b) if is_static(a, b) else _maximum(a, b)
+
+
+def _maximum(a: Number, b: Number) -> Number:
+    if isinstance(a, int | np.ndarray) and isinstance(b, int | np.ndarray):
+        return np.maximum(a, b)
+    return lax.max(*_arrays(a, b))
+
+
+def _arrays(a: Number, b: Number) -> tuple[Any, Any]:
+    a, b = jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
+    return a, b
+
+
+def half_to_even(value: Number) -> Number:
+    """value / 2 rounded to the nearest integer, ties to even (Python's round)."""
+    quotient = value // 2
+    return quotient + (value - 2 * quotient) * (quotient % 2)
+
+
+def clip(value: Number, low: Number, high: Number) -> Number:
+    """value limited to [low, high]."""
+    return minimum(maximum(value, low), high)
+
+
+@dataclasses.dataclass
+class Axis:
+    """One axis of a segment: box, resampled size, index map, and what is valid of the output.
+
+    Output index y shows resampled index  offset + step * y,  step = 1 - 2 * flipped.
+    The valid range [valid_start, valid_stop) always lies within [0, size).
+    """
+
+    box_start: Number
+    box_size: Number
+    resampled: Number
+    offset: Number
+    flipped: Number
+    valid_start: Number
+    valid_stop: Number
+    size: Number
+
+    @staticmethod
+    def whole(size: Number) -> Axis:
+        """The axis of an untouched image."""
+        return Axis(0, size, size, 0, 0, 0, size, size)
+
+    @property
+    def step(self) -> Number:
+        """1, or -1 where the axis is mirrored."""
+        return 1 - 2 * self.flipped
+
+    @property
+    def full(self) -> bool:
+        """Whether every output index is valid for every sample, as far as sizes tell."""
+        return (
+            is_static(self.valid_start)
+            and self.valid_start == 0
+            and (
+                self.valid_stop is self.size
+                or (is_static(self.valid_stop, self.size) and self.valid_stop == self.size)
+            )
+        )
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the output shows the whole box in order, known without looking at parameters."""
+        return (
+            is_static(self.offset, self.flipped, self.size, self.box_size)
+            and (self.offset, self.flipped) == (0, 0)
+            and self.size == self.box_size
+        )
+
+    def window(self, start: Number, size: Number, inside: bool) -> None:
+        """Shows [start, start + size) of the current output; `inside` promises that it exists."""
+        if inside and self.full:
+            self.valid_start, self.valid_stop = 0, size
+        else:
+            self.valid_start = clip(self.valid_start - start, 0, size)
+            self.valid_stop = clip(self.valid_stop - start, 0, size)
+        self.offset = plus(self.offset, times(self.step, start))
+        self.size = size
+
+    def flip(self, flipped: Number) -> None:
+        """Mirrors the output where `flipped` is 1."""
+        self.offset = plus(self.offset, times(flipped, times(self.step, self.size - 1)))
+        if not self.full:
+            shift = times(flipped, self.size - self.valid_start - self.valid_stop)
+            self.valid_start = plus(self.valid_start, shift)
+            self.valid_stop = plus(self.valid_stop, shift)
+        both = times(flipped, self.flipped)
+        self.flipped = plus(plus(self.flipped, flipped), times(-2, both))
+
+    def resample(self, start: Number, box: Number, size: Number) -> None:
+        """Resamples [start, start + box) of an output that is so far a plain, full window."""
+        first = plus(plus(self.box_start, self.offset), times(self.step, start))
+        self.box_start = plus(first, times(self.flipped, 1 - box))
+        self.box_size = box
+        self.resampled = size
+        self.offset = times(self.flipped, size - 1)
+        self.valid_start, self.valid_stop, self.size = 0, size, size

@@ -1,0 +1,166 @@
+"""Checks of what `Compose` is given: images, keys, parameters and labels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.image.plan import CHANNEL_COUNTS, Dtype, dtype_code
+from jaxkern.image.ragged import Ragged
+from jaxkern.image.transform import Transform
+
+
+class Batch(NamedTuple):
+    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype."""
+
+    count: int
+    height: Any
+    width: Any
+    channels: int
+    dtype: Dtype
+
+
+def checked_images(images: Any) -> Batch:
+    """What `apply` was given as images; raises TypeError or ValueError that names the problem."""
+    if isinstance(images, Ragged):
+        return _checked_ragged(images)
+    if not hasattr(images, "shape") or not hasattr(images, "dtype"):
+        raise TypeError(
+            f"images is a {type(images).__name__}; wanted an array [N, H, W, C] or a Ragged batch"
+        )
+    shape = images.shape
+    if len(shape) != 4:
+        more = "; add a batch axis with images[None]" if len(shape) == 3 else ""
+        raise ValueError(f"images has shape {shape}; wanted [N, H, W, C]{more}")
+    if shape[3] not in CHANNEL_COUNTS:
+        more = "; this looks like NCHW, wanted NHWC" if shape[1] in CHANNEL_COUNTS else ""
+        raise ValueError(
+            f"images has shape {shape}; wanted 1, 3 or 4 channels on the last axis{more}"
+        )
+    if shape[1] == 0 or shape[2] == 0:
+        raise ValueError(f"images has shape {shape}; wanted a height and width from 1")
+    code = dtype_code(images.dtype)
+    if code is None:
+        raise TypeError(
+            f"images has dtype {images.dtype}; wanted uint8, float16, bfloat16 or float32: "
+            "convert with images.astype(...)"
+        )
+    return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
+
+
+def _checked_ragged(images: Ragged) -> Batch:
+    if images.buffer.ndim != 1 or images.buffer.dtype != np.uint8:
+        raise TypeError(
+            f"images.buffer is {images.buffer.dtype} {images.buffer.shape}; wanted uint8 [B]"
+        )
+    if images.buffer.shape[0] == 0:
+        raise ValueError("images.buffer is empty; wanted at least one byte")
+    count = images.height.shape
+    for name in ("offset", "height", "width"):
+        array = getattr(images, name)
+        if array.ndim != 1 or array.shape != count:
+            raise ValueError(f"images.{name} has shape {array.shape}; wanted [N] = {count}")
+        allowed = (np.int32, np.int64) if name == "offset" else (np.int32,)
+        if array.dtype not in allowed:
+            raise TypeError(f"images.{name} has dtype {array.dtype}; wanted int32")
+    if images.channels not in CHANNEL_COUNTS:
+        raise ValueError(f"images.channels={images.channels}; wanted 1, 3 or 4")
+    if images.max_height < 1 or images.max_width < 1:
+        raise ValueError("images.max_height and images.max_width must be at least 1")
+    return Batch(count[0], images.height, images.width, images.channels, Dtype.U8)
+
+
+def is_single_key(key: Any) -> bool:
+    """Whether a typed or uint32 key array holds one key; raises TypeError for anything else."""
+    if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        rank = 0
+    elif hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim in (1, 2):
+        rank = 1
+    else:
+        raise TypeError(
+            f"keys is {_described(key)}; wanted keys from jax.random.key, jax.random.split or "
+            "jaxkern.random.record_keys"
+        )
+    if key.ndim not in (rank, rank + 1):
+        raise ValueError(f"keys has shape {key.shape}; wanted one key or one key per image")
+    return key.ndim == rank
+
+
+def _described(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} {value.shape}"
+    return type(value).__name__
+
+
+_KINDS = {"int": "iu", "bool": "b", "float": "f"}
+
+
+def _kind(dtype: Any) -> str:
+    return "f" if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype).kind
+
+
+def checked_parameters(
+    transforms: tuple[Transform, ...], params: Any, count: int
+) -> list[dict[str, Any]]:
+    """One dict a transform; ints and bools become ints or int32/bool [N], floats float32 [N]."""
+    if not isinstance(params, tuple | list) or len(params) != len(transforms):
+        given = len(params) if isinstance(params, tuple | list) else type(params).__name__
+        raise ValueError(
+            f"params is {given}; wanted {len(transforms)} dicts, one per transform, as from sample"
+        )
+    checked = []
+    for place, (transform, given) in enumerate(zip(transforms, params, strict=True)):
+        where = f"params[{place}] ({type(transform).__name__})"
+        if not isinstance(given, dict):
+            raise TypeError(f"{where} is a {type(given).__name__}; wanted a dict")
+        missing = [name for name in transform.parameters if name not in given]
+        unknown = [name for name in given if name not in transform.parameters]
+        if missing or unknown:
+            raise ValueError(
+                f"{where} has missing {missing} and unknown {unknown}; "
+                f"wanted exactly {list(transform.parameters)}"
+            )
+        checked.append(
+            {
+                name: _checked_parameter(given[name], kind, count, f"{where}[{name!r}]")
+                for name, kind in transform.parameters.items()
+            }
+        )
+    return checked
+
+
+def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
+    if not hasattr(value, "shape") or isinstance(value, np.generic):
+        value = np.asarray(value)
+        if value.ndim == 0 and value.dtype.kind in _KINDS[kind]:
+            return {"int": int, "bool": bool, "float": _shared_float}[kind](value)
+    if _kind(value.dtype) not in _KINDS[kind]:
+        raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
+    if value.shape != (count,):
+        raise ValueError(f"{where} has shape {value.shape}; wanted ({count},): one value per image")
+    if kind == "int" and value.dtype != np.int32:
+        return value.astype(np.int32)
+    if kind == "float" and value.dtype != np.float32:
+        return value.astype(np.float32)
+    return value
+
+
+def _shared_float(value: Any) -> Any:
+    return np.asarray(value, np.float32).reshape(1)
+
+
+def checked_labels(labels: Any, count: int) -> Any:
+    """Labels as float [N, classes]."""
+    if not hasattr(labels, "shape"):
+        labels = np.asarray(labels)
+    if labels.ndim != 2 or not jnp.issubdtype(labels.dtype, jnp.floating):
+        raise TypeError(
+            f"labels is {_described(labels)}; wanted one-hot floats [N, classes]: "
+            "use jax.nn.one_hot(labels, classes)"
+        )
+    if labels.shape[0] != count:
+        raise ValueError(f"labels has {labels.shape[0]} rows and the batch {count} images")
+    return labels

@@ -1,0 +1,132 @@
+"""Argument checks of the image transforms: each says what was given, what was wanted, what to do."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+INTERPOLATIONS = ("bilinear", "nearest")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _integers(value: Any, name: str, lengths: Sequence[int], wanted: str) -> tuple[int, ...]:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced, but it fixes shapes; give Python integers ({wanted})")
+    if _is_integer(value):
+        return (int(value),)
+    items = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
+    if isinstance(items, list | tuple) and len(items) in lengths:
+        if all(_is_integer(item) for item in items):
+            return tuple(int(item) for item in items)
+    raise ValueError(f"{name}={value!r}; wanted {wanted}")
+
+
+def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
+    """A height and a width of at least 1; one integer is a square."""
+    wanted = "a positive integer or (height, width)"
+    found = _integers(value, name, (1, 2), wanted)
+    if min(found) < 1:
+        raise ValueError(f"{name}={value!r} has a size below 1; wanted {wanted}")
+    return (found[0], found[-1])
+
+
+def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int]:
+    """Left, top, right, bottom from an integer, (horizontal, vertical), or all four."""
+    wanted = (
+        "an integer, (left and right, top and bottom) or (left, top, right, bottom), not below 0"
+    )
+    found = _integers(value, name, (1, 2, 4), wanted)
+    if min(found) < 0:
+        raise ValueError(f"{name}={value!r}; wanted {wanted}; crop with CenterCrop or RandomCrop")
+    if len(found) == 4:
+        return (found[0], found[1], found[2], found[3])
+    return (found[0], found[-1], found[0], found[-1])
+
+
+def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, float]:
+    """Two finite numbers in increasing order, from `low` up."""
+    bound = f"above {low:g}" if open_low else f"from {low:g}"
+    wanted = f"two finite numbers in increasing order, {bound}"
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
+        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    first, second = float(value[0]), float(value[1])
+    good = math.isfinite(first) and math.isfinite(second) and first <= second
+    if not good or first < low or (open_low and first <= low):
+        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    return (first, second)
+
+
+def probability(value: Any, name: str = "p") -> float:
+    """A number from 0 to 1."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced; give a Python number from 0 to 1")
+    number = float(value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name}={value!r}; wanted a probability from 0 to 1")
+    return number
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced; give a Python number above 0")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name}={value!r}; wanted a finite number above 0")
+    return number
+
+
+def choice(value: Any, name: str, options: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in options:
+        raise ValueError(f"{name}={value!r}; wanted one of {', '.join(map(repr, options))}")
+    return str(value)
+
+
+def per_channel(value: Any, name: str) -> Any:
+    """One finite number, or one a channel: a tuple of floats, or the traced array itself."""
+    wanted = "a number or one number per channel (1, 3 or 4)"
+    if isinstance(value, str):
+        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    if isinstance(value, jax.core.Tracer):
+        if value.ndim > 1 or value.size not in (1, 3, 4):
+            raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
+        return value
+    array = np.asarray(value)
+    if array.ndim > 1 or array.size not in (1, 3, 4) or array.dtype.kind not in "iuf":
+        if array.dtype.name != "bfloat16":
+            raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    found = tuple(float(item) for item in array.reshape(-1))
+    if not all(math.isfinite(item) for item in found):
+        raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")
+    return found
+
+
+def concrete_box(
+    box: tuple[Any, Any, Any, Any], size: tuple[Any, Any], names: Sequence[str], where: str
+) -> None:
+    """Rejects boxes that leave the image, where both are known without running anything."""
+    if not all(isinstance(number, int | np.ndarray) for number in (*box, *size)):
+        return
+    for start, length, whole, names_of in (
+        (box[0], box[2], size[0], (names[0], names[2])),
+        (box[1], box[3], size[1], (names[1], names[3])),
+    ):
+        start, length, whole = np.broadcast_arrays(start, length, whole)
+        bad = (start < 0) | (length < 1) | (start + length > whole)
+        if bad.any():
+            at = int(np.argmax(bad.reshape(-1)))
+            begin, extent = int(start.reshape(-1)[at]), int(length.reshape(-1)[at])
+            raise ValueError(
+                f"{where}: {names_of[0]}={begin} and {names_of[1]}={extent} of image {at} leave "
+                f"the image of {int(whole.reshape(-1)[at])} pixels; wanted {names_of[0]} from 0, "
+                f"{names_of[1]} from 1, and their sum within the image"
+            )

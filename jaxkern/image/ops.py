@@ -1,0 +1,97 @@
+"""The image domain's ops, declared: a chain over dense or ragged images, and mixing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkern.core.cost import Cost
+from jaxkern.core.op import Op
+from jaxkern.image import twin
+from jaxkern.image.plan import Filter, Layout, Operands, Plan
+
+_Struct = jax.ShapeDtypeStruct
+
+# Multiplies and adds a value of a segment's output: one affine, and the taps of two passes.
+_FLOPS = {Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18}
+
+
+def _attributes(plan: Plan, **_: Any) -> dict[str, Any]:
+    rows = plan.segments
+    return {
+        "filter": np.asarray([s.filter for s in rows], np.int32),
+        "size": np.asarray([(s.height, s.width) for s in rows], np.int32).reshape(-1),
+        "erasures": np.asarray([s.erasures for s in rows], np.int32),
+        "rounding": np.asarray([s.rounding for s in rows], np.int32),
+        "layout": np.int32(plan.layout),
+    }
+
+
+def _chain_cost(plan: Plan, pixels: int) -> Cost:
+    values = [s.height * s.width * plan.channels for s in plan.segments]
+    flops = sum(_FLOPS[s.filter] * n for s, n in zip(plan.segments, values, strict=True))
+    item = np.dtype(plan.output().dtype).itemsize
+    return Cost(flops=flops, bytes=pixels + values[-1] * item)
+
+
+chain = Op(
+    "jaxkern.image_chain",
+    version=1,
+    abstract=lambda pixels, *parameters, plan: plan.output(),
+    impl=twin.image_chain,
+    attributes=_attributes,
+    cost=lambda pixels, *parameters, plan: _chain_cost(
+        plan, pixels.size * np.dtype(pixels.dtype).itemsize
+    ),
+)
+
+ragged_chain = Op(
+    "jaxkern.image_chain_ragged",
+    version=1,
+    abstract=lambda buffer, *parameters, plan, max_height, max_width: plan.output(),
+    impl=twin.ragged_chain,
+    attributes=_attributes,
+    # At most: how much of an image is there is known at run time only.
+    cost=lambda buffer, *parameters, plan, max_height, max_width: _chain_cost(
+        plan, max_height * max_width * plan.channels
+    ),
+)
+
+mix = Op(
+    "jaxkern.image_mix",
+    version=1,
+    abstract=lambda x, partner, lam, box, *, layout: _Struct(x.shape, x.dtype),
+    impl=twin.mix,
+    attributes=lambda layout: {"layout": np.int32(layout)},
+    cost=lambda x, partner, lam, box, *, layout: Cost(
+        flops=3 * x.size, bytes=3 * x.size * np.dtype(x.dtype).itemsize
+    ),
+    aliases={0: 0},
+)
+
+
+def run_chain(pixels: jax.Array, operands: Operands, plan: Plan) -> Any:
+    """Runs a plan over pixels [N, H, W, C]."""
+    return chain(pixels, *operands, batch_dims=1, plan=plan)
+
+
+def run_ragged(images: Any, operands: Operands, plan: Plan) -> Any:
+    """Runs a plan over a `Ragged` batch; its buffer is one operand for all samples."""
+    return ragged_chain(
+        images.buffer[None],
+        images.offset,
+        images.height,
+        images.width,
+        *operands,
+        batch_dims=1,
+        plan=plan,
+        max_height=images.max_height,
+        max_width=images.max_width,
+    )
+
+
+def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:
+    """Mixes two batches of images, lam f32 [N or 1] and box i32 [N or 1, 4]."""
+    return mix(x, partner, lam, box, batch_dims=1, layout=layout)

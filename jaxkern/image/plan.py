@@ -1,0 +1,137 @@
+"""The plan of a fused image chain: what one call computes (the mirror of csrc/image/plan.h)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAX_SEGMENTS = 8
+MAX_ERASURES = 16
+CHANNEL_COUNTS = (1, 3, 4)
+
+GEOMETRY_FIELDS = (
+    "top",
+    "left",
+    "box_height",
+    "box_width",
+    "resampled_height",
+    "resampled_width",
+    "valid_top",
+    "valid_left",
+    "valid_bottom",
+    "valid_right",
+    "row_offset",
+    "row_step",
+    "column_offset",
+    "column_step",
+)
+
+
+class Dtype(enum.IntEnum):
+    """Pixel types of a chain, numbered as in plan.h."""
+
+    U8 = 0
+    F16 = 1
+    BF16 = 2
+    F32 = 3
+
+
+_DTYPES: dict[Any, Dtype] = {
+    np.dtype(np.uint8): Dtype.U8,
+    np.dtype(np.float16): Dtype.F16,
+    np.dtype(jnp.bfloat16): Dtype.BF16,
+    np.dtype(np.float32): Dtype.F32,
+}
+_JAX_DTYPES = {code: dtype for dtype, code in _DTYPES.items()}
+
+
+def dtype_code(dtype: Any) -> Dtype | None:
+    """The code of a NumPy-style dtype, or None where a chain cannot hold it."""
+    return _DTYPES.get(np.dtype(dtype))
+
+
+def jax_dtype(code: Dtype) -> np.dtype[Any]:
+    """The NumPy dtype (bfloat16 included) of a code."""
+    return _JAX_DTYPES[code]
+
+
+class Layout(enum.IntEnum):
+    """Order of an output's axes."""
+
+    NHWC = 0
+    NCHW = 1
+
+
+class Filter(enum.IntEnum):
+    """How a segment resamples its box."""
+
+    NONE = 0
+    NEAREST = 1
+    BILINEAR = 2
+    ANTIALIAS = 3
+
+
+class Rounding(enum.IntEnum):
+    """What a segment does to its values before they leave it."""
+
+    KEEP = 0
+    NEAREST = 1
+    TRUNCATE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One pass of a chain: crop, resample, map, affine, erase, round. Sizes are the output's."""
+
+    filter: Filter
+    height: int
+    width: int
+    erasures: int = 0
+    rounding: Rounding = Rounding.KEEP
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is the same for every sample of one call; hashable, so it can be a static argument."""
+
+    segments: tuple[Segment, ...]
+    channels: int
+    source_dtype: Dtype
+    output_dtype: Dtype
+    layout: Layout = Layout.NHWC
+
+    @property
+    def erasures(self) -> int:
+        """How many erase boxes all segments have together."""
+        return sum(segment.erasures for segment in self.segments)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """Shape of one sample's output in the plan's layout."""
+        last = self.segments[-1]
+        if self.layout is Layout.NCHW:
+            return (self.channels, last.height, last.width)
+        return (last.height, last.width, self.channels)
+
+    def output(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one sample's output."""
+        return jax.ShapeDtypeStruct(self.output_shape, jax_dtype(self.output_dtype))
+
+
+class Operands(NamedTuple):
+    """Per-sample arrays of one call; the leading axis is the batch, of size N or 1 (shared).
+
+    geometry i32 [N, S, 14], affine f32 [1, S, 2, C] (scale, bias), fill f32 [1, S, C],
+    erase_box i32 [N, K, 4], erase_value f32 [1, K, C].
+    """
+
+    geometry: Any
+    affine: Any
+    fill: Any
+    erase_box: Any
+    erase_value: Any

@@ -1,0 +1,14 @@
+"""Settings of every test: four CPU devices, and programs that compile fast."""
+
+import os
+
+# Before JAX starts.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=4",
+        # Tests compile far longer than they run.
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+).strip()

@@ -1,0 +1,141 @@
+"""The ops that are put through the recipe, each with samples: one line an op in ``_CASES``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxkern as jk
+from jaxkern.image import ops
+from jaxkern.image.plan import Layout
+from jaxkern.testing.check import check_names
+
+
+def scale(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """A small op of the tests' own library: x [n] times s []."""
+
+    def make() -> dict[str, Any]:
+        op = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
+        random = np.random.default_rng(1)
+        samples = [
+            (
+                jnp.asarray(random.integers(-9, 9, 6), dtype),
+                jnp.asarray(random.integers(-9, 9), dtype),
+            )
+            for _ in range(8)
+        ]
+        return {"op": op, "samples": samples}
+
+    return make
+
+
+def image_chain(dtype: Any, output: Any, **options: Any) -> Callable[[], dict[str, Any]]:
+    """Random resized crops with flips, normalizing and erasing, of one image dtype."""
+
+    def make() -> dict[str, Any]:
+        aug = jk.image.Compose(
+            [
+                jk.image.RandomResizedCrop((6, 5), **options),
+                jk.image.RandomHorizontalFlip(),
+                jk.image.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
+                *([jk.image.RandomErasing(p=0.7)] if dtype == np.uint8 else []),
+            ],
+            dtype=output,
+        )
+        images = _images(dtype)
+        params = aug.sample(jax.random.split(jax.random.key(3), len(images)), images.shape[1:3])
+        return _captured(ops.chain, lambda: aug.apply(images, params))
+
+    return make
+
+
+def image_chain_ragged() -> dict[str, Any]:
+    """Images of different sizes in one buffer; each sample's crop fits in every image."""
+    random = np.random.default_rng(2)
+    sizes = [(9, 8), (5, 12), (7, 7), (12, 4), (6, 6), (8, 9), (4, 5), (10, 11)]
+    # With room behind the last image, so that any size fits at any offset.
+    images = jk.image.Ragged.from_list(
+        [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
+    )
+    aug = jk.image.Compose([jk.image.RandomResizedCrop(6), jk.image.Normalize([0.5], [0.2])])
+    params = aug.sample(jax.random.split(jax.random.key(3), len(sizes)), (4, 4))
+    return _captured(ops.ragged_chain, lambda: aug.apply(images, params))
+
+
+def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """CutMix boxes and MixUp factors at once."""
+
+    def make() -> dict[str, Any]:
+        x, random = _images(dtype), np.random.default_rng(5)
+        lam = random.uniform(0, 1, len(x)).astype(np.float32)
+        box = random.integers(0, 6, (len(x), 4), dtype=np.int32)
+        samples = list(zip(x, x[::-1], lam, box, strict=True))
+        rounding = 1 if dtype == np.uint8 else 1e-5
+        return {
+            "op": ops.mix,
+            "samples": samples,
+            "static": {"layout": Layout.NHWC},
+            "atol": 5e-2 if dtype == jnp.bfloat16 else rounding,
+            "rtol": 2e-2 if dtype == jnp.bfloat16 else 1e-5,
+        }
+
+    return make
+
+
+def _images(dtype: Any) -> Any:
+    levels = np.random.default_rng(4).integers(0, 256, (8, 10, 12, 3))
+    return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
+
+
+def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
+    """The operands and static arguments with which a function calls an op over a batch."""
+    seen: list[tuple[Any, Any]] = []
+
+    class Recorder:
+        def __call__(self, *operands: Any, batch_dims: int, **static: Any) -> Any:
+            seen.append((operands, static))
+            return op(*operands, batch_dims=batch_dims, **static)
+
+    name = next(n for n, value in vars(ops).items() if value is op)
+    setattr(ops, name, Recorder())
+    try:
+        run()
+    finally:
+        setattr(ops, name, op)
+    operands, static = seen[0]
+    count = max(x.shape[0] for x in operands)
+    samples = [tuple(x[min(i, x.shape[0] - 1)] for x in operands) for i in range(count)]
+    # The kernel's fixed point may be off by 2e-4 of the value range, here divided by std.
+    return {"op": op, "samples": samples, "static": static, "atol": 2e-3, "rtol": 1e-2}
+
+
+# The whole table for one dtype of each op; the rows that depend on the dtype for the others.
+_DTYPE_ROWS = ["eager_and_jit", "control_flow", "forward", "reverse", "mesh_auto", "backends"]
+_CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
+    "scale-f32": (scale(np.float32), check_names()),
+    "scale-f64": (scale(np.float64), check_names()),
+    "scale-i32": (scale(np.int32), _DTYPE_ROWS),
+    "image_chain-u8-f32": (image_chain(np.uint8, np.float32), check_names()),
+    "image_chain-f32-f32": (image_chain(np.float32, np.float32, antialias=True), _DTYPE_ROWS),
+    "image_chain-bf16-bf16": (
+        image_chain(jnp.bfloat16, jnp.bfloat16, interpolation="nearest"),
+        _DTYPE_ROWS,
+    ),
+    "image_chain-f16-f16": (image_chain(np.float16, np.float16), _DTYPE_ROWS),
+    "image_chain_ragged-u8": (image_chain_ragged, check_names()),
+    "image_mix-f32": (image_mix(np.float32), check_names()),
+    "image_mix-u8": (image_mix(np.uint8), _DTYPE_ROWS),
+    "image_mix-bf16": (image_mix(jnp.bfloat16), _DTYPE_ROWS),
+}
+CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
+
+
+@functools.cache
+def case(name: str) -> dict[str, Any]:
+    """The keyword arguments of ``check_op`` for one case."""
+    return _CASES[name][0]()

@@ -1,0 +1,79 @@
+"""Would catch: an op that breaks a promise of the recipe. A later op adds one line to its cases."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from native_library import build
+from recipe_cases import CASES, case
+
+import jaxkern as jk
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _scale_library(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("scale")
+    build(folder, "scale_library")
+    sys.path.insert(0, str(folder))
+    import os
+
+    # Also for the fresh processes that run exported programs.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    assert jk.load_library("scale_library").problem is None
+
+
+@pytest.mark.parametrize(("name", "check"), CASES)
+def test_recipe(name: str, check: str) -> None:
+    with jax.enable_x64("f64" in name):
+        assert jk.testing.check_op(**case(name), only=[check]) == [check]
+
+
+def test_a_wrong_op_fails() -> None:
+    """The checks themselves can fail: a native kernel that differs from its twin is found."""
+    op = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s + 0.01)
+    samples = [(jnp.arange(3.0), jnp.float32(i)) for i in range(4)]
+    with pytest.raises(AssertionError, match="eager_and_jit"):
+        jk.testing.check_op(op, samples, only=["eager_and_jit", "mesh_auto"])
+
+
+def test_bad_samples() -> None:
+    op = jk.Op("test.same", version=1, abstract=lambda x: x, impl=lambda x: x)
+    with pytest.raises(ValueError, match="got 3 samples; wanted a multiple of 4"):
+        jk.testing.check_op(op, [(jnp.ones(2),)] * 3)
+    with pytest.raises(ValueError, match="differ in shape or dtype"):
+        jk.testing.check_op(op, [(jnp.ones(2),)] * 3 + [(jnp.ones(3),)])
+    with pytest.raises(ValueError, match="no check is named"):
+        jk.testing.check_op(op, [(jnp.ones(2),)] * 4, only=["nonsense"])
+
+
+def test_batch_axes_must_agree() -> None:
+    op = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
+    with pytest.raises(ValueError, match=r"batch axis 0 has sizes \[3, 2\]"):
+        op(jnp.ones((3, 4)), jnp.ones(2), batch_dims=1)
+    with pytest.raises(ValueError, match="lacks the 1 leading batch axes"):
+        op(jnp.ones((3, 4)), 2.0, batch_dims=1)
+
+
+def test_a_handler_refuses_what_does_not_fit() -> None:
+    """A serialized program is not trusted: the handler checks shapes and dtypes itself."""
+    x, out = jnp.ones((4, 3)), jax.ShapeDtypeStruct((4, 3), np.float32)
+    call = jax.ffi.ffi_call("test.scale.v1", out)
+    for s, message in (
+        (jnp.ones(3), r"operand 's' has shape \[3\]; wanted \[4\|1\]"),
+        (jnp.ones(4, jnp.int32), "operand 's' has dtype int32; wanted float32"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            jax.block_until_ready(call(x, s))
+    wide = jax.ShapeDtypeStruct((1,) * 20, np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="at most 12 batch axes"):
+        jax.block_until_ready(jax.ffi.ffi_call("test.scale.v1", wide)(x, jnp.ones(4)))
+
+
+def test_doctor_tells_op_and_target() -> None:
+    report = str(jk.doctor())
+    assert "test.scale on cpu: native test.scale.v1" in report
+    assert "test.scale on cuda: pure JAX (" in report
