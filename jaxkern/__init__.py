@@ -21,6 +21,7 @@ from jaxkern.core.registry import load as load_library
 
 if TYPE_CHECKING:
     from jaxkern import image as image
+    from jaxkern import performance as performance
     from jaxkern import random as random
     from jaxkern import testing as testing
 
@@ -34,12 +35,13 @@ __all__ = [
     "get_include",
     "image",
     "load_library",
+    "performance",
     "random",
     "testing",
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "random", "testing")
+_DOMAINS = ("image", "performance", "random", "testing")
 
 
 def __getattr__(name: str) -> Any:

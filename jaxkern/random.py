@@ -21,6 +21,8 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     Returns: new-style keys [N].
     Raises: TypeError for arguments that are not integers; ValueError for other ranks.
 
+    >>> import numpy as np
+    >>> from jaxkern.random import record_keys
     >>> record_keys(0, 1, np.array([7, 2**40])).shape
     (2,)
     """

@@ -16,7 +16,7 @@ from jaxkern.image.transform import Transform
 class Batch(NamedTuple):
     """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype."""
 
-    count: int
+    images: int
     height: Any
     width: Any
     channels: int
@@ -86,7 +86,7 @@ def is_single_key(key: Any) -> bool:
         )
     if key.ndim not in (rank, rank + 1):
         raise ValueError(f"keys has shape {key.shape}; wanted one key or one key per image")
-    return key.ndim == rank
+    return bool(key.ndim == rank)
 
 
 def _described(value: Any) -> str:
@@ -136,9 +136,11 @@ def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
     if not hasattr(value, "shape") or isinstance(value, np.generic):
         value = np.asarray(value)
         if value.ndim == 0 and value.dtype.kind in _KINDS[kind]:
-            return {"int": int, "bool": bool, "float": _shared_float}[kind](value)
+            return _shared_float(value) if kind == "float" else value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
+    if value.shape == ():
+        value = jnp.broadcast_to(value, (count,))
     if value.shape != (count,):
         raise ValueError(f"{where} has shape {value.shape}; wanted ({count},): one value per image")
     if kind == "int" and value.dtype != np.int32:

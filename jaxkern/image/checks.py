@@ -1,4 +1,4 @@
-"""Argument checks of the image transforms: each says what was given, what was wanted, what to do."""
+"""Argument checks of the image transforms: what was given, what was wanted, what to do."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _integers(value: Any, name: str, lengths: Sequence[int], wanted: str) -> tup
     if _is_integer(value):
         return (int(value),)
     items = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
-    if isinstance(items, list | tuple) and len(items) in lengths:
-        if all(_is_integer(item) for item in items):
-            return tuple(int(item) for item in items)
+    fits = isinstance(items, list | tuple) and len(items) in lengths
+    if fits and all(_is_integer(item) for item in items):
+        return tuple(int(item) for item in items)
     raise ValueError(f"{name}={value!r}; wanted {wanted}")
 
 
@@ -40,9 +40,7 @@ def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
 
 def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int]:
     """Left, top, right, bottom from an integer, (horizontal, vertical), or all four."""
-    wanted = (
-        "an integer, (left and right, top and bottom) or (left, top, right, bottom), not below 0"
-    )
+    wanted = "an integer, (horizontal, vertical) or (left, top, right, bottom), none below 0"
     found = _integers(value, name, (1, 2, 4), wanted)
     if min(found) < 0:
         raise ValueError(f"{name}={value!r}; wanted {wanted}; crop with CenterCrop or RandomCrop")
@@ -101,9 +99,9 @@ def per_channel(value: Any, name: str) -> Any:
             raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
         return value
     array = np.asarray(value)
-    if array.ndim > 1 or array.size not in (1, 3, 4) or array.dtype.kind not in "iuf":
-        if array.dtype.name != "bfloat16":
-            raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    numeric = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
+    if array.ndim > 1 or array.size not in (1, 3, 4) or not numeric:
+        raise ValueError(f"{name}={value!r}; wanted {wanted}")
     found = tuple(float(item) for item in array.reshape(-1))
     if not all(math.isfinite(item) for item in found):
         raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")

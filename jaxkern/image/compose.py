@@ -44,6 +44,8 @@ class Compose:
       scale: whether u8 levels become x / 255 where a float image is implied.
     Raises: TypeError for what is no transform or dtype; ValueError for an empty list or layout.
 
+    >>> import numpy as np
+    >>> from jaxkern.image import CenterCrop, Compose, Normalize
     >>> images = np.zeros((2, 32, 32, 3), np.uint8)
     >>> Compose([CenterCrop(24), Normalize(0.5, 0.5)]).apply(images, ({}, {})).shape
     (2, 24, 24, 3)
@@ -89,6 +91,7 @@ class Compose:
         RandomResizedCrop becomes a resize of the shorter side to size * 256 / 224 and a central
         crop, RandomCrop a central crop; flips, erasing and mixing are dropped.
 
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip, RandomResizedCrop
         >>> Compose([RandomResizedCrop(224), RandomHorizontalFlip()]).eval().output_size
         (224, 224)
         """
@@ -106,6 +109,8 @@ class Compose:
           size: (height, width) as ints or as int32 arrays [N], or a `Ragged` batch.
         Raises: TypeError for what is no key array; ValueError for a single key or bad sizes.
 
+        >>> import jax
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip
         >>> keys = jax.random.split(jax.random.key(0), 4)
         >>> Compose([RandomHorizontalFlip()]).sample(keys, (8, 8))[0]["flip"].shape
         (4,)
@@ -114,7 +119,7 @@ class Compose:
             raise ValueError("keys holds one key; wanted one per image: jax.random.split(key, N)")
         count = keys.shape[0]
         start = _checked_size(size, count)
-        drawn = []
+        drawn: list[dict[str, Any]] = []
         for place, (transform, at) in enumerate(
             zip(self.transforms, self._sizes(start), strict=False)
         ):
@@ -137,6 +142,8 @@ class Compose:
           labels), where labels are as given if the chain does not mix.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
+        >>> import numpy as np
+        >>> from jaxkern.image import Compose, RandomHorizontalFlip
         >>> images = np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1)
         >>> Compose([RandomHorizontalFlip()]).apply(images, ({"flip": True},)).tolist()
         [[[[1], [0]], [[3], [2]]]]
@@ -145,12 +152,12 @@ class Compose:
         steps = list(
             zip(
                 self.transforms,
-                checked_parameters(self.transforms, params, batch.count),
+                checked_parameters(self.transforms, params, batch.images),
                 strict=True,
             )
         )
         if labels is not None:
-            labels = checked_labels(labels, batch.count)
+            labels = checked_labels(labels, batch.images)
         output_dtype = self._output_dtype(batch.dtype)
         layout = Layout[self.layout]
         groups = _grouped(_linear_first(steps))
@@ -160,10 +167,7 @@ class Compose:
             last = place == len(groups) - 1
             for transform, given in fused:
                 transform._fold(chain, given)
-            if last:
-                folded = chain.finish(output_dtype, layout)
-            else:
-                folded = chain.finish_open()
+            folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
             if folded is not None:
                 plan, operands = folded
                 pixels = _run(pixels, operands, plan)
@@ -179,6 +183,9 @@ class Compose:
     def __call__(self, key_or_keys: Any, images: Any, labels: Any = None) -> Any:
         """Samples, then applies; one key is split over the batch, [N] keys are used as they are.
 
+        >>> import jax
+        >>> import numpy as np
+        >>> from jaxkern.image import Compose, RandomCrop
         >>> images = np.zeros((2, 8, 8, 3), np.uint8)
         >>> Compose([RandomCrop(4)])(jax.random.key(0), images).shape
         (2, 4, 4, 3)
@@ -186,9 +193,9 @@ class Compose:
         batch = checked_images(images)
         keys = key_or_keys
         if is_single_key(keys):
-            keys = jax.random.split(keys, batch.count)
-        elif keys.shape[0] != batch.count:
-            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.count} images")
+            keys = jax.random.split(keys, batch.images)
+        elif keys.shape[0] != batch.images:
+            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.images} images")
         return self.apply(images, self.sample(keys, (batch.height, batch.width)), labels)
 
     def _sizes(self, size: Any) -> list[Any]:
@@ -225,7 +232,7 @@ def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size={size!r}; wanted (height, width) or a Ragged batch")
-    checked = []
+    checked: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             if side < 1:

@@ -256,9 +256,9 @@ class ChainBuilder:
             self.to_float(self.scale)
         opened = [*self._done, self._open]
         unchanged = dtype is self.source_dtype and layout is Layout.NHWC
-        if unchanged and len(opened) == 1 and self._open.is_identity():
-            if dtype is Dtype.U8 or self._open.rounding is Rounding.KEEP:
-                return None
+        unrounded = dtype is Dtype.U8 or self._open.rounding is Rounding.KEEP
+        if unchanged and unrounded and len(opened) == 1 and self._open.is_identity():
+            return None
         erasures = [erasure for segment in opened for erasure in segment.erasures]
         if len(erasures) > MAX_ERASURES:
             raise ValueError(

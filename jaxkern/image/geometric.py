@@ -66,6 +66,7 @@ class RandomResizedCrop(Transform):
     Parameters an image: top, left, height, width i32.
     Raises: ValueError for sizes below 1, NaN, negative or decreasing ranges, other words.
 
+    >>> from jaxkern.image import RandomResizedCrop
     >>> RandomResizedCrop(224, antialias=False).size
     (224, 224)
     """
@@ -112,7 +113,7 @@ class RandomResizedCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def eval(self) -> tuple[Transform, ...]:
         """Resize the shorter side to size * 256 / 224, then the central crop."""
@@ -123,8 +124,8 @@ class RandomResizedCrop(Transform):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         names = ("top", "left", "height", "width")
         box = tuple(params[name] for name in names)
-        checks.concrete_box(box, chain.size, names, "RandomResizedCrop")  # type: ignore[arg-type]
-        chain.resample(_filter(self.interpolation, self.antialias), box, self.size)  # type: ignore[arg-type]
+        checks.concrete_box(box, chain.size, names, "RandomResizedCrop")
+        chain.resample(_filter(self.interpolation, self.antialias), box, self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Resize(Transform):
       antialias: widen the bilinear filter where the image shrinks.
     Raises: ValueError for sizes below 1, max_size not above size or beside a pair.
 
+    >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))
     (256, 320)
     """
@@ -198,6 +200,7 @@ def _select(condition: Any, yes: int, no: int) -> Any:
 class CenterCrop(Transform):
     """Crops the middle `size` pixels; a smaller image is padded with zeros first.
 
+    >>> from jaxkern.image import CenterCrop
     >>> CenterCrop(224).output_size((256, 300))
     (224, 224)
     """
@@ -209,7 +212,7 @@ class CenterCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         start = tuple(
@@ -235,6 +238,7 @@ class Pad(Transform):
       fill: a number, or one a channel, in the value space at this point of the chain.
     Raises: ValueError for negative or ill-shaped padding and other padding modes.
 
+    >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))
     (40, 40)
     """
@@ -279,6 +283,7 @@ class RandomCrop(Transform):
     Parameters an image: top, left i32, counted in the padded image.
     Raises: ValueError for bad sizes, and in `apply` for images smaller than the crop.
 
+    >>> from jaxkern.image import RandomCrop
     >>> RandomCrop(32, padding=4).output_size((32, 32))
     (32, 32)
     """
@@ -333,7 +338,7 @@ class RandomCrop(Transform):
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
-        return self.size
+        return self.size[0], self.size[1]
 
     def eval(self) -> tuple[Transform, ...]:
         """The central crop, without padding."""
@@ -372,6 +377,7 @@ class _RandomFlip(Transform):
 class RandomHorizontalFlip(_RandomFlip):
     """Mirrors columns with probability p. Parameter an image: flip bool.
 
+    >>> from jaxkern.image import RandomHorizontalFlip
     >>> RandomHorizontalFlip(0.5).p
     0.5
     """
@@ -384,6 +390,7 @@ class RandomHorizontalFlip(_RandomFlip):
 class RandomVerticalFlip(_RandomFlip):
     """Mirrors rows with probability p. Parameter an image: flip bool.
 
+    >>> from jaxkern.image import RandomVerticalFlip
     >>> RandomVerticalFlip(0.5).p
     0.5
     """

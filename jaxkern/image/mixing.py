@@ -43,6 +43,7 @@ class MixUp(Mixing):
     Parameter an image: lam f32.
     Raises: ValueError for an alpha that is not above 0.
 
+    >>> from jaxkern.image import MixUp
     >>> MixUp(alpha=0.2).per_sample
     False
     """
@@ -77,6 +78,7 @@ class CutMix(Mixing):
     Parameters an image: lam f32; top, left, height, width i32.
     Raises: ValueError for an alpha that is not above 0.
 
+    >>> from jaxkern.image import CutMix
     >>> CutMix(alpha=1.0).alpha
     1.0
     """

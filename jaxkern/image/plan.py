@@ -57,7 +57,8 @@ def dtype_code(dtype: Any) -> Dtype | None:
 
 def jax_dtype(code: Dtype) -> np.dtype[Any]:
     """The NumPy dtype (bfloat16 included) of a code."""
-    return _JAX_DTYPES[code]
+    dtype: np.dtype[Any] = _JAX_DTYPES[code]
+    return dtype
 
 
 class Layout(enum.IntEnum):

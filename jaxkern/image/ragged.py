@@ -24,6 +24,8 @@ class Ragged:
 
     Fields: buffer u8 [B], offset i32 (i64 under x64) [N], height i32 [N], width i32 [N].
 
+    >>> import numpy as np
+    >>> from jaxkern.image import Ragged
     >>> Ragged.from_list([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).max_width
     6
     """
@@ -58,6 +60,8 @@ class Ragged:
         Raises: TypeError for images that are not u8; ValueError for other ranks, zero sizes,
           channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
 
+        >>> import numpy as np
+        >>> from jaxkern.image import Ragged
         >>> Ragged.from_list([np.zeros((4, 6, 1), np.uint8)]).offset.tolist()
         [0]
         """
@@ -94,7 +98,7 @@ class Ragged:
         length = total if buffer_size is None else buffer_size
         if length < total:
             raise ValueError(f"buffer_size={buffer_size}, but the images take {total} bytes")
-        wide = bool(jax.config.jax_enable_x64)
+        wide = bool(jax.config.read("jax_enable_x64"))
         if length > _INT32_MAX and not wide:
             raise ValueError(
                 f"the images take {length} bytes, above 2**31 - 1, which int32 offsets cannot "

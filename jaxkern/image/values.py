@@ -28,6 +28,8 @@ class ToDtype(Transform):
       dtype: uint8, float16, bfloat16 or float32.
     Raises: TypeError for other dtypes.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxkern.image import ToDtype
     >>> ToDtype(jnp.float32, scale=True).dtype
     dtype('float32')
     """
@@ -64,6 +66,7 @@ class Normalize(Transform):
       mean, std: a number or one a channel; traced arrays are allowed and carry gradients.
     Raises: ValueError for a std of 0, values that are not finite, lengths that do not match.
 
+    >>> from jaxkern.image import Normalize
     >>> Normalize([0.5, 0.5, 0.5], 0.25).std
     (0.25,)
     """
@@ -103,6 +106,7 @@ class RandomErasing(Transform):
     Parameters an image: top, left, height, width i32 and erase bool.
     Raises: ValueError for p outside [0, 1], bad ranges, and value="random".
 
+    >>> from jaxkern.image import RandomErasing
     >>> RandomErasing(0.25).scale
     (0.02, 0.33)
     """

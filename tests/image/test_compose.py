@@ -1,0 +1,207 @@
+"""What Compose promises beyond single transforms: dtypes, mixing, eval, sampling by record.
+
+Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
+depends on the place in a batch, an `eval` that still draws.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import assert_close
+from oracle import reference
+
+from jaxkern import image as im
+from jaxkern import random as jr
+
+RNG = np.random.default_rng(11)
+U8 = RNG.integers(0, 256, (4, 10, 12, 3), np.uint8)
+F32 = RNG.random((4, 10, 12, 3)).astype(np.float32)
+LABELS = np.eye(5, dtype=np.float32)[[0, 3, 1, 4]]
+FLIP = im.RandomHorizontalFlip()
+NORM = im.Normalize([0.4, 0.5, 0.6], [0.2, 0.25, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("images", "transforms", "dtype", "scale", "wanted"),
+    [
+        (U8, [im.CenterCrop(4)], None, True, (np.uint8, 1)),
+        (U8, [im.CenterCrop(4)], np.float32, True, (np.float32, 1 / 255)),
+        (U8, [im.CenterCrop(4)], np.float32, False, (np.float32, 1)),
+        (U8, [im.CenterCrop(4), im.ToDtype(np.float32)], None, True, (np.float32, 1)),
+        (U8, [im.ToDtype(np.float16, True), im.CenterCrop(4)], None, True, (np.float16, 1 / 255)),
+        (U8, [im.CenterCrop(4), im.Normalize(0, 1)], None, True, (np.float32, 1 / 255)),
+        (U8, [im.CenterCrop(4), im.Normalize(0, 1)], None, False, (np.float32, 1)),
+        (F32, [im.CenterCrop(4)], None, True, (np.float32, 1)),
+        (F32, [im.CenterCrop(4), im.Normalize(0, 2)], jnp.bfloat16, True, (jnp.bfloat16, 0.5)),
+    ],
+)
+def test_value_space_and_dtype(run, images, transforms, dtype, scale, wanted):
+    out = run(im.Compose(transforms, dtype, scale=scale), images, ({},) * len(transforms))
+    assert out.dtype == wanted[0]
+    middle = images[:, 3:7, 4:8].astype(np.float64) * wanted[1]
+    assert_close(out, middle)
+
+
+def test_float_to_u8_truncates(run):
+    levels = np.arange(256, dtype=np.float32).reshape(1, 16, 16, 1) / 255
+    aug = im.Compose([im.ToDtype(np.uint8, scale=True)])
+    np.testing.assert_array_equal(run(aug, levels, ({},)).reshape(-1), np.arange(256))
+    edges = np.asarray([-1, 0.999 / 255.999, 1.001 / 255.999, 0.5, 2], np.float32)
+    out = run(aug, edges.reshape(1, 1, 5, 1), ({},))
+    assert out.reshape(-1).tolist() == [0, 0, 1, 127, 255]
+
+
+def test_u8_resize_rounds_half_to_even(run):
+    images = np.asarray([0, 1, 1, 2, 2, 3], np.uint8).reshape(1, 1, 6, 1)
+    out = run(im.Compose([im.Resize((1, 3), antialias=False)]), images, ({},))
+    assert out.reshape(-1).tolist() == [0, 2, 2]
+
+
+MIXES = {
+    "mixup": [FLIP, NORM, im.MixUp(0.4, per_sample=True)],
+    "mixup first": [im.MixUp(0.4), NORM, FLIP],
+    "cutmix": [im.RandomResizedCrop(7, antialias=False), im.CutMix(per_sample=True), NORM],
+    "mix, erase, mix": [im.MixUp(), im.RandomErasing(1.0), im.CutMix(), im.CenterCrop(8)],
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mixing_equals_oracle(run, name):
+    layout = "NCHW" if name in ("cutmix", "mix, erase, mix") else "NHWC"
+    aug = im.Compose(MIXES[name], dtype=np.float32, layout=layout)
+    params = aug.sample(jax.random.split(jax.random.key(1), 4), (10, 12))
+    out, soft = run(aug, U8, params, LABELS)
+    wanted, wanted_soft = reference(aug, U8, params, np.float32, LABELS)
+    assert_close(out, wanted)
+    np.testing.assert_allclose(soft, wanted_soft, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(soft).sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, jnp.bfloat16])
+def test_mixing_in_other_dtypes(run, dtype):
+    aug = im.Compose([im.CenterCrop(8), im.MixUp(per_sample=True)], dtype=dtype)
+    params = ({}, {"lam": np.asarray([0.0, 1.0, 0.3, 0.5], np.float32)})
+    assert_close(run(aug, U8, params), reference(aug, U8, params, dtype), odd_levels=0.01)
+
+
+def test_cutmix_labels_follow_clipped_box(run):
+    """A box that leaves the image counts only with what is inside, whatever `lam` says."""
+    aug = im.Compose([im.CutMix()])
+    box = {"top": 8, "left": -3, "height": 6, "width": 7}
+    out, soft = run(aug, F32, ({"lam": 0.9, **box},), LABELS)
+    share = 2 * 4 / 120
+    np.testing.assert_allclose(soft[1], (1 - share) * LABELS[1] + share * LABELS[0], atol=1e-6)
+    np.testing.assert_array_equal(out[1, 8:, :4], F32[0, 8:, :4])
+    np.testing.assert_array_equal(out[1, :8], F32[1, :8])
+
+
+def test_labels_pass_through_without_mixing(run):
+    out, labels = run(im.Compose([FLIP]), U8, ({"flip": False},), LABELS)
+    np.testing.assert_array_equal(out, U8)
+    np.testing.assert_array_equal(labels, LABELS)
+
+
+def test_one_mixture_a_batch_by_default():
+    aug = im.Compose([FLIP, im.MixUp(), im.MixUp(per_sample=True)])
+    keys = jax.random.split(jax.random.key(0), 6)
+    _, shared, own = aug.sample(keys, (8, 8))
+    assert len(set(np.asarray(shared["lam"]).tolist())) == 1
+    assert len(set(np.asarray(own["lam"]).tolist())) == 6
+    first_only = aug.sample(keys[:1], (8, 8))[1]["lam"]
+    assert shared["lam"][0] == first_only[0]
+
+
+def test_eval_is_deterministic(run):
+    train = im.Compose(
+        [im.RandomResizedCrop(7), FLIP, NORM, im.RandomErasing(), im.MixUp()], np.float32, "NCHW"
+    )
+    chain = train.eval()
+    assert [type(t).__name__ for t in chain.transforms] == ["Resize", "CenterCrop", "Normalize"]
+    assert chain.transforms[0].size == 8
+    assert (chain.output_size, chain.dtype, chain.layout) == ((7, 7), np.float32, "NCHW")
+    wanted = reference(chain, U8, ({},) * 3, np.float32)
+    assert_close(run(chain, U8, ({},) * 3), wanted)
+    first, second = (jax.jit(chain)(jax.random.key(k), U8) for k in range(2))
+    np.testing.assert_array_equal(first, second)
+    only = im.Compose([FLIP]).eval()
+    np.testing.assert_array_equal(only.apply(U8, ({},)), U8)
+    cropped = im.Compose([im.RandomCrop(6, padding=2)]).eval()
+    assert repr(cropped.transforms) == "(CenterCrop(size=(6, 6)),)"
+
+
+def test_output_size():
+    assert im.Compose([im.Resize(8)]).output_size is None
+    assert im.Compose([im.Resize(8), im.CenterCrop(6), im.Pad(1)]).output_size == (8, 8)
+    assert im.Compose([im.RandomCrop((3, 4)), im.Resize(6)]).output_size == (6, 8)
+
+
+def test_repr_is_readable():
+    text = repr(im.Compose([im.Pad(2, fill=3), NORM], jnp.bfloat16))
+    assert "Pad(padding=(2, 2, 2, 2), fill=(3.0,), padding_mode='constant')" in text
+    assert "dtype=bfloat16, layout='NHWC', scale=True" in text
+
+
+def test_call_splits_one_key_and_takes_many():
+    aug = im.Compose([im.RandomCrop(5), FLIP])
+    call = jax.jit(aug)
+    key = jax.random.key(2)
+    keys = jax.random.split(key, 4)
+    wanted = aug.apply(U8, aug.sample(keys, (10, 12)))
+    np.testing.assert_array_equal(call(key, U8), wanted)
+    np.testing.assert_array_equal(call(keys, U8), wanted)
+    old = jax.random.PRNGKey(2)
+    np.testing.assert_array_equal(call(old, U8), wanted)
+    np.testing.assert_array_equal(call(jax.random.split(old, 4), U8), wanted)
+
+
+def test_sampling_depends_on_the_record_only():
+    """The same records in other batches, orders and sizes get the same parameters."""
+    aug = im.Compose([im.RandomResizedCrop(5), FLIP, im.RandomErasing()])
+    sample = jax.jit(lambda keys: aug.sample(keys, (10, 12)))
+    ids = np.arange(12)
+    whole = sample(jr.record_keys(0, 3, ids))
+    order = np.random.default_rng(0).permutation(12)
+    for part in np.split(order, 3):
+        drawn = sample(jr.record_keys(0, 3, ids[part]))
+        same = jax.tree.map(lambda a, b, p=part: np.array_equal(a[p], b), whole, drawn)
+        assert all(jax.tree.leaves(same))
+    other = sample(jr.record_keys(0, 4, ids))
+    assert not np.array_equal(other[0]["top"], whole[0]["top"])
+
+
+def test_position_in_the_chain_changes_the_draw():
+    flips = im.Compose([FLIP] * 3).sample(jax.random.split(jax.random.key(0), 64), (4, 4))
+    assert not np.array_equal(flips[0]["flip"], flips[1]["flip"])
+    assert not np.array_equal(flips[1]["flip"], flips[2]["flip"])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_record_keys(traced):
+    def data(keys):
+        return np.asarray(jax.random.key_data(keys))
+
+    ids = np.asarray([0, 1, 2**31 - 1])
+    wanted = data(jr.record_keys(5, 1, ids))
+    if traced:
+        keys = jax.jit(jr.record_keys)(jnp.int32(5), jnp.int32(1), jnp.asarray(ids, jnp.int32))
+    else:
+        keys = jr.record_keys(5, 1, ids[::-1])[::-1]
+    np.testing.assert_array_equal(data(keys), wanted)
+
+
+def test_record_keys_use_all_64_bits():
+    ids = np.asarray([3, 3 + 2**32, 3 + 2**62, 2**63 - 1], np.int64)
+    data = [
+        jax.random.key_data(jr.record_keys(seed, epoch, ids))
+        for seed, epoch in ((0, 0), (1, 0), (0, 1), (2**40, 0), (0, 2**40))
+    ]
+    rows = np.concatenate([np.asarray(part) for part in data])
+    assert len(np.unique(rows, axis=0)) == 20
+    assert jr.record_keys(0, 0, []).shape == (0,)
+    with pytest.raises(TypeError, match="record_ids has dtype float64"):
+        jr.record_keys(0, 0, np.asarray([1.5]))
+    with pytest.raises(ValueError, match=r"record_ids has shape \(\)"):
+        jr.record_keys(0, 0, 3)

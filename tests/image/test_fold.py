@@ -1,0 +1,99 @@
+"""Which chains fuse into how many passes.
+
+Would catch: a fold that silently stopped working, which costs a pass over the image but no value.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxkern import image as im
+from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.plan import Dtype, Filter, Layout
+
+FLOAT = im.ToDtype(np.float32, scale=True)
+NORM = im.Normalize([0.4, 0.5, 0.6], 0.25)
+CROP, NEAREST = im.RandomResizedCrop(8), im.RandomResizedCrop(8, interpolation="nearest")
+HFLIP, VFLIP, ERASE = im.RandomHorizontalFlip(), im.RandomVerticalFlip(), im.RandomErasing()
+
+CASES = {
+    "train": ([CROP, HFLIP, NORM, ERASE], 1),
+    "eval": ([im.Resize(20), im.CenterCrop(8), NORM], 1),
+    "cifar": ([im.RandomCrop(16, padding=2), HFLIP, NORM], 1),
+    "flips first": ([HFLIP, VFLIP, CROP, HFLIP, NORM], 1),
+    "crop, resize": ([im.RandomCrop(12), HFLIP, im.Resize((8, 8)), FLOAT], 1),
+    "normalize first": ([NORM, CROP], 1),
+    "erase, crop, flip": ([NORM, ERASE, im.RandomCrop(8), HFLIP], 1),
+    "same fills": ([im.Pad(2), im.RandomCrop(18, padding=1), im.CenterCrop(30)], 1),
+    "fill after normalize": ([im.Pad(1), NORM, HFLIP, ERASE], 1),
+    "same size": ([im.Resize((16, 16)), CROP], 1),
+    "pad, resize": ([im.Pad(2), CROP], 2),
+    "erase, resize": ([ERASE, CROP], 2),
+    "two fills": ([im.Pad(1, fill=1), im.Pad(1, fill=2)], 2),
+    "flip, nearest": ([HFLIP, NEAREST], 2),
+    "nearest, flip": ([NEAREST, HFLIP], 1),
+    "two resizes": ([CROP, im.Resize((4, 4))], 2),
+    "levels inside": ([CROP, im.ToDtype(np.uint8), NORM], 2),
+    "whole levels": ([HFLIP, im.ToDtype(np.uint8), NORM], 1),
+}
+
+
+def fold(transforms, params, size=(16, 16)):
+    chain = ChainBuilder(*size, 3, Dtype.U8)
+    for transform, given in zip(transforms, params, strict=True):
+        transform._fold(chain, given)
+    return chain.finish(Dtype.F32, Layout.NHWC)
+
+
+def sampled(transforms):
+    aug = im.Compose(transforms)
+    shapes = jax.eval_shape(lambda key: aug.sample(key, (16, 16)), jax.random.split(KEY, 3))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_passes(name):
+    transforms, passes = CASES[name]
+    plan, operands = fold(transforms, sampled(transforms))
+    assert len(plan.segments) == passes
+    assert operands.geometry.shape[1:] == (passes, 14)
+    assert operands.affine.shape == (1, passes, 2, 3)
+    assert operands.fill.shape == (1, passes, 3)
+    assert operands.erase_box.shape[1:] == (plan.erasures, 4)
+    assert operands.erase_value.shape == (1, plan.erasures, 3)
+
+
+def test_constant_chain_has_shared_geometry():
+    plan, operands = fold([im.Resize(20), im.CenterCrop(8), NORM], ({}, {}, {}))
+    assert operands.geometry.shape == (1, 1, 14)
+    assert isinstance(operands.geometry, np.ndarray)
+    assert plan.segments[0].filter is Filter.ANTIALIAS
+    fields = operands.geometry[0, 0].tolist()
+    assert fields == [0, 0, 16, 16, 20, 20, 0, 0, 8, 8, 6, 1, 6, 1]
+
+
+def test_equal_plans_hash_alike():
+    """A plan is a static argument of the op: an unequal hash would retrace every call."""
+    first, second = (fold([CROP, NORM], sampled([CROP, NORM]))[0] for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+def test_too_many_passes_and_erasures():
+    pads = [im.Pad(1, fill=k) for k in range(9)]
+    with pytest.raises(ValueError, match="more than 8 passes"):
+        fold(pads, [{}] * 9)
+    erasures = [ERASE] * 17
+    with pytest.raises(ValueError, match="17 erasures, at most 16"):
+        fold(erasures, sampled(erasures))
+
+
+def test_identity_makes_no_call():
+    chain = ChainBuilder(4, 4, 3, Dtype.F32)
+    assert chain.finish(Dtype.F32, Layout.NHWC) is None

@@ -1,0 +1,114 @@
+"""Ragged batches against the oracle on each image of its own.
+
+Would catch: a wrong offset, a row stride of the largest image, sizes of one image used for another.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import assert_close
+from oracle import reference
+
+from jaxkern import image as im
+
+RNG = np.random.default_rng(3)
+IMAGES = [
+    RNG.integers(0, 256, (h, w, 3), np.uint8) for h, w in [(9, 14), (21, 6), (1, 1), (16, 16)]
+]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return im.Ragged.from_list(IMAGES)
+
+
+CHAINS = {
+    "train": im.Compose(
+        [
+            im.RandomResizedCrop(8, antialias=False),
+            im.RandomHorizontalFlip(),
+            im.Normalize(0.5, 0.2),
+        ]
+    ),
+    "antialias": im.Compose([im.RandomVerticalFlip(), im.RandomResizedCrop((5, 7))], np.float32),
+    "nearest": im.Compose([im.RandomResizedCrop(8, interpolation="nearest")]),
+    "eval": im.Compose([im.Resize(12), im.CenterCrop(8), im.Normalize(0.5, 0.2)]),
+    "limited": im.Compose(
+        [im.Resize(6, max_size=9, antialias=False), im.CenterCrop((11, 8))], "f4"
+    ),
+    "crop": im.Compose(
+        [im.Pad((1, 2), fill=9), im.RandomCrop(10, pad_if_needed=True, fill=9), im.Resize((6, 6))]
+    ),
+    "border": im.Compose([im.CenterCrop(18), im.RandomErasing(p=1.0, value=3)], layout="NCHW"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_equals_oracle(run, batch, name):
+    aug = CHAINS[name]
+    keys = jax.random.split(jax.random.key(5), len(IMAGES))
+    params = aug.sample(keys, batch)
+    out = run(aug, batch, params)
+    assert_close(out, reference(aug, IMAGES, params, out.dtype), odd_levels=0.02)
+
+
+def test_sample_takes_sizes_or_batch(batch):
+    aug = CHAINS["train"]
+    keys = jax.random.split(jax.random.key(5), len(IMAGES))
+    by_batch, by_size = aug.sample(keys, batch), aug.sample(keys, (batch.height, batch.width))
+    jax.tree.map(np.testing.assert_array_equal, by_batch, by_size)
+    crop = by_batch[0]
+    assert np.all(np.asarray(crop["top"] + crop["height"]) <= batch.height)
+    assert np.all(np.asarray(crop["left"] + crop["width"]) <= batch.width)
+
+
+def test_call_and_bounds(run):
+    batch = im.Ragged.from_list(IMAGES, max_height=40, max_width=50, buffer_size=4000)
+    assert (batch.max_height, batch.max_width, batch.buffer.shape) == (40, 50, (4000,))
+    aug = CHAINS["eval"]
+    small = im.Ragged.from_list(IMAGES)
+    wanted = run(aug, small, ({}, {}, {}))
+    np.testing.assert_allclose(run(aug, batch, ({}, {}, {})), wanted, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(aug)(jax.random.key(0), batch), wanted, atol=2e-4)
+
+
+def test_is_a_pytree(batch):
+    doubled = jax.jit(lambda b: jax.tree.map(lambda x: x, b))(batch)
+    assert isinstance(doubled, im.Ragged)
+    assert (doubled.channels, doubled.max_height, doubled.max_width) == (3, 21, 16)
+    assert len(doubled) == 4
+
+
+def test_offsets_are_int32_without_x64(batch):
+    assert batch.offset.dtype == (np.int64 if jax.config.jax_enable_x64 else np.int32)
+
+
+def test_errors(batch):
+    with pytest.raises(TypeError, match=r"images\[1\] has dtype float32"):
+        im.Ragged.from_list([IMAGES[0], IMAGES[0].astype(np.float32)])
+    with pytest.raises(ValueError, match=r"images\[0\] has shape \(9, 14\)"):
+        im.Ragged.from_list([IMAGES[0][..., 0]])
+    with pytest.raises(ValueError, match="1 channels and the batch 3"):
+        im.Ragged.from_list([IMAGES[0], IMAGES[0][..., :1]])
+    with pytest.raises(ValueError, match="max_width=5 is below"):
+        im.Ragged.from_list(IMAGES, max_width=5)
+    with pytest.raises(ValueError, match="buffer_size=3"):
+        im.Ragged.from_list(IMAGES, buffer_size=3)
+    with pytest.raises(ValueError, match="empty list needs channels"):
+        im.Ragged.from_list([])
+    with pytest.raises(ValueError, match="differs from image to image"):
+        im.Compose([im.Resize(8)]).apply(batch, ({},))
+    with pytest.raises(ValueError, match="still differ in size"):
+        im.Compose([im.Pad(1), im.Resize((4, 4))]).apply(batch, ({}, {}))
+    bad = im.Ragged(batch.buffer, batch.offset, batch.height[:2], batch.width, 3, 21, 16)
+    with pytest.raises(ValueError, match=r"images.offset has shape \(4,\); wanted \[N\] = \(2,\)"):
+        im.Compose([im.Resize((4, 4))]).apply(bad, ({},))
+
+
+def test_empty_list(run):
+    batch = im.Ragged.from_list([], channels=3)
+    assert run(im.Compose([im.Resize((4, 4))]), batch, ({},)).shape == (0, 4, 4, 3)
+    assert jnp.asarray(batch.buffer).shape == (1,)

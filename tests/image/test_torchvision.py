@@ -1,0 +1,155 @@
+"""Chains against torchvision's own v2 functions, where it is installed.
+
+Would catch: a semantic that the oracle and the code misread in the same way: argument order,
+defaults, rounding of sizes and centres, which image is the partner of a mix.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import jax
+import numpy as np
+import pytest
+from comparison import assert_close
+
+from jaxkern import image as im
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+# C++ operators for which torchvision registers shape rules when it is imported.
+OPERATORS = (
+    "nms qnms roi_align _roi_align_backward qroi_align ps_roi_align _ps_roi_align_backward "
+    "roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d "
+    "_deform_conv2d_backward"
+)
+
+
+@pytest.fixture(scope="module")
+def v2():
+    """torchvision.transforms.v2; a build of torch that its C++ part does not fit is enough."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    try:
+        from torchvision.transforms import v2 as module
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in OPERATORS.split():
+            library.define(f"{name}() -> Tensor")
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        from torchvision.transforms import v2 as module
+
+        module.declared_operators = library  # the declarations live as long as the module
+    return module
+
+
+RNG = np.random.default_rng(9)
+U8 = RNG.integers(0, 256, (3, 37, 53, 3), np.uint8)
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+BOXES = [(0, 0, 37, 53), (5, 11, 20, 9), (36, 52, 1, 1)]
+CROPS = dict(
+    zip(("top", "left", "height", "width"), np.asarray(BOXES, np.int32).T.copy(), strict=True)
+)
+FLIPS = np.asarray([True, False, True])
+
+
+def tensors(images):
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def arrays(tensor):
+    return tensor.numpy().transpose(0, 2, 3, 1).astype(np.float64)
+
+
+@pytest.mark.parametrize("mode", ["antialias", "bilinear", "nearest"])
+def test_training_chain(v2, run, mode):
+    f = v2.functional
+    interpolation = "nearest" if mode == "nearest" else "bilinear"
+    antialias = mode == "antialias"
+    aug = im.Compose(
+        [
+            im.RandomResizedCrop(24, interpolation=interpolation, antialias=antialias),
+            im.RandomHorizontalFlip(),
+            im.Normalize(MEAN, STD),
+        ]
+    )
+    out = run(aug, U8, (CROPS, {"flip": FLIPS}, {}))
+    kind = "NEAREST_EXACT" if mode == "nearest" else "BILINEAR"
+    rows = []
+    for image, box, flip in zip(tensors(U8).float() / 255, BOXES, FLIPS, strict=True):
+        image = f.resized_crop(
+            image, *box, [24, 24], getattr(v2.InterpolationMode, kind), antialias=antialias
+        )
+        image = f.horizontal_flip(image) if flip else image
+        rows.append(f.normalize(image, MEAN, STD))
+    assert_close(out, arrays(torch.stack(rows)))
+
+
+@pytest.mark.parametrize("size", [24, (20, 31), 60])
+def test_u8_evaluation_chain(v2, run, size):
+    """torchvision rounds u8 between steps and computes in fixed point: one level at most."""
+    aug = im.Compose([im.Resize(size), im.CenterCrop(28), im.Pad((1, 2, 3, 4), fill=9)])
+    out = run(aug, U8, ({}, {}, {}))
+    reference = v2.Compose(
+        [v2.Resize(size, antialias=True), v2.CenterCrop(28), v2.Pad((1, 2, 3, 4), fill=9)]
+    )
+    wanted = reference(tensors(U8))
+    assert out.dtype == np.uint8
+    assert np.abs(np.asarray(out).astype(int) - arrays(wanted)).max() <= 1
+
+
+def test_resize_max_size(v2):
+    for size in [(37, 53), (53, 37), (40, 200), (200, 40), (64, 64)]:
+        for edge, limit in [(24, None), (30, 40), (32, 33)]:
+            image = torch.zeros((1, *size), dtype=torch.uint8)
+            wanted = v2.Resize(edge, max_size=limit)(image).shape[1:]
+            assert im.Resize(edge, max_size=limit).output_size(size) == tuple(wanted)
+
+
+def test_center_crop_of_odd_sizes(v2, run):
+    for size in [(36, 52), (37, 60), (10, 11), (50, 13)]:
+        out = run(im.Compose([im.CenterCrop(size)]), U8, ({},))
+        np.testing.assert_array_equal(out, arrays(v2.CenterCrop(size)(tensors(U8))))
+
+
+def test_dtype_conversions(v2, run):
+    f = v2.functional
+    values = RNG.random((2, 5, 7, 3)).astype(np.float32)
+    out = run(im.Compose([im.ToDtype(np.uint8, scale=True)]), values, ({},))
+    np.testing.assert_array_equal(out, arrays(f.to_dtype(tensors(values), torch.uint8, scale=True)))
+    back = run(im.Compose([im.ToDtype(np.float32, scale=True)]), U8, ({},))
+    assert_close(back, arrays(f.to_dtype(tensors(U8), torch.float32, scale=True)))
+
+
+def test_mixing_partner_and_labels(v2, run):
+    values, labels = RNG.random((3, 8, 8, 3)).astype(np.float32), torch.tensor([0, 2, 1])
+    onehot = np.eye(3, dtype=np.float32)[labels.numpy()]
+    mixup = v2.MixUp(alpha=1.0, num_classes=3)
+    params = {"lam": 0.3, "labels": labels, "batch_size": 3}
+    wanted, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
+    out, mixed = run(im.Compose([im.MixUp()]), values, ({"lam": 0.3},), onehot)
+    assert_close(out, arrays(wanted))
+    np.testing.assert_allclose(mixed, soft.numpy(), atol=1e-6)
+
+
+def test_drawn_boxes_have_the_same_distribution(v2):
+    """Means over 2000 draws of crops and erasures, within 5 standard errors."""
+    keys = jax.random.split(jax.random.key(0), 2000)
+    image = torch.zeros((3, 60, 90))
+    crop = im.Compose([im.RandomResizedCrop(8)]).sample(keys, (60, 90))[0]
+    theirs = v2.RandomResizedCrop(8)
+    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    for name in ("top", "left", "height", "width"):
+        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in drawn])
+        error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
+        assert abs(mine.mean() - other.mean()) < 5 * error, name
+    erase = im.Compose([im.RandomErasing(1.0)]).sample(keys, (60, 90))[0]
+    theirs = v2.RandomErasing(p=1.0)
+    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    for name, short in (("top", "i"), ("left", "j"), ("height", "h"), ("width", "w")):
+        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in drawn])
+        error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
+        assert abs(mine.mean() - other.mean()) < 5 * error, name
