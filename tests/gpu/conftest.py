@@ -1,8 +1,8 @@
 """The device under test, and how its results are compared.
 
-These tests run only where they are named (`make gpu-check`): on a machine without a GPU they are not
-collected, and without a GPU they fail. JAXKERN_TEST_PLATFORM=cpu runs the same bodies with the CPU on
-both sides, to check the tests themselves.
+These tests run only where they are named (`make gpu-check`): `make test` does not collect them, and
+without a GPU they fail. JAXKERN_TEST_PLATFORM=cpu runs the same bodies with the CPU on both sides,
+to check the tests themselves.
 """
 
 from __future__ import annotations
