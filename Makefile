@@ -28,11 +28,14 @@ test: install
 bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
 
-bench-native:
+bench-native: EXTRA = bench
+bench-native: install
 	cmake -S benchmarks/native -B build/bench
 	cmake --build build/bench -j 2
-	build/bench/bench_image
+	build/bench/bench_image --json build/bench/native.json
+	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
 
 bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
