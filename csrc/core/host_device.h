@@ -10,4 +10,14 @@
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif
 
+// Before a loop whose arrays must stay in registers on the device, and before one whose copies would
+// only cost registers.
+#ifdef __CUDA_ARCH__
+#define JAXKERN_UNROLL _Pragma("unroll")
+#define JAXKERN_ROLLED _Pragma("unroll 1")
+#else
+#define JAXKERN_UNROLL
+#define JAXKERN_ROLLED
+#endif
+
 #endif  // JAXKERN_CORE_HOST_DEVICE_H_

@@ -147,6 +147,47 @@ inline void read_ragged(Call& call, ffi::AnyBuffer buffer, ffi::AnyBuffer offset
   operands->width = call.operand("width", width, ffi::S32, {});
 }
 
+// The checked operands of mixing, all but `lam` and `box` of `dtype`.
+struct MixOperands {
+  Operand x, partner, lam, box, out;
+  Dtype dtype{};
+  Layout layout{};
+  int32_t height = 0, width = 0, channels = 0;
+};
+
+inline MixOperands read_mix(Call& call, ffi::AnyBuffer x, ffi::AnyBuffer partner,
+                            ffi::AnyBuffer lam, ffi::AnyBuffer box, ffi::AnyBuffer out,
+                            int32_t layout) {
+  MixOperands mix;
+  const int64_t a = call.result_size(0), b = call.result_size(1), c = call.result_size(2);
+  const ffi::DataType type = out.element_type();
+  mix.x = call.operand("x", x, type, {a, b, c});
+  mix.partner = call.operand("partner", partner, type, {a, b, c});
+  mix.lam = call.operand("lam", lam, ffi::F32, {});
+  mix.box = call.operand("box", box, ffi::S32, {4});
+  mix.out = call.result("out", out, type, {a, b, c});
+  if (call.ok() && !to_dtype(type, &mix.dtype)) {
+    call.fail(std::string("operand 'x' has dtype ") + dtype_text(type) +
+              "; wanted uint8, float16, bfloat16 or float32");
+  }
+  if (layout != 0 && layout != 1) {
+    call.fail("attribute 'layout' is " + std::to_string(layout) + "; wanted 0 (NHWC) or 1 (NCHW)");
+  }
+  const int64_t height = layout == 1 ? b : a, width = layout == 1 ? c : b,
+                channels = layout == 1 ? a : c;
+  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+  if (call.ok() && (height > kLimit || width > kLimit || channels > kMaxChannels)) {
+    call.fail("operand 'x' has shape " + shape_text(x.dimensions()) +
+              "; wanted at most 4 channels, and a height and width below 2^31");
+  }
+  if (!call.ok()) return mix;
+  mix.layout = static_cast<Layout>(layout);
+  mix.height = static_cast<int32_t>(height);
+  mix.width = static_cast<int32_t>(width);
+  mix.channels = static_cast<int32_t>(channels);
+  return mix;
+}
+
 }  // namespace jaxkern::image
 
 #endif  // JAXKERN_IMAGE_CALL_H_

@@ -1,4 +1,6 @@
 // Rejects every plan and sample for which the arithmetic could leave its arrays or overflow.
+#include "image/check.h"
+
 #include "image/arithmetic.h"
 #include "image/cpu.h"
 
@@ -15,11 +17,26 @@ bool within(Enum value, Enum last) {
          static_cast<int32_t>(value) <= static_cast<int32_t>(last);
 }
 
-bool is_size(int32_t value) { return value >= 1 && value <= kMaxSize; }
-bool is_step(int32_t value) { return value == 1 || value == -1; }
-
-bool fits(int32_t start, int32_t length, int32_t size) {
-  return start >= 0 && length >= 1 && length <= size && start <= size - length;
+const char* wanted_text(Fault fault) {
+  switch (fault) {
+    case Fault::kNone:
+      return nullptr;
+    case Fault::kSourceHeight:
+      return "a source height of 1 to 2^24";
+    case Fault::kSourceWidth:
+      return "a source width of 1 to 2^24";
+    case Fault::kBoxRows:
+      return "a box of at least one row inside the input";
+    case Fault::kBoxColumns:
+      return "a box of at least one column inside the input";
+    case Fault::kResampledSize:
+      return "a resampled size of 1 to 2^24";
+    case Fault::kWindowSize:
+      return "a resampled size equal to the box, since nothing resamples";
+    case Fault::kStep:
+      return "row and column steps of 1 or -1";
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -55,27 +72,12 @@ Problem check_plan(const Plan& plan) {
 }
 
 Problem check_sample(const Plan& plan, const Sample& sample, int64_t index) {
-  if (!is_size(sample.height)) return {"height", index, 0, "a source height of 1 to 2^24"};
-  if (!is_size(sample.width)) return {"width", index, 0, "a source width of 1 to 2^24"};
-  int32_t height = sample.height, width = sample.width;
-  for (int32_t s = 0; s < plan.segments; ++s) {
-    const Geometry& g = sample.geometry[s];
-    const Segment& segment = plan.segment[s];
-    if (!fits(g.top, g.box_height, height))
-      return {"geometry", index, s, "a box of at least one row inside the input"};
-    if (!fits(g.left, g.box_width, width))
-      return {"geometry", index, s, "a box of at least one column inside the input"};
-    if (!is_size(g.resampled_height) || !is_size(g.resampled_width))
-      return {"geometry", index, s, "a resampled size of 1 to 2^24"};
-    if (segment.filter == Filter::kNone &&
-        (g.resampled_height != g.box_height || g.resampled_width != g.box_width))
-      return {"geometry", index, s, "a resampled size equal to the box, since nothing resamples"};
-    if (!is_step(g.row_step) || !is_step(g.column_step))
-      return {"geometry", index, s, "row and column steps of 1 or -1"};
-    height = segment.height;
-    width = segment.width;
-  }
-  return {};
+  const SampleFault found = first_fault(plan, sample.geometry, sample.height, sample.width);
+  if (found.fault == Fault::kNone) return {};
+  const char* argument = found.fault == Fault::kSourceHeight  ? "height"
+                         : found.fault == Fault::kSourceWidth ? "width"
+                                                              : "geometry";
+  return {argument, index, found.segment, wanted_text(found.fault)};
 }
 
 size_t output_bytes(const Plan& plan) {

@@ -1,11 +1,11 @@
 // The CPU handlers of the image chain and of mixing: check everything, then run sample by sample.
 #include "image/handlers.h"
 
-#include <limits>
 #include <string>
 
 #include "core/simd_level.h"
 #include "image/call.h"
+#include "image/check.h"
 #include "image/cpu.h"
 
 namespace jaxkern::image {
@@ -40,11 +40,8 @@ Sample sample_at(const Operands& operands, int64_t i) {
 bool lies_inside(Call& call, const Operands& operands, const Plan& plan, int64_t i) {
   if (!operands.ragged) return true;
   const int64_t offset = offset_of(operands, i);
-  const int64_t height = *operands.height.at<int32_t>(i), width = *operands.width.at<int32_t>(i);
-  if (offset >= 0 && offset <= operands.buffer_size && height >= 1 && width >= 1 &&
-      height * width <= (operands.buffer_size - offset) / plan.channels) {
-    return true;
-  }
+  const int32_t height = *operands.height.at<int32_t>(i), width = *operands.width.at<int32_t>(i);
+  if (lies_in_buffer(offset, height, width, plan.channels, operands.buffer_size)) return true;
   call.fail("image " + std::to_string(i) + " of " + std::to_string(height) + " x " +
             std::to_string(width) + " x " + std::to_string(plan.channels) + " bytes at offset " +
             std::to_string(offset) + " does not lie inside operand 'buffer' of " +
@@ -119,35 +116,13 @@ ffi::Error MixImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer partne
                    ffi::AnyBuffer lam, ffi::AnyBuffer box, ffi::Result<ffi::AnyBuffer> out,
                    int32_t layout) {
   Call call("jaxkern.image_mix", *out, 3);
-  const int64_t a = call.result_size(0), b = call.result_size(1), c = call.result_size(2);
-  const ffi::DataType type = out->element_type();
-  const Operand xs = call.operand("x", x, type, {a, b, c});
-  const Operand partners = call.operand("partner", partner, type, {a, b, c});
-  const Operand lams = call.operand("lam", lam, ffi::F32, {});
-  const Operand boxes = call.operand("box", box, ffi::S32, {4});
-  const Operand outs = call.result("out", *out, type, {a, b, c});
-  Dtype dtype{};
-  if (call.ok() && !to_dtype(type, &dtype)) {
-    call.fail(std::string("operand 'x' has dtype ") + dtype_text(type) +
-              "; wanted uint8, float16, bfloat16 or float32");
-  }
-  if (layout != 0 && layout != 1) {
-    call.fail("attribute 'layout' is " + std::to_string(layout) + "; wanted 0 (NHWC) or 1 (NCHW)");
-  }
-  const int64_t height = layout == 1 ? b : a, width = layout == 1 ? c : b,
-                channels = layout == 1 ? a : c;
-  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-  if (call.ok() && (height > kLimit || width > kLimit || channels > kMaxChannels)) {
-    call.fail("operand 'x' has shape " + shape_text(x.dimensions()) +
-              "; wanted at most 4 channels, and a height and width below 2^31");
-  }
+  const MixOperands mix = read_mix(call, x, partner, lam, box, *out, layout);
   if (!call.ok()) return call.error();
   parallel_for(executor_of(pool), call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      mix_sample(dtype, static_cast<Layout>(layout), static_cast<int32_t>(height),
-                 static_cast<int32_t>(width), static_cast<int32_t>(channels), xs.at<char>(i),
-                 partners.at<char>(i), *lams.at<float>(i), *boxes.at<EraseBox>(i),
-                 outs.at<char>(i));
+      mix_sample(mix.dtype, mix.layout, mix.height, mix.width, mix.channels, mix.x.at<char>(i),
+                 mix.partner.at<char>(i), *mix.lam.at<float>(i), *mix.box.at<EraseBox>(i),
+                 mix.out.at<char>(i));
     }
   });
   return ffi::Error::Success();

@@ -270,13 +270,15 @@ class ChainBuilder:
             for s in opened
         )
         plan = Plan(segments, self.channels, self.source_dtype, dtype, layout)
-        zeros = np.zeros(self.channels)
+        # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
+        # constant of equal ones by a kernel, which takes longer to compile than all the rest.
+        unused = np.arange(self.channels)
         operands = Operands(
             geometry=_integers([s.geometry() for s in opened], 14),
             affine=_floats(
                 [row for s in opened for row in (s.scale, s.bias)], self.channels
             ).reshape(1, -1, 2, self.channels),
-            fill=_floats([zeros if s.fill is None else s.fill for s in opened], self.channels),
+            fill=_floats([unused if s.fill is None else s.fill for s in opened], self.channels),
             erase_box=_integers([list(box) for box, _ in erasures], 4),
             erase_value=_floats([value for _, value in erasures], self.channels),
         )

@@ -1,0 +1,221 @@
+"""The CUDA kernels of the image ops against the CPU kernels and against pure JAX on the GPU.
+
+    python benchmarks/gpu_image.py            # prints, and writes benchmarks/results/
+    python benchmarks/gpu_image.py --dry-run  # the CPU in the GPU's place, small, writes nothing
+
+Each arm is one compiled program that runs the op on several sets of operands, together larger than
+the GPU's cache; programs are enqueued back to back and waited for at the end. Values are compared
+first. Bytes are the least that must move: the source pixels inside the boxes, once, and the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import jax
+import numpy as np
+
+import jaxkern as jk
+from jaxkern.image import ops
+from jaxkern.image.plan import Dtype, Filter, Layout, Operands, Plan, Segment, jax_dtype
+
+SIDE, SIZE = 256, 224
+MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+
+
+@dataclasses.dataclass
+class Case:
+    """An op on several sets of operands."""
+
+    name: str
+    fn: Callable[..., Any]
+    sets: list[Any]
+    moved: int  # bytes, at least, by one call
+    tolerance: float
+
+
+def chain_case(
+    name: str,
+    count: int,
+    sets: int,
+    filter_: Filter = Filter.BILINEAR,
+    output: Dtype = Dtype.F32,
+    layout: Layout = Layout.NHWC,
+) -> Case:
+    """Random resized crop, flip and normalize; the whole image where nothing is resampled."""
+    size = SIDE if filter_ is Filter.NONE else SIZE
+    plan = Plan((Segment(filter_, size, size),), 3, Dtype.U8, output, layout)
+    crop = jk.image.RandomResizedCrop(SIZE)
+    made, moved = [], 0
+    for k in range(sets):
+        random = np.random.default_rng(k)
+        images = random.integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+        keys = jax.random.split(jax.random.key(k), count)
+        box = jax.vmap(lambda key: crop.sample(key, (SIDE, SIDE)))(keys)
+        box = np.stack([np.asarray(box[n]) for n in ("top", "left", "height", "width")], 1)
+        if filter_ is Filter.NONE:
+            box = np.tile(np.int32([0, 0, SIDE, SIDE]), (count, 1))
+        flip = random.random(count) < 0.5
+        fixed = np.tile(np.int32([size, size, 0, 0, size, size, 0, 1]), (count, 1))
+        columns = np.stack([np.where(flip, size - 1, 0), np.where(flip, -1, 1)], 1)
+        geometry = np.concatenate([box, fixed, columns], 1).astype(np.int32)[:, None]
+        operands = Operands(
+            geometry,
+            np.stack([1 / (255 * STD), -MEAN / STD])[None, None],
+            np.zeros((1, 1, 3), np.float32),
+            np.zeros((1, 0, 4), np.int32),
+            np.zeros((1, 0, 3), np.float32),
+        )
+        made.append((images, operands))
+        moved += int((box[:, 2] * box[:, 3]).sum()) * 3
+    written = count * size * size * 3 * np.dtype(jax_dtype(output)).itemsize
+    tolerance = 0.03 if output is Dtype.BF16 else 1e-3
+
+    def fn(images: Any, operands: Any) -> Any:
+        return ops.run_chain(images, operands, plan)
+
+    return Case(name, fn, made, moved // sets + written, tolerance)
+
+
+def mix_case(name: str, count: int, sets: int, cut: bool) -> Case:
+    made = []
+    for k in range(sets):
+        random = np.random.default_rng(k)
+        x, partner = random.random((2, count, SIZE, SIZE, 3), np.float32)
+        lam = np.float32([1.0 if cut else 0.3])
+        box = np.int32([[40, 60, 100, 90] if cut else [0, 0, 0, 0]])
+        made.append((x, partner, lam, box))
+
+    def fn(x: Any, partner: Any, lam: Any, box: Any) -> Any:
+        return ops.run_mix(x, partner, lam, box, Layout.NHWC)
+
+    return Case(name, fn, made, 3 * made[0][0].nbytes, 1e-5)
+
+
+def cases(count: int, sets: int) -> list[Case]:
+    return [
+        chain_case("crop, bilinear, f32", count, sets),
+        chain_case("crop, antialias, f32", count, sets, Filter.ANTIALIAS),
+        chain_case("crop, bilinear, bf16", count, sets, output=Dtype.BF16),
+        chain_case("crop, bilinear, f32 NCHW", count, sets, layout=Layout.NCHW),
+        chain_case("normalize only, f32", count, sets, Filter.NONE),
+        mix_case("MixUp, f32", count, sets, cut=False),
+        mix_case("CutMix, f32", count, sets, cut=True),
+    ]
+
+
+def compiled(case: Case, device: Any, backend: str, sets: int) -> tuple[Any, Any]:
+    """One program that runs the op on each set; and its operands on the device."""
+    moved = jax.device_put(case.sets[:sets], device)
+    with jk.backend(backend):  # type: ignore[arg-type]
+        program = jax.jit(lambda all_: [case.fn(*one) for one in all_]).lower(moved).compile()
+    return program, moved
+
+
+def seconds(program: Any, operands: Any, calls: int, rounds: int, least: float) -> float:
+    """The median time of one call of the op."""
+    for _ in range(2):
+        jax.block_until_ready(program(operands))
+    start = time.perf_counter()
+    jax.block_until_ready(program(operands))
+    repeats = max(1, round(least / max(time.perf_counter() - start, 1e-6)))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            out = program(operands)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / (repeats * calls))
+    return statistics.median(times)
+
+
+def copy_rate(device: Any, megabytes: int) -> float:
+    """Bytes read and written a second by a large elementwise program."""
+    x = jax.device_put(np.ones(megabytes << 18, np.float32), device)
+    program = jax.jit(lambda x: x * 2).lower(x).compile()
+    return 2 * x.nbytes / seconds(program, x, 1, 7, 0.05)
+
+
+def measure(case: Case, gpu: Any, cpu: Any, rounds: int, least: float) -> dict[str, float]:
+    sets = len(case.sets)
+    native, on_gpu = compiled(case, gpu, "native", sets)
+    pure, _ = compiled(case, gpu, "jax", sets)
+    host, on_cpu = compiled(case, cpu, "native", 1)
+    got = np.asarray(native(on_gpu)[0]).astype(np.float32)
+    for name, other in (
+        ("the CPU kernel", host(on_cpu)[0]),
+        ("pure JAX on the GPU", pure(on_gpu)[0]),
+    ):
+        worst = float(np.abs(got - np.asarray(other).astype(np.float32)).max())
+        if not worst <= case.tolerance:
+            raise SystemExit(
+                f"{case.name}: differs from {name} by {worst}; wanted at most {case.tolerance}"
+            )
+    return {
+        "gpu": seconds(native, on_gpu, sets, rounds, least),
+        "gpu_pure_jax": seconds(pure, on_gpu, sets, max(3, rounds // 2), least),
+        "cpu": seconds(host, on_cpu, 1, 3, least),
+        "bytes": case.moved,
+    }
+
+
+def report(rows: dict[str, dict[str, float]], ceiling: float) -> str:
+    lines = [
+        "| op | GPU, us | GB/s | of copy | CPU, us | over CPU | JAX on GPU, us | over JAX |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, row in rows.items():
+        rate = row["bytes"] / row["gpu"]
+        lines.append(
+            f"| {name} | {row['gpu'] * 1e6:.1f} | {rate / 1e9:.0f} | {rate / ceiling:.0%} "
+            f"| {row['cpu'] * 1e6:.0f} | {row['cpu'] / row['gpu']:.1f} "
+            f"| {row['gpu_pure_jax'] * 1e6:.1f} | {row['gpu_pure_jax'] / row['gpu']:.2f} |"
+        )
+    lines.append(f"\ndevice copy: {ceiling / 1e9:.0f} GB/s read and written")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, small; writes nothing")
+    options = parser.parse_args()
+    dry = options.dry_run
+    cpu = jax.devices("cpu")[0]
+    gpu = cpu if dry else jax.devices("cuda")[0]
+    count, sets = (2, 2) if dry else (64, 6)
+    rounds, least = (3, 0.01) if dry else (15, 0.1)
+    ceiling = copy_rate(gpu, 16 if dry else 1024)
+    rows = {
+        case.name: measure(case, gpu, cpu, rounds, least)
+        for case in harness.progress(cases(count, sets), "cases")
+    }
+    text = report(rows, ceiling)
+    chip = re.sub(r"[^a-z0-9]+", "-", gpu.device_kind.lower()).strip("-")
+    machine = harness.machine()
+    record = {
+        "gpu": gpu.device_kind,
+        "machine": machine,
+        "versions": harness.versions("jaxkern", "jax", "jaxlib", "numpy", "jax-cuda13-plugin"),
+        "images": count,
+        "sets": sets,
+        "copy_bytes_per_second": ceiling,
+        "seconds": rows,
+    }
+    if not dry:
+        head = (
+            f"# Image kernels on {gpu.device_kind}\n\n{count} images a call; {machine['cpu']}, "
+            f"{machine['cores']} cores.\n\n"
+        )
+        print(f"wrote {harness.write(f'gpu-{chip}', record, head + text + chr(10))}")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

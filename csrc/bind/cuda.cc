@@ -1,0 +1,40 @@
+// The CUDA module: which FFI target is which handler, and what the machine code is for.
+#include <cuda_runtime_api.h>
+
+#include "core/module.h"
+#include "image/cuda_handlers.h"
+
+namespace nb = nanobind;
+using jaxkern::capsule;
+
+namespace {
+
+nb::dict registrations() {
+  nb::dict table;
+  table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCuda);
+  table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCuda);
+  table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCuda);
+  return table;
+}
+
+// JAXKERN_CUDA_ARCHITECTURES is a list of strings.
+nb::list architectures() {
+  nb::list names;
+  for (const char* name : {JAXKERN_CUDA_ARCHITECTURES}) names.append(nb::str(name));
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+  m.doc() = "jaxkern's CUDA kernels as XLA FFI targets";
+  m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
+        "FFI targets by name.");
+  jaxkern::define_abi(m);
+  m.def(
+      "cuda_runtime", [] { return CUDART_VERSION; },
+      "The version of the CUDA runtime inside this module: 1000 * major + 10 * minor.");
+  m.def(
+      "architectures", &architectures, nb::sig("def architectures() -> list[str]"),
+      "What the kernels are compiled for: sm_* is machine code, compute_* PTX for newer devices.");
+}

@@ -1,0 +1,67 @@
+// What the arithmetic trusts about one sample, as plain predicates: the CPU handlers turn a fault
+// into a message, a CUDA kernel into an image of NaN.
+#ifndef JAXKERN_IMAGE_CHECK_H_
+#define JAXKERN_IMAGE_CHECK_H_
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "image/arithmetic.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+enum class Fault : int32_t {
+  kNone = 0,
+  kSourceHeight,
+  kSourceWidth,
+  kBoxRows,
+  kBoxColumns,
+  kResampledSize,
+  kWindowSize,
+  kStep,
+};
+
+struct SampleFault {
+  Fault fault;
+  int32_t segment;
+};
+
+JAXKERN_HD bool is_size(int32_t value) { return value >= 1 && value <= kMaxSize; }
+JAXKERN_HD bool is_step(int32_t value) { return value == 1 || value == -1; }
+
+JAXKERN_HD bool fits(int32_t start, int32_t length, int32_t size) {
+  return start >= 0 && length >= 1 && length <= size && start <= size - length;
+}
+
+// The first fault of a sample under a checked plan: its sizes, boxes and steps.
+JAXKERN_HD SampleFault first_fault(const Plan& plan, const Geometry* geometry, int32_t height,
+                                   int32_t width) {
+  if (!is_size(height)) return {Fault::kSourceHeight, 0};
+  if (!is_size(width)) return {Fault::kSourceWidth, 0};
+  for (int32_t s = 0; s < plan.segments; ++s) {
+    const Geometry& g = geometry[s];
+    if (!fits(g.top, g.box_height, height)) return {Fault::kBoxRows, s};
+    if (!fits(g.left, g.box_width, width)) return {Fault::kBoxColumns, s};
+    if (!is_size(g.resampled_height) || !is_size(g.resampled_width))
+      return {Fault::kResampledSize, s};
+    if (plan.segment[s].filter == Filter::kNone &&
+        (g.resampled_height != g.box_height || g.resampled_width != g.box_width))
+      return {Fault::kWindowSize, s};
+    if (!is_step(g.row_step) || !is_step(g.column_step)) return {Fault::kStep, s};
+    height = plan.segment[s].height;
+    width = plan.segment[s].width;
+  }
+  return {Fault::kNone, 0};
+}
+
+// Whether a ragged image of height x width x channels bytes lies inside its buffer.
+JAXKERN_HD bool lies_in_buffer(int64_t offset, int32_t height, int32_t width, int32_t channels,
+                               int64_t buffer_size) {
+  return offset >= 0 && offset <= buffer_size && height >= 1 && width >= 1 &&
+         static_cast<int64_t>(height) * width <= (buffer_size - offset) / channels;
+}
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_CHECK_H_

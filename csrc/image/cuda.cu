@@ -1,0 +1,135 @@
+// The CUDA kernels: loops over the bodies of cuda_chain.h and cuda_mix.h, and their launches.
+#include <algorithm>
+#include <cstdint>
+
+#include "image/cuda.h"
+
+namespace jaxkern::image {
+namespace {
+
+static_assert(sizeof(ChainTile) % 16 == 0);  // the stage follows it
+
+// Blocks of kMaxThreads that a multiprocessor should hold: leaves a thread 64 registers.
+constexpr int32_t kBlocksAtOnce = 4;
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+constexpr int32_t kMixThreads = 256;
+constexpr int64_t kMixBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
+
+template <int C, Dtype source, Filter filter>
+__global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
+    chain_kernel(const __grid_constant__ ChainCall call) {
+  using Body = ChainBody<C, source, filter>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  ChainTile& shared = *reinterpret_cast<ChainTile*>(memory);
+  float* const stage = reinterpret_cast<float*>(memory + sizeof(ChainTile));
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t threads = static_cast<int32_t>(blockDim.x);
+  for (int64_t flat = blockIdx.x; flat < tiles_of(call); flat += gridDim.x) {
+    typename Body::Thread state;
+    Body::prepare(call, flat, thread, threads, shared, state);
+    __syncthreads();
+    for (int32_t pass = 0; pass * kPassRows < shared.tile.rows; ++pass) {
+      Body::compute(call, shared, state, pass, thread, stage);
+      __syncthreads();
+      Body::store(call, shared, pass, thread, threads, stage);
+      __syncthreads();
+    }
+  }
+}
+
+template <Dtype dtype, int32_t kElements>
+__global__ void __launch_bounds__(kMixThreads) mix_kernel(const __grid_constant__ MixCall call) {
+  using Body = MixBody<dtype, kElements>;
+  const int64_t items = Body::items(call);
+  for (int64_t flat = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; flat < items;
+       flat += static_cast<int64_t>(gridDim.x) * blockDim.x)
+    Body::run(call, flat);
+}
+
+template <int C, Dtype source, Filter filter>
+cudaError_t start_chain(const ChainCall& call, cudaStream_t stream) {
+  const int64_t tiles = tiles_of(call);
+  const size_t shared =
+      sizeof(ChainTile) + sizeof(float) * static_cast<size_t>(stage_floats(call.tiling, C));
+  chain_kernel<C, source, filter>
+      <<<static_cast<unsigned>(std::min(tiles, kMaxBlocks)),
+         static_cast<unsigned>(call.tiling.threads), shared, stream>>>(call);
+  return cudaGetLastError();
+}
+
+template <int C, Dtype source>
+cudaError_t start_filter(const ChainCall& call, cudaStream_t stream) {
+  switch (call.plan.segment[call.segment].filter) {
+    case Filter::kNone:
+    case Filter::kNearest:
+      return start_chain<C, source, Filter::kNearest>(call, stream);
+    case Filter::kBilinear:
+      return start_chain<C, source, Filter::kBilinear>(call, stream);
+    case Filter::kAntialias:
+      return start_chain<C, source, Filter::kAntialias>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <Dtype source>
+cudaError_t start_channels(const ChainCall& call, cudaStream_t stream) {
+  switch (call.plan.channels) {
+    case 1:
+      return start_filter<1, source>(call, stream);
+    case 3:
+      return start_filter<3, source>(call, stream);
+    case 4:
+      return start_filter<4, source>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <Dtype dtype, int32_t kElements>
+cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
+  const int64_t items = MixBody<dtype, kElements>::items(call);
+  const int64_t blocks = std::min((items + kMixThreads - 1) / kMixThreads, kMixBlocks);
+  mix_kernel<dtype, kElements><<<static_cast<unsigned>(blocks), kMixThreads, 0, stream>>>(call);
+  return cudaGetLastError();
+}
+
+template <Dtype dtype>
+cudaError_t start_mix_of(const MixCall& call, cudaStream_t stream) {
+  constexpr int32_t kVector =
+      kStoreBytes / static_cast<int32_t>(sizeof(typename Stored<dtype>::Type));
+  return mix_in_vectors(call) ? start_mix<dtype, kVector>(call, stream)
+                              : start_mix<dtype, 1>(call, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t stream) {
+  if (tiles_of(call) == 0) return cudaSuccess;  // an empty grid is an error
+  switch (source) {
+    case Dtype::kU8:
+      return start_channels<Dtype::kU8>(call, stream);
+    case Dtype::kF16:
+      return start_channels<Dtype::kF16>(call, stream);
+    case Dtype::kBF16:
+      return start_channels<Dtype::kBF16>(call, stream);
+    case Dtype::kF32:
+      return start_channels<Dtype::kF32>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_mix(const MixCall& call, cudaStream_t stream) {
+  if (mix_elements(call) == 0 || call.samples == 0) return cudaSuccess;
+  switch (call.dtype) {
+    case Dtype::kU8:
+      return start_mix_of<Dtype::kU8>(call, stream);
+    case Dtype::kF16:
+      return start_mix_of<Dtype::kF16>(call, stream);
+    case Dtype::kBF16:
+      return start_mix_of<Dtype::kBF16>(call, stream);
+    case Dtype::kF32:
+      return start_mix_of<Dtype::kF32>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxkern::image

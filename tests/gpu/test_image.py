@@ -1,0 +1,221 @@
+"""Would catch: a CUDA kernel that computes something else than the CPU kernel and pure JAX."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_same, on
+
+import jaxkern as jk
+from jaxkern.image import ops
+from jaxkern.image.plan import Dtype, Filter, Operands, Plan, Rounding, Segment
+
+_DTYPES = (np.uint8, np.float16, jnp.bfloat16, np.float32)
+_FILTERS = {
+    "nearest": {"interpolation": "nearest"},
+    "bilinear": {"antialias": False},
+    "antialias": {"antialias": True},
+}
+_CASES = list(itertools.product(_DTYPES, _DTYPES, (1, 3, 4), _FILTERS))
+
+
+def _images(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).random(shape, np.float32)
+    return (values * 255).astype(np.uint8) if dtype is np.uint8 else values.astype(dtype)
+
+
+def _three_ways(device: Any, host: Any, fn: Any, *operands: Any, **limits: Any) -> np.ndarray:
+    got = on(device, "native", fn, *operands)
+    assert_same(got, on(host, "native", fn, *operands), **limits)
+    assert_same(got, on(device, "jax", fn, *operands), **limits)
+    return got
+
+
+@pytest.mark.parametrize("case", range(len(_CASES)))
+def test_every_dtype_channel_count_and_filter(device: Any, host: Any, case: int) -> None:
+    source, result, channels, name = _CASES[case]
+    layout = ("NHWC", "NCHW")[case % 2]
+    height, width = ((37, 53), (64, 48))[case // 2 % 2]
+    size = ((41, 300), (32, 32), (17, 19))[case // 4 % 3]
+    aug = jk.image.Compose(
+        [
+            jk.image.RandomResizedCrop(size, **_FILTERS[name]),
+            jk.image.RandomHorizontalFlip(),
+            jk.image.RandomVerticalFlip(),
+        ],
+        dtype=result,
+        layout=layout,
+    )
+    images = _images(source, (5, height, width, channels), case)
+    params = aug.sample(jax.random.split(jax.random.key(case), 5), (height, width))
+    got = on(device, "native", aug.apply, images, params)
+    assert_same(got, on(host, "native", aug.apply, images, params))
+    if case % 6 == 0:
+        assert_same(got, on(device, "jax", aug.apply, images, params))
+
+
+def test_a_chain_of_several_segments(device: Any, host: Any) -> None:
+    aug = jk.image.Compose(
+        [
+            jk.image.RandomResizedCrop(64, antialias=True),
+            jk.image.RandomCrop(56, padding=6),
+            jk.image.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]),
+            jk.image.RandomErasing(1.0),
+            jk.image.Resize((40, 44)),
+            jk.image.RandomErasing(1.0),
+            jk.image.Resize((30, 34), antialias=False),
+        ],
+        dtype=jnp.float32,
+    )
+    images = _images(np.uint8, (40, 96, 80, 3))
+    params = aug.sample(jax.random.split(jax.random.key(1), 40), (96, 80))
+    _three_ways(device, host, aug.apply, images, params, slack=2.0)
+
+
+def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None:
+    """More samples than the scratch between two segments holds at once."""
+    rows = (
+        Segment(Filter.BILINEAR, 512, 512),
+        Segment(Filter.ANTIALIAS, 64, 64, rounding=Rounding.KEEP),
+        Segment(Filter.BILINEAR, 33, 35),
+    )
+    plan = Plan(rows, 3, Dtype.U8, Dtype.F32)
+    sizes = [(60, 60), (512, 512), (64, 64), (33, 35)]
+    geometry = [
+        [0, 0, *sizes[s], *sizes[s + 1], 0, 0, *sizes[s + 1], 0, 1, sizes[s + 1][1] - 1, -1]
+        for s in range(3)
+    ]
+    operands = Operands(
+        np.asarray([geometry] * 24, np.int32),
+        np.tile(np.asarray([1.0, 0.0], np.float32)[None, None, :, None], (1, 3, 1, 3)),
+        np.zeros((1, 3, 3), np.float32),
+        np.zeros((24, 0, 4), np.int32),
+        np.zeros((1, 0, 3), np.float32),
+    )
+    images = _images(np.uint8, (24, 60, 60, 3))
+    fn = lambda x, p: ops.run_chain(x, p, plan)  # noqa: E731
+    _three_ways(device, host, fn, images, operands, slack=2.0)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_ragged(device: Any, host: Any, antialias: bool) -> None:
+    random = np.random.default_rng(3)
+    sizes = [(random.integers(20, 90), random.integers(20, 90)) for _ in range(9)]
+    ragged = jk.image.Ragged.from_list([_images(np.uint8, (*s, 3), i) for i, s in enumerate(sizes)])
+    aug = jk.image.Compose(
+        [
+            jk.image.RandomResizedCrop(32, antialias=antialias),
+            jk.image.Normalize([0.5] * 3, [0.25] * 3),
+        ]
+    )
+    params = aug.sample(jax.random.split(jax.random.key(2), 9), ragged)
+    _three_ways(device, host, aug.apply, ragged, params)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("transform", [jk.image.MixUp(), jk.image.CutMix()])
+@pytest.mark.parametrize("side", [16, 15])
+def test_mixing(device: Any, host: Any, transform: Any, dtype: Any, side: int) -> None:
+    aug = jk.image.Compose([transform], dtype=dtype)
+    images = _images(dtype, (6, side, side, 3))
+    params = aug.sample(jax.random.split(jax.random.key(4), 6), (side, side))
+    labels = jax.nn.one_hot(jnp.arange(6), 6)
+    _three_ways(device, host, aug.apply, images, params, labels)
+
+
+def _crop() -> jk.image.Compose:
+    return jk.image.Compose(
+        [jk.image.RandomResizedCrop(24, antialias=False), jk.image.RandomHorizontalFlip()],
+        dtype=jnp.float32,
+    )
+
+
+def test_vmap_reads_what_is_shared_in_place(device: Any, host: Any) -> None:
+    aug = _crop()
+    images = _images(np.float32, (4, 30, 40, 3))
+    keys = jax.random.split(jax.random.key(5), 12).reshape(3, 4)
+    params = jax.vmap(lambda k: aug.sample(k, (30, 40)))(keys)
+    got = _three_ways(device, host, jax.vmap(aug.apply, (None, 0)), images, params)
+    assert got.shape == (3, 4, 24, 24, 3)
+    assert np.abs(got[0] - got[1]).max() > 0.1  # other parameters, another result
+
+
+def test_gradients(device: Any, host: Any) -> None:
+    aug = _crop()
+    images = _images(np.float32, (4, 30, 40, 3))
+    params = aug.sample(jax.random.split(jax.random.key(6), 4), (30, 40))
+
+    def loss(x: Any, p: Any) -> Any:
+        return jnp.sum(jnp.sin(3 * aug.apply(x, p)))
+
+    _three_ways(device, host, lambda x, p: jax.grad(loss)(x, p), images, params, slack=5.0)
+
+
+def test_sharded_over_one_device(device: Any, host: Any) -> None:
+    aug = _crop()
+    images = _images(np.uint8, (4, 30, 40, 3))
+    params = aug.sample(jax.random.split(jax.random.key(7), 4), (30, 40))
+    mesh = jax.make_mesh((1,), ("data",), devices=[device])
+    spread = jax.NamedSharding(mesh, jax.P("data"))
+    moved = jax.device_put((images, params), spread)
+    with jk.backend("native"):
+        got = np.asarray(jax.jit(aug.apply)(*moved))
+    assert_same(got, on(host, "native", aug.apply, images, params))
+
+
+def test_an_empty_batch(device: Any) -> None:
+    aug = _crop()
+    params = jax.tree.map(
+        lambda x: x[:0], aug.sample(jax.random.split(jax.random.key(8), 1), (30, 40))
+    )
+    got = on(device, "native", aug.apply, _images(np.uint8, (0, 30, 40, 3)), params)
+    assert got.shape == (0, 24, 24, 3)
+
+
+def test_one_pixel_crops_and_a_large_image(device: Any, host: Any) -> None:
+    aug = _crop()
+    images = _images(np.uint8, (3, 1500, 1100, 3))
+    box = {
+        "top": np.asarray([1499, 0, 7], np.int32),
+        "left": np.asarray([1099, 0, 9], np.int32),
+        "height": np.asarray([1, 1500, 1], np.int32),
+        "width": np.asarray([1, 1100, 900], np.int32),
+    }
+    params = (box, {"flip": np.asarray([False, True, True])})
+    _three_ways(device, host, aug.apply, images, params)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.uint8])
+def test_a_box_outside_its_image_becomes_nan(device: Any, dtype: Any) -> None:
+    """The CPU kernel returns an error here; a kernel on a stream cannot."""
+    if device.platform == "cpu":
+        pytest.skip("the CPU returns an error instead, see tests/image/test_errors.py")
+    aug = jk.image.Compose([jk.image.RandomResizedCrop(8)], dtype=dtype)
+    box = {
+        "top": np.asarray([0, 25, 0, 0], np.int32),
+        "left": np.asarray([0, 0, -1, 0], np.int32),
+        "height": np.asarray([10, 10, 10, 10], np.int32),
+        "width": np.asarray([10, 10, 10, 2**31 - 1], np.int32),
+    }
+    images = _images(np.uint8, (4, 30, 30, 3)) | 1
+    got = on(device, "native", aug.apply, images, (box,)).astype(np.float32)
+    if dtype is np.uint8:
+        assert (got[1:] == 0).all()
+        assert (got[0] > 0).any()
+    else:
+        assert np.isnan(got[1:]).all()
+        assert np.isfinite(got[0]).all()
+
+
+def test_the_native_targets_are_called(device: Any) -> None:
+    aug = _crop()
+    images = jax.ShapeDtypeStruct((4, 30, 40, 3), np.uint8)
+    params = aug.sample(jax.random.split(jax.random.key(9), 4), (30, 40))
+    with jk.backend("native"), jax.default_device(device):
+        text = jax.jit(aug.apply).lower(images, params).as_text()
+    assert "jaxkern.image_chain.v1" in text
