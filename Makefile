@@ -28,6 +28,7 @@ test: install
 bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
 
 bench-native:
 	cmake -S benchmarks/native -B build/bench
