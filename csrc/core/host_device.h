@@ -10,8 +10,8 @@
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif
 
-// Before a loop whose arrays must stay in registers on the device, and before one whose copies would
-// only cost registers.
+// Before a loop whose arrays must stay in registers on the device, and before one whose copies
+// would only cost registers.
 #ifdef __CUDA_ARCH__
 #define JAXKERN_UNROLL _Pragma("unroll")
 #define JAXKERN_ROLLED _Pragma("unroll 1")

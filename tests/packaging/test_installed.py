@@ -6,6 +6,7 @@ native module that drags in libpython, the CUDA runtime or another library that 
 """
 
 import ast
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -84,6 +85,16 @@ def test_cuda_module_carries_its_runtime():
     assert [n for n in names if n.startswith(("libcudart", "libcuda.so", "libnv"))] == []
 
 
+def test_cuda_module_has_machine_code_and_ptx():
+    found = list(PACKAGE.glob("_cuda*.so"))
+    if not found:
+        pytest.skip("this wheel was built without a CUDA compiler")
+    native = importlib.import_module("jaxkern._cuda")
+    promised = {tuple(name.split("_")) for name in native.architectures()}
+    assert {kind for kind, _ in promised} == {"sm", "compute"}
+    assert _device_code(found[0]) == promised
+
+
 def test_stable_abi_from_3_12_on():
     suffixes = [p.name.split(".", 1)[1] for p in PACKAGE.glob("_cpu*.so")]
     free_threaded = hasattr(sys, "_is_gil_enabled") and "t" in sys.abiflags
@@ -116,3 +127,24 @@ def _needed(path: Path) -> list[str]:
     strings = next(o + table - a for a, o, n in loads if a <= table < a + n)
     names = [strings + value for tag, value in entries if tag == 1]  # DT_NEEDED
     return [data[at : data.index(b"\0", at)].decode() for at in names]
+
+
+def _device_code(path: Path) -> set[tuple[str, str]]:
+    """("sm", "90") for machine code and ("compute", "90") for PTX, from nvcc's fat binaries."""
+    data, code = path.read_bytes(), set()
+    magic = (0xBA55ED50).to_bytes(4, "little") + (1).to_bytes(2, "little")
+    at = data.find(magic)
+    while at >= 0:
+        size = int.from_bytes(data[at + 8 : at + 16], "little")
+        entry, end = at + 16, at + 16 + size
+        while entry < end:
+            # kind u16 (1 PTX, 2 ELF), u16, header bytes u32, payload bytes u64, ..., architecture
+            # u32 at 28.
+            kind = int.from_bytes(data[entry : entry + 2], "little")
+            header = int.from_bytes(data[entry + 4 : entry + 8], "little")
+            payload = int.from_bytes(data[entry + 8 : entry + 16], "little")
+            chip = int.from_bytes(data[entry + 28 : entry + 32], "little")
+            code.add(({1: "compute", 2: "sm"}[kind], str(chip)))
+            entry += header + payload
+        at = data.find(magic, end)
+    return code
