@@ -1,11 +1,11 @@
 // CPUID detection, and the choice that JAXKERN_SIMD can force.
+#include "core/simd_level.h"
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-
-#include "core/simd_level.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

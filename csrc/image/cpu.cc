@@ -1,10 +1,11 @@
 // Sends each sample to the instruction-set level in use, with its thread's working memory.
+#include "image/cpu.h"
+
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "core/simd_level.h"
-#include "image/cpu.h"
 #include "image/levels.h"
 
 #if defined(__x86_64__)

@@ -1,12 +1,13 @@
 // The hot loops of the image chain, compiled once per instruction-set level into the namespace
 // JAXKERN_LEVEL. Everything but the two entry points has internal linkage.
+#include "image/levels.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "core/half.h"
 #include "image/arithmetic.h"
-#include "image/levels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxkern.core import registry
 from jaxkern.core.batch import as_tuple, batch_shape
+from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.core.lowering import lower, lower_fallback
 
 if TYPE_CHECKING:
@@ -101,24 +102,10 @@ def _jvp(
         return tangents
 
     moved = [given[i] for i in active]
-    explicit = _explicit_axes(results)
-    if explicit:
-        # The twin's gathers and products need not follow Explicit mode's typing rules: let XLA
-        # place them, and state only where the result lives.
-        specs = [jax.typeof(r).sharding for r in results]
-        tangent_map = jax.sharding.auto_axes(tangent_map, out_sharding=tuple(specs), axes=explicit)
+    # The twin's gathers and products need not follow Explicit mode's typing rules.
+    specs = tuple(jax.typeof(r).sharding for r in results)
+    tangent_map = in_auto_mode(tangent_map, specs, explicit_axes(results))
     return results, list(tangent_map(tuple(primals), tuple(moved)))
-
-
-def _explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
-    mesh = jax.typeof(values[0]).sharding.mesh
-    if mesh.empty:
-        return ()
-    return tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == jax.sharding.AxisType.Explicit
-    )
 
 
 def _transpose(op: Op, cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
 from jaxkern.image.batch import (
@@ -138,8 +139,9 @@ class Compose:
           images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4; or a `Ragged` batch.
           params: as from `sample`; a Python or NumPy scalar stands for all images.
           labels: one-hot float [N, classes], or None.
-        Returns: the images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft
-          labels), where labels are as given if the chain does not mix.
+        Returns:
+          The images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft labels),
+          where labels are as given if the chain does not mix.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
         >>> import numpy as np
@@ -308,8 +310,16 @@ def _mix(
     assert isinstance(transform, Mixing)
     lam, box, share = transform._mixture(params, size)
     pixels = jnp.asarray(pixels)
-    pixels = ops.run_mix(pixels, jnp.roll(pixels, 1, axis=0), lam, box, layout)
+    pixels = ops.run_mix(pixels, _partner(pixels), lam, box, layout)
     if labels is not None:
         share = jnp.asarray(share, labels.dtype)[:, None]
-        labels = share * labels + (1 - share) * jnp.roll(labels, 1, axis=0)
+        labels = share * labels + (1 - share) * _partner(labels)
     return pixels, labels
+
+
+def _partner(values: Any) -> Any:
+    """The batch rolled by one: between shards, whose last sample goes to the next one."""
+    roll = in_auto_mode(
+        lambda x: jnp.roll(x, 1, axis=0), jax.typeof(values).sharding, explicit_axes([values])
+    )
+    return roll(values)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.axis import Axis, Number, clip, is_static, plus, times
 from jaxkern.image.plan import (
     MAX_ERASURES,
@@ -270,13 +271,15 @@ class ChainBuilder:
             for s in opened
         )
         plan = Plan(segments, self.channels, self.source_dtype, dtype, layout)
-        zeros = np.zeros(self.channels)
+        # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
+        # constant of equal ones by a kernel, which takes longer to compile than all the rest.
+        unused = np.arange(self.channels)
         operands = Operands(
             geometry=_integers([s.geometry() for s in opened], 14),
             affine=_floats(
                 [row for s in opened for row in (s.scale, s.bias)], self.channels
             ).reshape(1, -1, 2, self.channels),
-            fill=_floats([zeros if s.fill is None else s.fill for s in opened], self.channels),
+            fill=_floats([unused if s.fill is None else s.fill for s in opened], self.channels),
             erase_box=_integers([list(box) for box, _ in erasures], 4),
             erase_value=_floats([value for _, value in erasures], self.channels),
         )
@@ -328,17 +331,22 @@ def _integers(rows: list[list[Number]], fields: int) -> Any:
     if all(isinstance(number, int | np.ndarray) for number in flat):
         full = [np.broadcast_to(np.asarray(number, np.int32), (batch,)) for number in flat]
         return np.stack(full, axis=-1).reshape(batch, len(rows), fields)
+    known = [number if isinstance(number, int) else 0 for number in flat]
+    drawn = {k: jnp.asarray(n, jnp.int32) for k, n in enumerate(flat) if not isinstance(n, int)}
+
     # Selected field by field: one elementwise loop, which XLA compiles several times faster on CPU
     # than a concatenation of columns.
-    shape = (batch, len(flat))
-    known = [number if isinstance(number, int) else 0 for number in flat]
-    table = jax.lax.broadcast_in_dim(np.asarray(known, np.int32), shape, (1,))
-    field = jax.lax.broadcasted_iota(np.int32, shape, 1)
-    for k, number in enumerate(flat):
-        if not isinstance(number, int):
-            column = jax.lax.broadcast_in_dim(jnp.asarray(number, jnp.int32), shape, (0,))
-            table = jax.lax.select(field == k, column, table)
-    return table.reshape(batch, len(rows), fields)
+    def table(*columns: Any) -> Any:
+        shape = (batch, len(flat))
+        values = jax.lax.broadcast_in_dim(np.asarray(known, np.int32), shape, (1,))
+        field = jax.lax.broadcasted_iota(np.int32, shape, 1)
+        for k, column in zip(drawn, columns, strict=True):
+            wide = jax.lax.broadcast_in_dim(column, shape, (0,))
+            values = jax.lax.select(field == k, wide, values)
+        return values.reshape(batch, len(rows), fields)
+
+    columns = tuple(drawn.values())
+    return in_auto_mode(table, batch_sharding(columns, 3), explicit_axes(columns))(*columns)
 
 
 def _floats(rows: list[Values], channels: int) -> Any:

@@ -45,4 +45,4 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
         _M_TRIM_THRESHOLD: min(keep_bytes, 2**31 - 1),
         _M_TOP_PAD: 16 << 20,
     }
-    return sum(mallopt(name, value) for name, value in settings.items()) == len(settings)
+    return bool(sum(mallopt(name, value) for name, value in settings.items()) == len(settings))

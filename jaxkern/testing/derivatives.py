@@ -67,8 +67,8 @@ def reverse(case: OpCheck) -> None:
     cotangents = _noise(case, results)
     case.equal(pull(cotangents), pull_reference(cotangents), "vjp")
     batch = jax.tree.map(lambda c: jnp.stack([c, 2 * c, -c]), cotangents)
-    pulls = (jax.jit(jax.vmap(p))(batch) for p in (pull, pull_reference))
-    case.equal(*pulls, "vmap of vjp")
+    got, expected = (jax.jit(jax.vmap(p))(batch) for p in (pull, pull_reference))
+    case.equal(got, expected, "vmap of vjp")
 
     one, wanted = (gradient(case, f) for f in (case.call, case.reference))
     stacked = case.stacked

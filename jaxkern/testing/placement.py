@@ -185,7 +185,7 @@ def export_and_cache(case: OpCheck) -> None:
 
 
 def _run_exported(folder: str, libraries: Any) -> int:
-    x64 = str(jax.config.jax_enable_x64)
+    x64 = str(bool(jax.config.read("jax_enable_x64")))
     done = subprocess.run(
         [sys.executable, "-c", _RUN_EXPORTED, folder, pickle.dumps(libraries).hex(), x64],
         capture_output=True,

@@ -70,7 +70,10 @@ def control_flow(case: OpCheck) -> None:
 
     case.equal(jax.jit(looped)(*stacked), wanted, "while_loop")
     first = case.first
-    zeros = lambda *xs: tuple(jnp.zeros_like(w) for w in case.reference(*xs))  # noqa: E731
+
+    def zeros(*xs: Any) -> tuple[Any, ...]:
+        return tuple(jnp.zeros_like(w) for w in case.reference(*xs))
+
     chosen = jax.jit(lambda on, *xs: jax.lax.cond(on, case.call, zeros, *xs))
     case.equal(chosen(True, *first), case.reference(*first), "cond")
     case.equal(chosen(False, *first), zeros(*first), "cond, the other branch")

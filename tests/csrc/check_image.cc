@@ -141,6 +141,9 @@ int main(int argc, char** argv) {
   int failures = 0;
   for (uint64_t seed = first; seed < first + iterations && failures < 5; ++seed) {
     limits.size = seed % 50 == 0 ? 300 : seed % 3 == 0 ? 20 : 90;
+    // Some images are wider than a column tile of the general path.
+    limits.width = seed % 40 == 7 ? 3500 : 0;
+    if (limits.width) limits.size = 6;
     failures += !check(random_case(seed, limits), seed);
   }
   std::printf("check_image: %" PRIu64 " chains from seed %" PRIu64 " on levels", iterations, first);

@@ -102,6 +102,7 @@ inline void random_axis(Random& random, Filter filter, int32_t input, int32_t ou
 }
 
 struct Limits {
+  int32_t width = 0;    // largest width where it differs
   int32_t size = 90;    // largest side of sources and outputs
   bool common = false;  // only what the fast path takes
 };
@@ -116,14 +117,14 @@ inline Case random_case(uint64_t seed, const Limits& limits) {
   c.plan.output_dtype = static_cast<Dtype>(random.integer(0, 3));
   c.plan.layout = static_cast<Layout>(random.integer(0, 1));
   c.height = some_size(random, limits.size);
-  c.width = some_size(random, limits.size);
+  c.width = some_size(random, limits.width ? limits.width : limits.size);
   int32_t height = c.height, width = c.width, erasures = 0;
   for (int32_t s = 0; s < c.plan.segments; ++s) {
     Segment& segment = c.plan.segment[s];
     const bool last = s == c.plan.segments - 1;
     segment.filter = static_cast<Filter>(random.integer(0, 3));
     segment.height = some_size(random, limits.size);
-    segment.width = some_size(random, limits.size);
+    segment.width = some_size(random, limits.width ? limits.width : limits.size);
     segment.erasures = random.chance(70) ? 0 : random.integer(1, 3);
     segment.rounding = last && c.plan.output_dtype == Dtype::kU8
                            ? static_cast<Rounding>(random.integer(1, 2))

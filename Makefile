@@ -1,0 +1,75 @@
+# What to do with a clone of this repository; the README and docs/development.md say more.
+#   make test TESTFLAGS="-k compose"     PYTHON=python3.13 make test VENV=.venv-313
+PYTHON ?= python3
+VENV ?= .venv
+TESTFLAGS ?=
+BENCHFLAGS ?=
+BIN := $(CURDIR)/$(VENV)/bin
+WHEELS := build/wheels-$(notdir $(VENV))
+# Folders too: theirs is the time of the last file that was added or removed.
+SOURCES := $(shell find csrc jaxkern -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml
+# From outside the tree and without the working directory on the path: only the wheel is importable.
+PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
+	--rootdir $(CURDIR)/tests -p no:cacheprovider
+CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
+
+.PHONY: demo test bench bench-native bench-peers gpu-check lint docs clean install
+
+demo: EXTRA = demo
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: EXTRA = test
+test: install
+	mkdir -p build/outside
+	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
+		$(PYTEST) -n 2 $(CURDIR)/tests $(TESTFLAGS)
+
+bench: EXTRA = bench
+bench: install
+	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
+
+bench-native: EXTRA = bench
+bench-native: install
+	cmake -S benchmarks/native -B build/bench
+	cmake --build build/bench -j 2
+	build/bench/bench_image --json build/bench/native.json
+	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
+
+bench-peers: .venv-peers/bin/python
+	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
+	.venv-peers/bin/python -m pip install -q --no-deps torchvision==0.28.0
+	$(MAKE) bench VENV=.venv-peers
+
+gpu-check:
+	benchmarks/gpu-check
+
+lint: $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -r .ci/lint.txt
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/mypy
+
+docs: EXTRA = docs
+docs: install
+	$(BIN)/python -P -m sphinx -W --keep-going -q -b html docs build/docs
+
+clean:
+	rm -rf build dist wheelhouse .venv .venv-* demo-output
+
+# A wheel from the tree, installed with the extra that a command needs.
+install: $(WHEELS)/installed
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+
+$(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
+	rm -rf $(WHEELS)
+	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
+	touch $@
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
+		f"Python 3.11 or newer is wanted and this is {v[0]}.{v[1]}: set PYTHON=python3.11")'
+	$(PYTHON) -m venv $*

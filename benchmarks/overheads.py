@@ -1,0 +1,143 @@
+"""What jaxkern costs beside its kernels: import, tracing and compiling, and memory.
+
+    python benchmarks/overheads.py
+
+Import times are whole processes, interleaved; compile times are of fresh functions in one process;
+memory is the peak of a process beyond the input and the output of the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+
+import harness
+import image_augment as bench
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxkern as jk
+
+IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB = 60.0, 60.0, 4.0
+
+
+def imports(rounds: int) -> dict[str, list[float]]:
+    """Seconds of `import jax` and of `import jaxkern`, each in a process of its own."""
+    code = "import time; s = time.perf_counter(); import {0}; print(time.perf_counter() - s)"
+    found: dict[str, list[float]] = {"jax": [], "jaxkern": []}
+    for name in found:  # once each for the file cache
+        subprocess.run([sys.executable, "-c", code.format(name)], check=True, capture_output=True)
+    for _ in harness.progress(range(rounds), "imports"):
+        for name, seconds in found.items():
+            done = subprocess.run(
+                [sys.executable, "-c", code.format(name)], check=True, capture_output=True
+            )
+            seconds.append(float(done.stdout))
+    return found
+
+
+def compiles(rounds: int) -> dict[str, list[float]]:
+    """Seconds from a new function to a compiled program: an empty one, and one with the op."""
+    images = jnp.asarray(bench.photographs())
+    aug = bench.chain(antialias=False)
+    keys = jk.random.record_keys(0, 0, np.arange(len(images)))
+    params = jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
+    found: dict[str, list[float]] = {"empty": [], "apply": []}
+
+    def measure(make) -> float:
+        jax.clear_caches()
+        start = time.perf_counter()
+        jax.jit(make()).lower(images, params).compile()
+        return time.perf_counter() - start
+
+    for _ in harness.progress(range(rounds), "compiling"):
+        found["empty"].append(measure(lambda: lambda x, p: x))
+        found["apply"].append(measure(lambda: lambda x, p: aug.apply(x, p)))
+    return found
+
+
+_MEMORY = """
+import resource, sys
+sys.path.insert(0, {folder!r})
+import jax, jax.numpy as jnp, numpy as np
+import image_augment as bench, jaxkern as jk
+antialias = {antialias}
+images = jnp.asarray(np.tile(bench.photographs(), (8, 1, 1, 1)))
+aug = bench.chain(antialias=antialias)
+keys = jk.random.record_keys(0, 0, np.arange(len(images)))
+params = jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
+fn = jax.jit(aug.apply)
+compiled = fn.lower(images, params).compile()
+before = int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) * 1024
+open("/proc/self/clear_refs", "w").write("5")
+out = compiled(images, params).block_until_ready()
+peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+print(peak - before - out.nbytes)
+"""
+
+
+def memory() -> dict[str, float]:
+    """MiB of the process's peak beyond the result, of a call on 512 images."""
+    from pathlib import Path
+
+    found = {}
+    for antialias in (False, True):
+        code = _MEMORY.format(folder=str(Path(__file__).parent), antialias=antialias)
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        )
+        found[f"antialias={antialias}"] = int(done.stdout) / 2**20
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
+    quick = parser.parse_args().quick
+    imported, compiled = imports(5 if quick else 15), compiles(5 if quick else 15)
+    beyond = memory()
+    extra = {
+        "import jaxkern beyond import jax, ms": (
+            1e3 * (statistics.median(imported["jaxkern"]) - statistics.median(imported["jax"])),
+            IMPORT_BAR_MS,
+        ),
+        "tracing and compiling apply beyond an empty function, ms": (
+            1e3 * (statistics.median(compiled["apply"]) - statistics.median(compiled["empty"])),
+            COMPILE_BAR_MS,
+        ),
+    }
+    threads = int(harness.machine()["cores"])
+    for name, mib in beyond.items():
+        extra[f"memory beyond input and output, {name}, MiB a thread"] = (
+            mib / threads,
+            MEMORY_BAR_MIB,
+        )
+    lines = ["| | measured | bar | |", "|---|--:|--:|---|"]
+    for name, (value, bar) in extra.items():
+        verdict = "reached" if value <= bar else "**above**"
+        lines.append(f"| {name} | {value:.1f} | {bar:g} | {verdict} |")
+    text = "\n".join(lines)
+    print(text)
+    if quick:
+        return
+    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
+    record = {
+        "machine": machine,
+        "versions": versions,
+        "seconds": {"import": imported, "compile": compiled},
+        "memory_mib": beyond,
+        "results": {name: {"value": v, "bar": b} for name, (v, b) in extra.items()},
+    }
+    head = f"# Overheads\n\n{machine['cpu']}, {threads} cores; " + ", ".join(
+        f"{k} {v}" for k, v in versions.items()
+    )
+    path = harness.write("overheads", record, f"{head}. Medians.\n\n{text}\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

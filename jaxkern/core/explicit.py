@@ -1,0 +1,37 @@
+"""Plain JAX code on arrays with Explicit mesh axes, free of that mode's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
+    """The Explicit mesh axes of the first value that has a mesh in its type."""
+    for value in values:
+        mesh = jax.typeof(value).sharding.mesh
+        if not mesh.empty:
+            return tuple(
+                name
+                for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+                if kind == jax.sharding.AxisType.Explicit
+            )
+    return ()
+
+
+def in_auto_mode(fn: Callable[..., Any], out_shardings: Any, axes: tuple[str, ...]) -> Any:
+    """``fn`` with XLA placing what is inside; only where the results live is stated."""
+    if not axes:
+        return fn
+    return jax.sharding.auto_axes(fn, out_sharding=out_shardings, axes=axes)
+
+
+def batch_sharding(values: Sequence[Any], rank: int) -> Any:
+    """The sharding of a result [N, ...] whose leading axis lies like the sharded one of values."""
+    shardings = [jax.typeof(value).sharding for value in values]
+    best = max(shardings, key=lambda s: len(s.spec) > 0 and s.spec[0] is not None)
+    leading = best.spec[0] if len(best.spec) else None
+    spec = jax.sharding.PartitionSpec(leading, *[None] * (rank - 1))
+    return jax.sharding.NamedSharding(best.mesh, spec)

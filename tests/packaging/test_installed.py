@@ -1,0 +1,118 @@
+"""The installed package is complete and is the one under test.
+
+Catches: tests that import the source tree and so pass without a native module; a wheel without its
+headers, type marker or stub; a build against headers newer than the oldest supported jaxlib's; a
+native module that drags in libpython, the CUDA runtime or another library that users lack.
+"""
+
+import ast
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern
+from jaxkern.core import registry
+
+PACKAGE = Path(jaxkern.__path__[-1])
+
+
+def test_package_under_test_is_the_installed_one():
+    if not os.environ.get("JAXKERN_REQUIRE"):
+        pytest.skip("JAXKERN_REQUIRE is not set: any copy of the package may be under test")
+    assert jaxkern.__file__ is not None
+    assert "site-packages" in Path(jaxkern.__file__).parts
+    assert importlib.metadata.version("jaxkern") == "0.1.0"
+
+
+def test_extension_headers_marker_and_stub_are_there():
+    headers = {p.name for p in (PACKAGE / "include" / "jaxkern" / "core").iterdir()}
+    assert headers >= {"ffi.h", "module.h", "batch.h", "parallel.h"}
+    assert (PACKAGE / "py.typed").exists()
+    tree = ast.parse((PACKAGE / "_cpu.pyi").read_text())
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert functions >= {"abi", "registrations", "simd_level", "simd_levels"}
+    assert all(node.returns is not None for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def test_headers_stand_alone():
+    """Every header that an installed one includes with quotes is installed too."""
+    folder = PACKAGE / "include" / "jaxkern" / "core"
+    for header in folder.iterdir():
+        for line in header.read_text().splitlines():
+            if line.startswith('#include "') and "xla/" not in line:
+                assert (folder / line.split('"')[1]).exists(), f"{header.name}: {line}"
+
+
+def test_abi_is_the_oldest_supported_one():
+    native = registry.module("cpu")
+    assert native is not None
+    wanted = os.environ.get("JAXKERN_EXPECT_ABI")  # set where the build took the pinned jaxlib
+    if wanted:
+        assert native.abi() == tuple(int(part) for part in wanted.split("."))
+    assert native.abi() <= registry.running_abi()
+
+
+def test_native_kernel_runs():
+    x, partner = (np.full((2, 3, 5, 3), v, np.float32) for v in (1.0, 3.0))
+    mix = jax.ffi.ffi_call("jaxkern.image_mix.v1", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    with jax.default_device(jax.devices("cpu")[0]):
+        no_box = jnp.zeros((2, 4), jnp.int32)
+        mixed = mix(x, partner, jnp.full(2, 0.25), no_box, layout=np.int32(0))
+    # Blended everywhere: lam x + (1 - lam) partner.
+    np.testing.assert_allclose(mixed, np.full(x.shape, 2.5, np.float32), rtol=1e-6)
+
+
+def test_native_module_needs_only_system_libraries():
+    libraries = _needed(next(PACKAGE.glob("_cpu*.so")))
+    allowed = ("libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "libpthread.so", "ld-linux")
+    assert libraries
+    assert [name for name in libraries if not name.startswith(allowed)] == []
+
+
+def test_cuda_module_carries_its_runtime():
+    found = list(PACKAGE.glob("_cuda*.so"))
+    if not found:
+        pytest.skip("this wheel was built without a CUDA compiler")
+    # libcuda is the driver: it is opened at run time, so that the module loads without one.
+    names = _needed(found[0])
+    assert [n for n in names if n.startswith(("libcudart", "libcuda.so", "libnv"))] == []
+
+
+def test_stable_abi_from_3_12_on():
+    suffixes = [p.name.split(".", 1)[1] for p in PACKAGE.glob("_cpu*.so")]
+    free_threaded = hasattr(sys, "_is_gil_enabled") and "t" in sys.abiflags
+    assert len(suffixes) == 1
+    assert (suffixes[0] == "abi3.so") == (sys.version_info >= (3, 12) and not free_threaded)
+
+
+def _needed(path: Path) -> list[str]:
+    """DT_NEEDED of an ELF file of 64 bits, read without binutils (the machine may have none)."""
+    data = path.read_bytes()
+    assert data[:5] == b"\x7fELF\x02", f"{path} is no ELF file of 64 bits"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    programs, size, count = number(32, 8), number(54, 2), number(56, 2)
+    headers = [programs + i * size for i in range(count)]
+    # (virtual address, file offset, size) of PT_LOAD, and the file offset of PT_DYNAMIC.
+    loads = [
+        (number(h + 16, 8), number(h + 8, 8), number(h + 32, 8))
+        for h in headers
+        if number(h, 4) == 1
+    ]
+    dynamic = next(number(h + 8, 8) for h in headers if number(h, 4) == 2)
+    entries = []
+    while (tag := number(dynamic, 8)) != 0:
+        entries.append((tag, number(dynamic + 8, 8)))
+        dynamic += 16
+    table = next(value for tag, value in entries if tag == 5)  # DT_STRTAB, a virtual address
+    strings = next(o + table - a for a, o, n in loads if a <= table < a + n)
+    names = [strings + value for tag, value in entries if tag == 1]  # DT_NEEDED
+    return [data[at : data.index(b"\0", at)].decode() for at in names]
