@@ -6,6 +6,8 @@
 // and the linker must never merge a copy that uses wide instructions into baseline code.
 #ifdef __CUDACC__
 #define JAXKERN_HD static __host__ __device__ __forceinline__
+#elif defined(JAXKERN_CALLS)  // a test that compiles fast matters more than one that runs fast
+#define JAXKERN_HD static inline
 #else
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif

@@ -97,13 +97,13 @@ struct Shape {
 };
 
 // An operand of `core` elements a sample, whose batch axes are full or 1.
-struct Stored2 {
+struct BatchOperand {
   BatchMap map;
   int64_t items = 1;
 };
 
-Stored2 batch_operand(Random& random, const Shape& shape, int64_t core, bool may_broadcast) {
-  Stored2 operand;
+BatchOperand batch_operand(Random& random, const Shape& shape, int64_t core, bool may_broadcast) {
+  BatchOperand operand;
   operand.map.rank = 2;
   int64_t stride = core;
   for (int d = 1; d >= 0; --d) {
@@ -180,7 +180,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   std::vector<unsigned char> pixels;
   std::vector<int64_t> offset;
   std::vector<int32_t> offset32, heights, widths;
-  Stored2 place = {};
+  BatchOperand place = {};
   const size_t lead = ragged ? 0 : dtype_size(plan.source_dtype) * (seed % 5);
   if (ragged) {
     place = batch_operand(random, shape, 1, true);
@@ -208,7 +208,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
     for (const int64_t o : offset) offset32.push_back(static_cast<int32_t>(o));
   }
   const int64_t image = static_cast<int64_t>(c.height) * c.width * channels;
-  Stored2 source = batch_operand(random, shape, image, true);
+  BatchOperand source = batch_operand(random, shape, image, true);
   if (ragged) {
     source.map = BatchMap{};
     source.map.rank = 2;
@@ -222,7 +222,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   }
 
   // Parameters: every stored item is drawn anew.
-  const Stored2 geometry_at = batch_operand(random, shape, segments * kGeometryFields, true);
+  const BatchOperand geometry_at = batch_operand(random, shape, segments * kGeometryFields, true);
   std::vector<Geometry> geometry;
   for (int64_t i = 0; i < geometry_at.items; ++i) {
     int32_t height = c.height, width = c.width;
@@ -239,10 +239,10 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
       width = segment.width;
     }
   }
-  const Stored2 affine_at = batch_operand(random, shape, 2 * segments * channels, true);
-  const Stored2 fill_at = batch_operand(random, shape, segments * channels, true);
-  const Stored2 box_at = batch_operand(random, shape, 4 * erasures, true);
-  const Stored2 value_at = batch_operand(random, shape, erasures * channels, true);
+  const BatchOperand affine_at = batch_operand(random, shape, 2 * segments * channels, true);
+  const BatchOperand fill_at = batch_operand(random, shape, segments * channels, true);
+  const BatchOperand box_at = batch_operand(random, shape, 4 * erasures, true);
+  const BatchOperand value_at = batch_operand(random, shape, erasures * channels, true);
   std::vector<float> affine, fill, value;
   std::vector<EraseBox> box;
   for (int64_t i = 0; i < affine_at.items * 2 * segments * channels; ++i)
@@ -377,10 +377,10 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   call.samples = shape.samples();
   const int64_t core = mix_elements(call);
   const size_t item = dtype_size(call.dtype);
-  const Stored2 x_at = batch_operand(random, shape, core, true);
-  const Stored2 partner_at = batch_operand(random, shape, core, true);
-  const Stored2 lambda_at = batch_operand(random, shape, 1, true);
-  const Stored2 box_at = batch_operand(random, shape, 4, true);
+  const BatchOperand x_at = batch_operand(random, shape, core, true);
+  const BatchOperand partner_at = batch_operand(random, shape, core, true);
+  const BatchOperand lambda_at = batch_operand(random, shape, 1, true);
+  const BatchOperand box_at = batch_operand(random, shape, 4, true);
   const bool in_place = x_at.items == shape.samples() && random.chance(40);
   const auto draw = [&](int64_t items) {
     Case c;
