@@ -142,6 +142,7 @@ ffi::Error MixImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer partne
               "; wanted at most 4 channels, and a height and width below 2^31");
   }
   if (!call.ok()) return call.error();
+  if (a == 0 || b == 0 || c == 0) return ffi::Error::Success();  // however many samples
   parallel_for(executor_of(pool), call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       mix_sample(dtype, static_cast<Layout>(layout), static_cast<int32_t>(height),
