@@ -108,9 +108,17 @@ class Call {
     rank_ = dimensions.size() - core_rank;
     for (size_t i = 0; i < rank_; ++i) {
       batch_[i] = dimensions[i];
-      samples_ *= dimensions[i];  // no overflow: the buffer exists
     }
     for (size_t i = 0; i < core_rank; ++i) core_[i] = dimensions[rank_ + i];
+    // Next to an axis of size 0 the others may have any size: their product need not exist.
+    const bool none = std::find(batch_, batch_ + rank_, 0) != batch_ + rank_;
+    samples_ = none ? 0 : 1;
+    for (size_t i = 0; i < rank_; ++i) {
+      if (__builtin_mul_overflow(samples_, batch_[i], &samples_)) {
+        fail("the result has shape " + shape_text(dimensions) + "; wanted fewer than 2^63 samples");
+        return;
+      }
+    }
   }
 
   // A wanted dtype of INVALID and a wanted size of kAnySize accept anything: the caller checks.
@@ -145,7 +153,9 @@ class Call {
     result.data = static_cast<char*>(buffer.untyped_data());
     result.dtype = buffer.element_type();
     result.item_size = ffi::ByteWidth(result.dtype);
-    int64_t stride = 1;
+    // The product of a buffer's axes exists unless one is 0; then there is nothing to step over.
+    const bool empty = std::find(dimensions.begin(), dimensions.end(), 0) != dimensions.end();
+    int64_t stride = empty ? 0 : 1;
     for (size_t i = 0; i < core.size(); ++i) stride *= result.core[i];
     result.map.rank = static_cast<int32_t>(rank_);
     for (size_t i = rank_; i-- > 0;) {
@@ -160,8 +170,9 @@ class Call {
   Operand result(const char* name, ffi::AnyBuffer buffer, ffi::DataType dtype,
                  std::initializer_list<int64_t> core) {
     Operand checked = operand(name, buffer, dtype, core);
+    const bool shared = buffer.dimensions().size() != rank_ + core.size();
     for (size_t i = 0; ok() && i < rank_; ++i) {
-      if (buffer.dimensions().size() < rank_ || buffer.dimensions()[i] != batch_[i]) {
+      if (shared || buffer.dimensions()[i] != batch_[i]) {
         fail(std::string("result '") + name + "' has shape " + shape_text(buffer.dimensions()) +
              "; wanted " + wanted_text(core));
       }

@@ -77,7 +77,10 @@ inline void parallel_for(const Executor& executor, int64_t count, int64_t grain,
   loop->count = count;
   loop->grain = grain;
   loop->body = &body;
-  for (int64_t i = 1; i < workers; ++i) executor.schedule([loop] { loop->work(); });
+  try {
+    for (int64_t i = 1; i < workers; ++i) executor.schedule([loop] { loop->work(); });
+  } catch (...) {  // without some helpers: `body` must outlive those that have started
+  }
   loop->work();
   std::unique_lock<std::mutex> lock(loop->mutex);
   loop->idle.wait(lock, [&] { return loop->finished == loop->count; });

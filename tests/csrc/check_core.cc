@@ -101,6 +101,39 @@ void check_levels() {
   expect(set_simd_level(nullptr) && simd_level_available(simd_level()), "the default level", 0);
 }
 
+// The vector rounding of bfloat16 outputs at and next to ties, which a scale puts on level 1
+// exactly.
+void check_bfloat16_ties() {
+  constexpr int32_t kWidth = 67;  // whole vectors, pairs of them and a remainder
+  std::vector<uint8_t> pixels(kWidth);
+  for (int32_t i = 0; i < kWidth; ++i) pixels[static_cast<size_t>(i)] = i % 2 == 0;
+  Plan plan = {1,
+               {{Filter::kNone, 1, kWidth, 0, Rounding::kKeep}},
+               1,
+               Dtype::kU8,
+               Dtype::kBF16,
+               Layout::kNHWC};
+  const Geometry geometry = {0, 0, 1, kWidth, 1, kWidth, 0, 0, 1, kWidth, 0, 1, 0, 1};
+  const float fill = 0.f;
+  for (const char* const* level = available_simd_levels(); *level; ++level) {
+    set_simd_level(*level);
+    for (uint32_t high : {0x0000u, 0x0001u, 0x007fu, 0x3f80u, 0x3f81u, 0x40ffu, 0x7f7fu, 0x8000u,
+                          0x8001u, 0xbf80u, 0xbf81u, 0xff7fu})
+      for (uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+        const float value = float_from_bits(high << 16 | low);
+        const float affine[2] = {value, -0.f};  // a bias of -0 keeps the sign of -0
+        const Sample sample = {pixels.data(), 1,     kWidth,  &geometry,
+                               affine,        &fill, nullptr, nullptr};
+        uint16_t out[kWidth];
+        run_sample(plan, sample, out);
+        for (int32_t i = 0; i < kWidth; i += 2)
+          expect(out[i] == float_to_bfloat16(value), "bfloat16 of a tie or its neighbour",
+                 static_cast<double>(value));
+      }
+  }
+  set_simd_level(nullptr);
+}
+
 }  // namespace
 }  // namespace jaxkern::image::testing
 
@@ -120,6 +153,7 @@ int main(int argc, char** argv) {
   check_half(
       jaxkern::image::Dtype::kBF16, 0x7f80, [](float v) { return float_to_bfloat16(v); },
       [](uint16_t h) { return bfloat16_to_float(h); });
+  check_bfloat16_ties();
   for (uint64_t seed = 1; seed <= 1000; ++seed) check_mix(seed);
   std::printf("check_core: %s\n", g_failures ? "FAILED" : "passed");
   return g_failures ? 1 : 0;

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -141,6 +142,20 @@ int main(int argc, char** argv) {
       expect(std::this_thread::get_id() == self, "a cap of 1 ran a helper");
     });
     jaxkern::worker_cap().store(0);
+  }
+  {
+    // A pool that refuses its second helper: the first is at work on the loop by then.
+    Pool pool(2);
+    for (int i = 0; i < 200; ++i) {
+      std::atomic<int> asked{0}, ran{0};
+      jaxkern::Executor executor = {[&](std::function<void()> task) {
+                                      if (++asked == 2) throw std::bad_alloc();
+                                      pool.add(std::move(task));
+                                    },
+                                    4};
+      jaxkern::parallel_for(executor, 50, 1, [&](int64_t, int64_t) { ++ran; });
+      expect(asked == 2 && ran == 50, "a refused helper lost iterations");
+    }
   }
   std::printf("check_parallel: %s\n", g_failures ? "FAILED" : "passed");
   return g_failures ? 1 : 0;
