@@ -2,15 +2,19 @@
 //
 // A handler names each operand once; the first problem is kept and returned as a status:
 //
+// clang-format off
 //   ffi::Error Scale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer s,
 //                    ffi::Result<ffi::AnyBuffer> out) {
-//     Call call("my.scale", *out, /*core_rank=*/1);            // out: [batch..., n]
-//     const int64_t n = call.result_size(0);
-//     const Operand xs = call.operand("x", x, ffi::F32, {n});  // [batch..., n], batch sizes may be
-//     1 const Operand ss = call.operand("s", s, ffi::F32, {});   // [batch...] if (!call.ok())
-//     return call.error(); for (int64_t i = 0; i < call.samples(); ++i) { ... xs.at<float>(i),
-//     *ss.at<float>(i) ... }
+//     Call call("my.scale", *out, /*core_rank=*/1);            // out [batch..., n]
+//     const int64_t n = call.ok() ? call.result_size(0) : 0;
+//     const Operand xs = call.operand("x", x, ffi::F32, {n});  // x [batch..., n], sizes may be 1
+//     const Operand ss = call.operand("s", s, ffi::F32, {});   // s [batch...]
+//     const Operand outs = call.result("out", *out, ffi::F32, {n});
+//     if (!call.ok()) return call.error();
+//     for (int64_t i = 0; i < call.samples(); ++i) { /* outs.at<float>(i) from xs, ss */ }
+//     return ffi::Error::Success();
 //   }
+// clang-format on
 #ifndef JAXKERN_CORE_FFI_H_
 #define JAXKERN_CORE_FFI_H_
 

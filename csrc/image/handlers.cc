@@ -117,8 +117,10 @@ ffi::Error MixImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer partne
                    int32_t layout) {
   Call call("jaxkern.image_mix", *out, 3);
   const MixOperands mix = read_mix(call, x, partner, lam, box, *out, layout);
+  if (const char* problem = simd_problem()) call.fail(problem);
   if (!call.ok()) return call.error();
-  if (a == 0 || b == 0 || c == 0) return ffi::Error::Success();  // however many samples
+  const bool empty = mix.height == 0 || mix.width == 0 || mix.channels == 0;
+  if (empty) return ffi::Error::Success();  // however many samples
   parallel_for(executor_of(pool), call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       mix_sample(mix.dtype, mix.layout, mix.height, mix.width, mix.channels, mix.x.at<char>(i),

@@ -5,8 +5,7 @@
 //
 //   1. crop       the box (top, left, box_height, box_width) of its input; the box lies inside it
 //   2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
-//   3. map        output row y shows resampled row  row_offset + row_step * y  (row_step is 1 or
-//   -1),
+//   3. map        output row y shows resampled row  row_offset + row_step * y,  row_step 1 or -1;
 //                 columns likewise; a pixel is VALID when both indices exist and it lies inside the
 //                 rectangle [valid_top, valid_bottom) x [valid_left, valid_right)
 //   4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]

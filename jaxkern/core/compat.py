@@ -57,8 +57,8 @@ def pin_shardings(
 
 
 def tensor_type(aval: Any) -> Any:
-    """The MLIR type of an array."""
-    return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+    """The MLIR type of an array, symbolic sizes included."""
+    return mlir.aval_to_ir_type(aval)
 
 
 def reshape(value: Any, aval: Any) -> Any:

@@ -35,6 +35,7 @@ class Diagnosis:
     versions: dict[str, str]
     backend: str
     default_platform: str
+    problems: tuple[str, ...]
     abi_running: tuple[int, int]
     libraries: tuple[registry.Library, ...]
     ops: tuple[OpStatus, ...]
@@ -48,7 +49,7 @@ class Diagnosis:
     def ok(self) -> bool:
         """Whether every op runs natively on JAX's default platform."""
         mine = [s for s in self.ops if s.platform == self.default_platform]
-        return bool(mine) and all(s.native for s in mine)
+        return not self.problems and bool(mine) and all(s.native for s in mine)
 
     def __str__(self) -> str:
         lines = ["jaxkern doctor", ""]
@@ -69,6 +70,7 @@ class Diagnosis:
             lines.append(
                 f"  {'CUDA driver':<18}{self.cuda_driver // 1000}.{self.cuda_driver % 1000 // 10}"
             )
+        lines += [f"  {'PROBLEM':<18}{problem}" for problem in self.problems]
         lines += ["", "libraries"]
         for library in self.libraries:
             built = f"built for FFI {_dotted(library.abi)}" if library.abi else "not loaded"
@@ -104,6 +106,14 @@ def doctor() -> Diagnosis:
         importlib.import_module(name)
     forced = current_backend()
     native, cuda = registry.module("cpu"), registry.module("cuda")
+    problems = []
+    try:
+        default = _platform_name(jax.default_backend())
+    except (RuntimeError, AssertionError) as error:
+        default = "none"
+        problems.append(f"JAX cannot start its default backend: {error or type(error).__name__}")
+    if native is not None and (problem := native.simd_problem()) is not None:
+        problems.append(problem)
     return Diagnosis(
         versions={
             "jaxkern": sys.modules["jaxkern"].__version__,
@@ -113,7 +123,8 @@ def doctor() -> Diagnosis:
             "machine": f"{platform.system()} {platform.machine()}",
         },
         backend=forced,
-        default_platform=_platform_name(jax.default_backend()),
+        default_platform=default,
+        problems=tuple(problems),
         abi_running=registry.running_abi(),
         libraries=tuple(registry.libraries()),
         ops=tuple(

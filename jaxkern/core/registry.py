@@ -93,10 +93,13 @@ def load(name: str, platform: str = "cpu") -> Library:
         library.abi = tuple(native.abi())
         library.problem = _abi_problem(library.abi) or _driver_problem(native, platform)
         if library.problem is None:
-            library.loaded = native
             _register(library, native)
+            library.loaded = native
     except Exception as error:  # a broken library must not break the import of jaxkern or JAX
         library.problem = _import_problem(name, error)
+        for target in library.targets:
+            _targets.pop((target, platform), None)
+        library.targets.clear()
     if library.problem is not None:
         warnings.warn(
             f"jaxkern: the {platform} kernels of {name} are not used, pure JAX takes their place: "
@@ -131,7 +134,7 @@ def missing(target: str, platform: str) -> str | None:
         for x in _libraries.values()
         if x.platform == platform and x.problem is not None
     ]
-    return "; ".join(problems) or f"no library registered the target {target!r} for {platform}"
+    return "; ".join([f"no library registered {target!r} for {platform}", *problems])
 
 
 def export_targets() -> list[str]:
@@ -190,6 +193,10 @@ def cuda_driver_version() -> int | None:
     """The newest CUDA that the installed driver supports, as 1000 * major + 10 * minor."""
     override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
     if override:
+        if not override.isdigit():
+            raise ValueError(
+                f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; wanted a number such as 13000"
+            )
         return int(override)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -71,6 +71,11 @@ def clip(value: Number, low: Number, high: Number) -> Number:
     return minimum(maximum(value, low), high)
 
 
+def _same(a: Number, b: Number) -> bool:
+    """Whether two numbers are known to be equal, ragged sizes by being the same array."""
+    return a is b or (is_static(a, b) and a == b)
+
+
 @dataclasses.dataclass
 class Axis:
     """One axis of a segment: box, resampled size, index map, and what is valid of the output.
@@ -87,11 +92,29 @@ class Axis:
     valid_start: Number
     valid_stop: Number
     size: Number
+    source: Number
 
     @staticmethod
     def whole(size: Number) -> Axis:
         """The axis of an untouched image."""
-        return Axis(0, size, size, 0, 0, 0, size, size)
+        return Axis(0, size, size, 0, 0, 0, size, size, size)
+
+    @property
+    def identity(self) -> bool:
+        """Whether the output is the input, known without looking at parameters."""
+        begins = is_static(self.box_start) and self.box_start == 0
+        return begins and self.full and self.untouched and _same(self.size, self.source)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the output is the box as it is, so that a crop of it is a smaller box."""
+        return (
+            self.full
+            and is_static(self.offset, self.flipped)
+            and (self.offset, self.flipped) == (0, 0)
+            and _same(self.size, self.box_size)
+            and _same(self.resampled, self.box_size)
+        )
 
     @property
     def step(self) -> Number:
@@ -121,6 +144,10 @@ class Axis:
 
     def window(self, start: Number, size: Number, inside: bool) -> None:
         """Shows [start, start + size) of the current output; `inside` promises that it exists."""
+        if inside and self.plain:  # the kernel checks that the smaller box exists
+            self.box_start = plus(self.box_start, start)
+            self.box_size = self.resampled = self.valid_stop = self.size = size
+            return
         if inside and self.full:
             self.valid_start, self.valid_stop = 0, size
         else:

@@ -106,6 +106,8 @@ def checked_parameters(
     transforms: tuple[Transform, ...], params: Any, count: int
 ) -> list[dict[str, Any]]:
     """One dict a transform; ints and bools become ints or int32/bool [N], floats float32 [N]."""
+    if params is None:
+        params = tuple({} for _ in transforms)
     if not isinstance(params, tuple | list) or len(params) != len(transforms):
         given = len(params) if isinstance(params, tuple | list) else type(params).__name__
         raise ValueError(
@@ -156,8 +158,7 @@ def _shared_float(value: Any) -> Any:
 
 def checked_labels(labels: Any, count: int) -> Any:
     """Labels as float [N, classes]."""
-    if not hasattr(labels, "shape"):
-        labels = np.asarray(labels)
+    labels = labels if hasattr(labels, "shape") else np.asarray(labels)
     if labels.ndim != 2 or not jnp.issubdtype(labels.dtype, jnp.floating):
         raise TypeError(
             f"labels is {_described(labels)}; wanted one-hot floats [N, classes]: "
@@ -165,4 +166,4 @@ def checked_labels(labels: Any, count: int) -> Any:
         )
     if labels.shape[0] != count:
         raise ValueError(f"labels has {labels.shape[0]} rows and the batch {count} images")
-    return labels
+    return jnp.asarray(labels)

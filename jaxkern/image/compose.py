@@ -132,12 +132,13 @@ class Compose:
                 drawn.append(_sample_each(transform, keys, place, at))
         return tuple(drawn)
 
-    def apply(self, images: Any, params: Params, labels: Any = None) -> Any:
+    def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
         """Applies the chain with given parameters; deterministic.
 
         Args:
           images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4; or a `Ragged` batch.
-          params: as from `sample`; a Python or NumPy scalar stands for all images.
+          params: as from `sample`; a Python or NumPy scalar stands for all images. None where no
+            transform has parameters, as after `eval()`.
           labels: one-hot float [N, classes], or None.
         Returns:
           The images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft labels),

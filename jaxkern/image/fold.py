@@ -61,6 +61,7 @@ class _OpenSegment:
         self.scale: Values = np.ones(channels)
         self.bias: Values = np.zeros(channels)
         self.fill: Values | None = None
+        self.may_miss = False  # a crop at run-time places of what is not plain may leave it
         self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
         self.rounding = Rounding.KEEP
 
@@ -70,7 +71,7 @@ class _OpenSegment:
         return (
             self.filter is Filter.NONE
             and not self.erasures
-            and all(axis.full and axis.untouched for axis in axes)
+            and all(axis.identity for axis in axes)
             and _equal(self.scale, np.ones_like(self.scale))
             and _equal(self.bias, np.zeros_like(self.bias))
         )
@@ -180,6 +181,8 @@ class ChainBuilder:
             ((plus(top, times(-1, start[0])), plus(left, times(-1, start[1])), *sides), value)
             for (top, left, *sides), value in segment.erasures
         ]
+        plain = segment.rows.plain and segment.columns.plain
+        segment.may_miss |= inside and not plain and not is_static(*start)
         segment.rows.window(start[0], size[0], inside)
         segment.columns.window(start[1], size[1], inside)
 
@@ -273,13 +276,16 @@ class ChainBuilder:
         plan = Plan(segments, self.channels, self.source_dtype, dtype, layout)
         # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
         # constant of equal ones by a kernel, which takes longer to compile than all the rest.
-        unused = np.arange(self.channels)
+        unused, zeros = np.arange(self.channels), np.zeros(self.channels)
         operands = Operands(
             geometry=_integers([s.geometry() for s in opened], 14),
             affine=_floats(
                 [row for s in opened for row in (s.scale, s.bias)], self.channels
             ).reshape(1, -1, 2, self.channels),
-            fill=_floats([unused if s.fill is None else s.fill for s in opened], self.channels),
+            fill=_floats(
+                [s.fill if s.fill is not None else zeros if s.may_miss else unused for s in opened],
+                self.channels,
+            ),
             erase_box=_integers([list(box) for box, _ in erasures], 4),
             erase_value=_floats([value for _, value in erasures], self.channels),
         )

@@ -160,6 +160,43 @@ aug(jax.random.key(0), jnp.zeros((2, 4, 4, 3), jnp.uint8)).block_until_ready()
     done = _run(code, tmp_path, JAXKERN_SIMD="v9")
     assert done.returncode != 0
     assert "JAXKERN_SIMD" in done.stderr
+    report = _run(
+        "import jaxkern as jk; print(jk.doctor(), jk.doctor().ok)", tmp_path, JAXKERN_SIMD="v9"
+    )
+    assert "JAXKERN_SIMD" in report.stdout
+    assert report.stdout.rstrip().endswith("False")
+
+
+def test_doctor_without_a_backend(tmp_path: Path) -> None:
+    code = "import jaxkern as jk; print(jk.doctor(), jk.doctor().ok)"
+    done = _run(code, tmp_path, JAX_PLATFORMS="tpu")
+    assert done.returncode == 0, done.stderr
+    assert "JAX cannot start its default backend" in done.stdout
+
+
+def test_a_library_that_fails_half_way_registers_nothing(tmp_path: Path) -> None:
+    build(tmp_path, "half_inner")
+    (tmp_path / "half.py").write_text(
+        "import half_inner\n"
+        "abi = half_inner.abi\n"
+        "class Failing(dict):\n"
+        "    def items(self):\n"
+        "        yield from super().items()\n"
+        "        raise RuntimeError('no more')\n"
+        "def registrations(): return Failing(half_inner.registrations())\n"
+    )
+    code = f"""
+import warnings
+import jaxkern as jk
+with warnings.catch_warnings(record=True):
+    warnings.simplefilter("always")
+    library = jk.load_library("half")
+assert library.problem and library.targets == [] and library.loaded is None
+assert "test.scale.v1" not in jk.export_targets()
+{_STILL_WORKS}
+"""
+    done = _run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_installed_headers_are_found() -> None:
