@@ -58,10 +58,19 @@ def pin_shardings(
 
 def tensor_type(aval: Any) -> Any:
     """The MLIR type of an array, symbolic sizes included."""
-    return mlir.aval_to_ir_type(aval)
+    unknown = ir.ShapedType.get_dynamic_size()
+    shape = [n if isinstance(n, int) else unknown for n in aval.shape]
+    return ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(aval.dtype))
 
 
 def reshape(value: Any, aval: Any) -> Any:
     """An MLIR value in the shape of ``aval``."""
     wanted = tensor_type(aval)
-    return value if value.type == wanted else hlo.reshape(wanted, value)
+    if value.type == wanted:
+        return value
+    if not all(isinstance(n, int) for n in aval.shape):
+        raise NotImplementedError(
+            f"a native call with the symbolic shape {aval.shape} cannot be partitioned over "
+            "devices; export it for one device, or with jaxkern.backend('jax')"
+        )
+    return hlo.reshape(wanted, value)
