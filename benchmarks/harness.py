@@ -52,6 +52,10 @@ def interleave(arms: list[Arm], rounds: int = 15, warmup: int = 3, least: float 
         repeats[arm.name] = max(1, round(least / max(time.perf_counter() - start, 1e-7)))
     for _ in progress(range(rounds), "timing"):
         for arm in arms:
+            # Threads that another arm left spinning or working ahead come to rest, and the caches
+            # forget it.
+            time.sleep(0.1)
+            arm.run()
             start = time.perf_counter()
             for _ in range(repeats[arm.name]):
                 arm.run()
