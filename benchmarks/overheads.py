@@ -9,6 +9,7 @@ memory is the peak of a process beyond the input and the output of the call.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -25,18 +26,26 @@ import jaxkern as jk
 IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB = 60.0, 60.0, 4.0
 
 
+def process(code: str) -> str:
+    """What a new Python prints; -P: of the installed package, not of a source tree around it."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAXKERN_BACKEND": "native"},
+    ).stdout
+
+
 def imports(rounds: int) -> dict[str, list[float]]:
     """Seconds of `import jax` and of `import jaxkern`, each in a process of its own."""
     code = "import time; s = time.perf_counter(); import {0}; print(time.perf_counter() - s)"
     found: dict[str, list[float]] = {"jax": [], "jaxkern": []}
     for name in found:  # once each for the file cache
-        subprocess.run([sys.executable, "-c", code.format(name)], check=True, capture_output=True)
+        process(code.format(name))
     for _ in harness.progress(range(rounds), "imports"):
         for name, seconds in found.items():
-            done = subprocess.run(
-                [sys.executable, "-c", code.format(name)], check=True, capture_output=True
-            )
-            seconds.append(float(done.stdout))
+            seconds.append(float(process(code.format(name))))
     return found
 
 
@@ -87,10 +96,7 @@ def memory() -> dict[str, float]:
     found = {}
     for antialias in (False, True):
         code = _MEMORY.format(folder=str(Path(__file__).parent), antialias=antialias)
-        done = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        )
-        found[f"antialias={antialias}"] = int(done.stdout) / 2**20
+        found[f"antialias={antialias}"] = int(process(code)) / 2**20
     return found
 
 
