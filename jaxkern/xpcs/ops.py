@@ -218,7 +218,7 @@ def _tangent_transpose(
         if not isinstance(operand, ad.UndefinedPrimal):
             given.append(None)
             continue
-        shape = operand.aval.shape  # type: ignore[attr-defined]
+        shape = operand.aval.shape
         shared = tuple(
             axis for axis in range(batch_dims) if shape[axis] == 1 and bar.shape[axis] != 1
         )
