@@ -23,22 +23,21 @@ constexpr double kLeastSigma = 1e-10;
 template <typename Real>
 JAXKERN_HD Real sinc_series(Real x) {
   const Real y = x * x;
-  return 1.0 +
-         y * (-1.0 / 6 +
-              y * (1.0 / 120 +
-                   y * (-1.0 / 5040 +
-                        y * (1.0 / 362880 + y * (-1.0 / 39916800 + y * (1.0 / 6227020800))))));
+  return 1.0 + y * (-1.0 / 6 +
+                    y * (1.0 / 120 +
+                         y * (-1.0 / 5040 + y * (1.0 / 362880 +
+                                                 y * (-1.0 / 39916800 + y * (1.0 / 6227020800))))));
 }
 
 template <typename Real>
 JAXKERN_HD Real sinc_slope_series(Real x) {
   const Real y = x * x;
-  return x * (-1.0 / 3 +
-              y * (1.0 / 30 +
-                   y * (-1.0 / 840 +
-                        y * (1.0 / 45360 +
-                             y * (-1.0 / 3991680 +
-                                  y * (1.0 / 518918400 + y * (-1.0 / 93405312000.0)))))));
+  return x *
+         (-1.0 / 3 +
+          y * (1.0 / 30 +
+               y * (-1.0 / 840 +
+                    y * (1.0 / 45360 + y * (-1.0 / 3991680 +
+                                            y * (1.0 / 518918400 + y * (-1.0 / 93405312000.0)))))));
 }
 
 // The shear factor sinc^power and its derivative, from sinc and sinc'.

@@ -21,7 +21,8 @@ Executor threads(int64_t count) {
 }
 
 std::vector<double> run(Case* c, const Executor& executor) {
-  const PhaseTables tables(executor, c->n, c->power, {{c->a.data(), false}}, {{c->x.data(), false}});
+  const PhaseTables tables(executor, c->n, c->power, {{c->a.data(), false}},
+                           {{c->x.data(), false}});
   std::vector<double> state(c->layout.size());
   normal_equations(executor, {work_of(c, tables[0])}, {state.data()});
   return state;
@@ -51,17 +52,19 @@ bool check(uint64_t seed, const char* level) {
   std::vector<long double> wanted, scale;
   reference_state(c, &wanted, &scale);
   const auto fail = [&](const char* what, int32_t at, double got, long double want) {
-    std::printf("seed %" PRIu64 ", %s: %s, entry %d of %d is %.17g, wanted %.17Lg (scale %.3Lg)\n", seed,
-                level, what, at, c.layout.size(), got, want, scale[at]);
-    std::printf("  n %ld rows %ld+%ld power %d tables %d+%d type %d loss %d symmetric %d sigmas %zu\n",
-                c.n, c.first_row, c.rows, c.power, c.layout.tables_a, c.layout.tables_x,
-                static_cast<int>(c.type), static_cast<int>(c.loss), static_cast<int>(c.symmetric),
-                c.sigmas.size());
+    std::printf("seed %" PRIu64 ", %s: %s, entry %d of %d is %.17g, wanted %.17Lg (scale %.3Lg)\n",
+                seed, level, what, at, c.layout.size(), got, want, scale[at]);
+    std::printf(
+        "  n %ld rows %ld+%ld power %d tables %d+%d type %d loss %d symmetric %d sigmas %zu\n", c.n,
+        c.first_row, c.rows, c.power, c.layout.tables_a, c.layout.tables_x,
+        static_cast<int>(c.type), static_cast<int>(c.loss), static_cast<int>(c.symmetric),
+        c.sigmas.size());
     return false;
   };
   for (int32_t at = 0; at < c.layout.size(); ++at) {
     if (at == c.layout.mirrored() && c.symmetric == Symmetric::kAuto) {  // decided tile by tile
-      if (state[at] > static_cast<double>(wanted[at])) return fail("too many mirrored", at, state[at], wanted[at]);
+      if (state[at] > static_cast<double>(wanted[at]))
+        return fail("too many mirrored", at, state[at], wanted[at]);
       continue;
     }
     const long double error = std::abs(state[at] - wanted[at]);
