@@ -37,7 +37,13 @@ from jaxkern.xpcs.starting import (
     read_sample,
     sample_rows,
 )
-from jaxkern.xpcs.strategy import CHUNK_POINTS, Strategy, choose_strategy, chunk_rows, parse_strategy
+from jaxkern.xpcs.strategy import (
+    CHUNK_POINTS,
+    Strategy,
+    choose_strategy,
+    chunk_rows,
+    parse_strategy,
+)
 from jaxkern.xpcs.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
@@ -255,7 +261,7 @@ def open_data(
       TypeError: for something that is no data.
     """
     if isinstance(data, jax.Array):
-        devices = data.sharding.device_set
+        devices: Any = data.sharding.device_set
         if len(devices) == 1 and next(iter(devices)).platform == "cpu":
             data = np.asarray(data)
     on_device = isinstance(data, jax.Array)
@@ -274,4 +280,3 @@ def open_data(
     if source is None:
         return DeviceData(data, frames, step_zero or (1.0, 0.0))
     return HostData(source, frames, strategy, chunk_points)
-

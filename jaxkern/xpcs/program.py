@@ -176,9 +176,10 @@ def _sharded(
         used = angle_axes + row_axes
         return (jax.lax.psum(all_states, used) if used else all_states), phases_A, phases_X
 
-    return jax.shard_map(  # type: ignore[no-any-return]
+    result: tuple[Any, Any, Any] = jax.shard_map(
         local, mesh=mesh, in_specs=(specs,), out_specs=(P(), P(), P()), check_vma=False
     )(at)
+    return result
 
 
 def _axes(spec: Any, dimension: int) -> tuple[str, ...]:

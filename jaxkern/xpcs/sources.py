@@ -40,7 +40,7 @@ class Source(Protocol):
 def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which the kernels read data of this dtype."""
     native = dtype.newbyteorder("=")
-    return native if native in KERNEL_DTYPES else np.dtype(np.float64)
+    return np.dtype(native if native in KERNEL_DTYPES else np.float64)
 
 
 def quantization(source: Source) -> tuple[float, float]:
@@ -88,7 +88,7 @@ class ArraySource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._array.dtype
+        return np.dtype(self._array.dtype)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._array[angle, first_row:stop_row])
@@ -117,7 +117,8 @@ class DatasetsSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._datasets[0].dtype)
+        dtype: np.dtype[Any] = np.dtype(self._datasets[0].dtype)
+        return dtype
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._datasets[angle][first_row:stop_row])
@@ -140,7 +141,8 @@ class StackSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._dataset.dtype)
+        dtype: np.dtype[Any] = np.dtype(self._dataset.dtype)
+        return dtype
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._dataset[angle, first_row:stop_row])
@@ -239,7 +241,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     room = np.empty(size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
-    return room[start : start + size].view(dtype).reshape(shape)
+    return np.asarray(room[start : start + size].view(dtype).reshape(shape))
 
 
 class RowBuffers:
@@ -270,4 +272,3 @@ class RowBuffers:
         room = buffer[: rows.size].reshape(rows.shape)
         np.copyto(room, rows)
         return room
-
