@@ -206,7 +206,7 @@ class ChunkedPass:
     def _load(
         self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]
     ) -> tuple[NDArray[Any], Any] | OSError:
-        """The rows of a chunk and their sigma, ready for the kernel; or the error of reading them."""
+        """The rows of a chunk and their sigma, ready for the kernel; or why they cannot be read."""
         where = (chunk.angle, chunk.first_row, chunk.stop_row)
         try:
             rows = buffers[0].ready(self._source.read(*where))

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.models import Model, Tables
-from jaxkern.xpcs.normal import accumulate
-from jaxkern.xpcs.ops import state_size
+from jaxkern.xpcs.normal import accumulate, state_size
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Fits against SciPy on the dense problem: would catch wrong normal equations, weights or errors."""
+"""Fits against SciPy on the dense problem: would catch wrong sums, weights, masks or errors.
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def test_robust_losses_reach_scipys_optimum(loss):
     bad = problems.Simulated(data, *list(vars(case).values())[1:])
     start = np.concatenate([case.contrast, case.offset, problems.TRUTH])
     dense = problems.dense_fit(bad, start, sigma=0.004, loss=loss, f_scale=1.5)
-    found = jk.xpcs.fit(
-        model_of(bad), data, 0.004, problems.TRUTH, loss=loss, f_scale=1.5, **TIGHT
-    )
+    found = jk.xpcs.fit(model_of(bad), data, 0.004, problems.TRUTH, loss=loss, f_scale=1.5, **TIGHT)
     assert found.cost == pytest.approx(2 * 2 * dense.cost, rel=1e-7)
     np.testing.assert_array_less(np.abs(found.popt - dense.x), 0.02 * found.perr)
     plain = jk.xpcs.fit(model_of(bad), data, 0.004, problems.TRUTH, **TIGHT)
@@ -104,7 +102,9 @@ def test_shared_fixed_and_auto_scales():
     start = np.concatenate([[0.3], [1.0], problems.START])
     dense = problems.dense_fit(case, start, shared=True)
     for scaling in ("constant", "auto"):
-        found = jk.xpcs.fit(model_of(case), case.data, 1.0, problems.START, scaling=scaling, **TIGHT)
+        found = jk.xpcs.fit(
+            model_of(case), case.data, 1.0, problems.START, scaling=scaling, **TIGHT
+        )
         assert found.names[:3] == ("contrast", "offset", "D0")
         assert_same_optimum(found, dense)
         np.testing.assert_array_equal(found.contrast, np.full(3, found.popt[0]))

@@ -122,12 +122,16 @@ def test_dtypes_of_data(case, dtype):
     wanted = {k: v for k, v in options.items() if k != "quantization"}
     for strategy in ("STANDARD", "STREAMING"):
         found = jk.xpcs.fit(
-            model_of(case), data, 0.004, problems.START, strategy=strategy, progress=False,
-            streaming=SMALL_CHUNKS, **options,
+            model_of(case),
+            data,
+            0.004,
+            problems.START,
+            strategy=strategy,
+            progress=False,
+            streaming=SMALL_CHUNKS,
+            **options,
         )
-        exact = jk.xpcs.fit(
-            model_of(case), values, 0.004, problems.START, progress=False, **wanted
-        )
+        exact = jk.xpcs.fit(model_of(case), values, 0.004, problems.START, progress=False, **wanted)
         np.testing.assert_array_less(np.abs(found.popt - exact.popt), 1e-3 * exact.perr)
 
 
@@ -144,7 +148,11 @@ def test_own_source_is_read_ahead_by_another_thread(case, whole):
 
     source = Recorded()
     found = jk.xpcs.fit(
-        model_of(case), source, p0=problems.START, strategy="STREAMING", progress=False,
+        model_of(case),
+        source,
+        p0=problems.START,
+        strategy="STREAMING",
+        progress=False,
         streaming=SMALL_CHUNKS,
     )
     assert_same(found, whole)
