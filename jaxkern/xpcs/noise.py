@@ -51,7 +51,7 @@ def resolve_noise(
         if weights is not None:
             value = weights_to_sigma(value)
         return Noise(np.ascontiguousarray(np.broadcast_to(value, (n_phi,))), "given")
-    source = as_source(given)
+    source = as_source(given, name=what)
     if source.shape != shape:
         raise ValueError(_wrong_shape(what, source.shape, shape))
     array = getattr(source, "array", None)

@@ -196,6 +196,8 @@ class ChunkedPass:
                     self._after_chunk(x, states, place + 1)
                 if self._advance is not None:
                     self._advance(place + 1, len(self._chunks))
+        if len(self._bad.excluded) >= self._bad.total:
+            raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
         return states
 
     def _submit(self, reader: ThreadPoolExecutor, place: int) -> Future[Any] | None:

@@ -59,11 +59,16 @@ def values(source: Source, stored: NDArray[Any]) -> NDArray[np.float64]:
 class ArraySource:
     """An array [n_phi, n, n] in memory, or one that is mapped from a file."""
 
-    def __init__(self, array: NDArray[Any], quantization: tuple[float, float] | None = None):
+    def __init__(
+        self,
+        array: NDArray[Any],
+        quantization: tuple[float, float] | None = None,
+        name: str = "data",
+    ):
         if array.ndim != 3 or array.shape[1] != array.shape[2]:
             raise ValueError(
-                f"data has the shape {array.shape}; wanted [n_phi, n, n], one square two-time "
-                "correlation for each angle"
+                f"{name} has the shape {array.shape}; wanted [n_phi, n, n], one square matrix for "
+                "each angle"
             )
         self._array = array
         self.quantization = quantization
@@ -148,7 +153,9 @@ class StackSource:
         return np.asarray(self._dataset[angle, first_row:stop_row])
 
 
-def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> Source:
+def as_source(
+    data: Any, *, quantization: tuple[float, float] | None = None, name: str = "data"
+) -> Source:
     """A source for what a user gives as data.
 
     Args:
@@ -156,6 +163,7 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
         a ``.npy`` file, which is mapped; an HDF5 data set [n_phi, n, n], or an HDF5 group, mapping
         or sequence of data sets or arrays [n, n], one an angle in its own order.
       quantization: (step, zero) of uint16 data, where a value is zero + step * stored.
+      name: what errors call it.
 
     Raises:
       TypeError: for anything else.
@@ -165,12 +173,12 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
         path = Path(data)
         if path.suffix != ".npy":
             raise ValueError(
-                f"data is the path {str(path)!r}; only .npy files are opened by their path. Open "
+                f"{name} is the path {str(path)!r}; only .npy files are opened by their path. Open "
                 "an HDF5 file with h5py, or jaxkern.xpcs's reader of APS files, and give that"
             )
         data = np.load(path, mmap_mode="r")
     if isinstance(data, np.ndarray):
-        return ArraySource(data[None] if data.ndim == 2 else data, quantization)
+        return ArraySource(data[None] if data.ndim == 2 else data, quantization, name)
     if isinstance(data, Source):
         return data
     if isinstance(data, Mapping):
@@ -180,9 +188,9 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
     if hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "chunks"):
         return StackSource(data, quantization)
     if hasattr(data, "__array__"):
-        return as_source(np.asarray(data), quantization=quantization)
+        return as_source(np.asarray(data), quantization=quantization, name=name)
     raise TypeError(
-        f"data is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
+        f"{name} is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
         "data set or group, or an object with shape, dtype and read(angle, first_row, stop_row)"
     )
 

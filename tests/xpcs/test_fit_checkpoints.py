@@ -11,7 +11,7 @@ from pathlib import Path
 import fit_problems as problems
 import numpy as np
 import pytest
-from test_fit_dense import model_of
+from fit_checks import model_of
 
 import jaxkern as jk
 from jaxkern.xpcs import checkpoint

@@ -8,7 +8,7 @@ import warnings
 import fit_problems as problems
 import numpy as np
 import pytest
-from test_fit_dense import model_of
+from fit_checks import model_of
 
 import jaxkern as jk
 from jaxkern.xpcs import strategy as strategies
