@@ -51,7 +51,8 @@ def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax
       >>> jk.xpcs.g2(model, model.defaults, contrast=.3, offset=1.).shape
       (2, 50, 50)
     """
-    return _g2(model, params, contrast, offset)
+    c2: jax.Array = _g2(model, params, contrast, offset)
+    return c2
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -95,7 +96,8 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
                     f"index[{at}]={points[at].tolist()} is outside; wanted (phi, i, j) from 0 "
                     f"below {limits}"
                 )
-    return _g2_at(model, params, contrast, offset, index)
+    values: jax.Array = _g2_at(model, params, contrast, offset, index)
+    return values
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -149,9 +151,9 @@ def residual(
     if not jnp.issubdtype(measured.dtype, jnp.floating):
         raise ValueError(f"data is {measured.dtype}; wanted floats: give zero + step * data")
     deviations, sigma_rank = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
-    return _residual(
-        model, params, contrast, offset, measured.astype(dtype), deviations, sigma_rank
-    )
+    measured = measured.astype(dtype)
+    r: jax.Array = _residual(model, params, contrast, offset, measured, deviations, sigma_rank)
+    return r
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6))

@@ -74,7 +74,8 @@ class Geometry:
     def times(self) -> np.ndarray:
         """Times in the power laws, s, [n_t]: t, not below half of the first step (nor 1e-8)."""
         floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        return np.where(self.t > floor, self.t, floor)
+        times: np.ndarray = np.where(self.t > floor, self.t, floor)
+        return times
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Geometry) and self._key == other._key

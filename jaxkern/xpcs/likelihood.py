@@ -80,7 +80,8 @@ def log_likelihood(
     offsets = checks.per_angle(offset, "offset", n_phi, dtype)
     params = jnp.asarray(params, dtype)
     operands = (params, contrasts, offsets, measured, deviations, scale, frames)
-    return _value(model, symmetric, *operands)
+    value: jax.Array = _value(model, symmetric, *operands)
+    return value
 
 
 def _sums(model: Model, symmetric: Any, tables: Tables, operands: Sequence[Any]) -> Any:

@@ -58,7 +58,7 @@ class Model:
       parameters: the `Parameter` s in order, p of them.
       shear_power: the power of sinc in g2: 0, 2 or 4.
       columns_A: the indices of the parameters on which A depends.
-      columns_X: the indices of the parameters on which X depends.
+      columns_X: the indices of the parameters on which X depends; none for ``shear_power=0``.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Model:
         self.geometry = geometry
         self.parameters = tuple(parameters)
         self.shear_power = int(shear_power)
-        self.columns_A, self.columns_X = tuple(columns_A), tuple(columns_X)
+        self.columns_A = tuple(columns_A)
+        self.columns_X = tuple(columns_X) if shear_power else ()
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -332,9 +333,7 @@ class CustomModel(Model):
             rows,
             shear_power,
             every if columns_A is None else _indices(columns_A, names, "columns_A"),
-            (every if shear_power else ())
-            if columns_X is None
-            else _indices(columns_X, names, "columns_X"),
+            every if columns_X is None else _indices(columns_X, names, "columns_X"),
         )
         self.phases_fn = phases_fn
 

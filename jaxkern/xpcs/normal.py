@@ -299,7 +299,8 @@ def normal_equations(
                 "for each"
             )
     arrays = (params, contrast, offset, measured, deviations, keep, f_scale, quantization)
-    return _normal_equations(model, scaling, symmetric, loss, *arrays)
+    ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
+    return ne
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
