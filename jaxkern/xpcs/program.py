@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.models import Model, Tables
 from jaxkern.xpcs.normal import accumulate, state_size
@@ -200,6 +201,15 @@ _compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _COMPILED_LIMIT = 64
 
 
+def _compiler_options() -> dict[str, Any] | None:
+    """Fast compilation where XLA's own code does nothing of order n_t^2: with the CPU kernel."""
+    target = "jaxkern.two_time_normal_equations.v1"
+    native = current_backend() != "jax" and registry.missing(target, "cpu") is None
+    if not native or jax.default_backend() != "cpu":
+        return None
+    return {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 class PassProgram:
     """Compiles the pass of a model for each layout of its operands, once, and runs it."""
 
@@ -224,7 +234,7 @@ class PassProgram:
             else:
                 mesh, spec = self._sharding.mesh, self._sharding.spec
                 jitted = jax.jit(lambda at: _sharded(model, settings, mesh, spec, at))
-            _compiled[key] = jitted.lower(at).compile()
+            _compiled[key] = jitted.lower(at).compile(compiler_options=_compiler_options())
             if len(_compiled) > _COMPILED_LIMIT:
                 _compiled.popitem(last=False)
             self.compile_seconds += time.perf_counter() - start
