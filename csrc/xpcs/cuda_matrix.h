@@ -93,10 +93,10 @@ struct MatrixBody {
     }
     if (!place.valid || thread >= 2 * kMatrixSide) return;
     const bool row = thread < kMatrixSide;
-    const int64_t i = (row ? place.row : place.column) + thread % kMatrixSide;
+    MatrixFrame& own = row ? shared.row[thread] : shared.column[thread - kMatrixSide];
+    const int64_t i = row ? place.row + thread : place.column + thread - kMatrixSide;
     if (i >= n) return;
     const double* const tables = tables_of(call.angle, place.sample);
-    MatrixFrame own = {};
     own.frame = frame_at(tables, n, call.angle.power, i);
     const double distance = own.frame.a - tables[kTableA * n + place.row];
     own.near = distance <= kReachOfReference && distance >= -kReachOfReference;
@@ -107,7 +107,6 @@ struct MatrixBody {
       own.tangent_a = tables[kTableTangents * n + i];
       own.tangent_x = tables[(kTableTangents + 1) * n + i];
     }
-    (row ? shared.row : shared.column)[thread % kMatrixSide] = own;
   }
 
   JAXKERN_HD void compute(const MatrixCall& call, int32_t thread, Shared& shared) {

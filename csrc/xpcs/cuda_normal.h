@@ -172,7 +172,7 @@ struct NormalBody {
 
   JAXKERN_HD void load(const NormalCall& call, int64_t flat, int32_t thread, Shared& shared,
                        Thread& state) {
-    const int64_t n = call.angle.n, slices = slices_of(n), blocks = row_blocks(call);
+    const int64_t n = call.angle.n, slices = slices_of(n);
     const int32_t parts = Columns::parts(call.layout);
     JAXKERN_UNROLL
     for (int32_t e = 0; e < Columns::kEntries; ++e) state.sums.entry[e] = 0;
