@@ -165,15 +165,15 @@ def _compare_states(
     device: Any, host: Any, operands: dict[str, Any], pure: bool = False, **static: Any
 ) -> np.ndarray:
     tables = operands["tangents_A"].shape[1], operands["tangents_X"].shape[1]
-    got = _states(device, operands, **static)
-    wanted = _states(host, operands, **static)
+    got = _states(device, operands, **static).copy()
+    wanted = _states(host, operands, **static).copy()
     if static.get("symmetric") == 2:  # how many are taken as mirrored depends on the tiles
         assert (got[:, -1] <= got[:, -2]).all()
         assert ((got[:, -1] == got[:, -2]) == (wanted[:, -1] == wanted[:, -2])).all()
         got[:, -1] = wanted[:, -1] = 0
     _close(got, wanted, _scale(wanted, tables))
     if pure:
-        reference = _states(device, operands, "jax", **static)
+        reference = _states(device, operands, "jax", **static).copy()
         if static.get("symmetric") == 2:
             reference[:, -1] = 0
         _close(got, reference, 100 * _scale(wanted, tables))
