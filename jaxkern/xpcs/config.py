@@ -79,6 +79,7 @@ class Analysis:
 class InitialParameters:
     values: dict[str, float] = _key("start of the fit by name; others: the model's", factory=dict)
     bounds: dict[str, tuple[float, float]] = _key("[low, high] by name", factory=dict)
+    hold: tuple[str, ...] = _key("names that stay at their start", ())
     contrast: float | None = _key("null: estimated from the data")
     offset: float | None = _key("null: estimated from the data")
 
@@ -86,14 +87,19 @@ class InitialParameters:
 @dataclass(frozen=True)
 class Streaming:
     enable_checkpoints: bool = _key("so that a killed fit can go on", False)
-    checkpoint_frequency: int = _key("chunks of data between checkpoints", 16)
+    checkpoint_frequency: int = _key("chunks of data between two checkpoints", 10)
     checkpoint_dir: str | None = _key("null: checkpoints/ in the output directory")
-    on_bad_chunk: Literal["exclude", "raise"] = _key("a chunk with NaN or unreadable", "exclude")
+    max_checkpoint_overhead: float = _key("part of the time that writing them may take", 0.05)
+    chunk_points: int | None = _key("points the kernel gets at a time; null: 2^21")
+    on_bad_chunk: Literal["exclude", "raise"] = _key(
+        "rows with NaN, or that cannot be read", "exclude"
+    )
+    retries: int = _key("attempts to read such rows again", 2)
 
 
 @dataclass(frozen=True)
 class Multistart:
-    starts: int = _key("1: only the initial parameters", 1)
+    starts: int = _key("fits from as many starts; 1: only the initial parameters", 1)
     seed: int = _key("of the drawn starts", 0)
 
 
@@ -102,13 +108,15 @@ class Optimization:
     strategy: Literal["auto", "STANDARD", "LARGE", "CHUNKED", "STREAMING"] = _key(
         "auto: by size and memory limit", "auto"
     )
-    loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] = _key("", "linear")
+    loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] = _key(
+        "how residuals count", "linear"
+    )
     f_scale: float = _key("where a robust loss turns, in units of sigma", 1.0)
     ftol: float = _key("relative change of the cost that ends the fit", 1e-8)
     xtol: float = _key("relative change of the parameters that ends the fit", 1e-8)
     gtol: float = _key("norm of the gradient that ends the fit", 1e-8)
     max_nfev: int | None = _key("most passes over the data")
-    absolute_sigma: bool | None = _key("as in SciPy's curve_fit; null: the fit decides")
+    absolute_sigma: bool = _key("as in SciPy's curve_fit", False)
     memory_limit: float | None = _key("GB; null: JAXKERN_MEMORY_LIMIT, else the machine's")
     threads: int | None = _key("null: JAXKERN_NUM_THREADS, else the machine's")
     multistart: Multistart = _key("", factory=Multistart)
