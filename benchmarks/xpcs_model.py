@@ -11,15 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxkern as jk
-
 Q, GAP, DT = 0.0054, 2e6, 0.1
 PHYSICS = np.array([1000.0, -0.3, 12.0, 2e-4, 0.3, 1e-5, 4.0])
 
 
-def geometry(angles: int, frames: int) -> jk.xpcs.Geometry:
-    """Angles over a half circle, frames every ``DT`` seconds."""
-    phi = np.linspace(-85.0, 85.0, angles)
+def angles_of(count: int) -> Any:
+    """Angles over a half circle, in degrees."""
+    return np.linspace(-85.0, 85.0, count)
+
+
+def geometry(angles: int, frames: int) -> Any:
+    """The `jaxkern.xpcs.Geometry` of these angles, with a frame every ``DT`` seconds."""
+    # Here, so that a process which measures another library does not pay for this one.
+    import jaxkern as jk
+
+    phi = angles_of(angles)
     return jk.xpcs.Geometry(q=Q, gap=GAP, dt=DT, t=DT * np.arange(frames), phi=phi)
 
 
@@ -74,6 +80,8 @@ def normal_equations(parameters: Any, t: Any, phi: Any, data: Any, sigma: float)
 
 def simulate(angles: int, frames: int, sigma: float = 0.02, seed: int = 0) -> tuple[Any, Any]:
     """True parameters, and symmetric noisy data f64 [angles, frames, frames]."""
+    import jaxkern as jk
+
     random = np.random.default_rng(seed)
     geom = geometry(angles, frames)
     model = jk.xpcs.LaminarFlow(geom)

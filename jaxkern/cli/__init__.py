@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from jaxkern.cli import xpcs
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code."""
@@ -14,7 +16,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="tell which kernels are used here and why; exits with 1 when the default platform "
         "runs any op in pure JAX",
     )
-    parser.parse_args(arguments)
+    xpcs.add_parser(commands)
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "xpcs":
+        return xpcs.run(chosen)
 
     from jaxkern.core.doctor import doctor
 

@@ -22,6 +22,8 @@ from types import ModuleType
 
 import jax
 
+from jaxkern.core.threads import worker_cap
+
 PLATFORMS = ("cpu", "cuda")
 
 
@@ -209,7 +211,7 @@ def cuda_driver_version() -> int | None:
 def load_own() -> None:
     """Loads jaxkern's kernels: CPU always, CUDA only where JAX could use it. No backend starts."""
     load("jaxkern._cpu", "cpu")
-    _cap_threads(os.environ.get("JAXKERN_NUM_THREADS", ""))
+    set_max_workers(worker_cap())
     reason = _no_cuda_wanted()
     if reason is None:
         load("jaxkern._cuda", "cuda")
@@ -218,15 +220,11 @@ def load_own() -> None:
     _require(os.environ.get("JAXKERN_REQUIRE", ""))
 
 
-def _cap_threads(count: str) -> None:
+def set_max_workers(count: int) -> None:
+    """Caps the threads of the CPU kernels (0: no cap), where their library is loaded."""
     native = module("cpu")
-    if not count or native is None:
-        return
-    if not count.isdigit():
-        raise ValueError(
-            f"JAXKERN_NUM_THREADS is {count!r}; wanted a number of threads, or 0 for no cap"
-        )
-    native.set_max_workers(int(count))
+    if native is not None:
+        native.set_max_workers(count)
 
 
 def _no_cuda_wanted() -> str | None:

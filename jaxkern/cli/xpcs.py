@@ -1,0 +1,191 @@
+"""``python -m jaxkern xpcs``: simulate, fit and plot two-time correlations, from a YAML file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxkern.xpcs.config import Config
+
+# Flags that stand for a setting: (flag, setting, metavar).
+_FLAGS = (
+    ("--data", "data_files.file", "FILE"),
+    ("--q", "data_files.q", "Q"),
+    ("--layout", "data_files.layout", "LAYOUT"),
+    ("--model", "analysis.model", "MODEL"),
+    ("--scaling", "scaling", "SCALING"),
+    ("--strategy", "optimization.strategy", "NAME"),
+    ("--loss", "optimization.loss", "LOSS"),
+    ("--max-nfev", "optimization.max_nfev", "N"),
+    ("--threads", "optimization.threads", "N"),
+    ("--memory-limit", "optimization.memory_limit", "GB"),
+    ("--checkpoint-dir", "optimization.streaming.checkpoint_dir", "DIR"),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the ``xpcs`` command and those below it."""
+    parser = commands.add_parser("xpcs", help="simulate, fit and plot two-time correlations")
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name, about in (
+        ("simulate", "write a simulated data set to an APS file"),
+        ("fit", "fit a data set; exits with 1 when the fit does not converge"),
+        ("plot", "draw data, model and residuals of a fit that was made before"),
+    ):
+        action = actions.add_parser(name, help=about, description=about)
+        action.add_argument("--config", type=Path, required=True, metavar="YAML")
+        action.add_argument("--output-dir", type=Path, default=Path("results"), metavar="DIR")
+        for flag, setting, metavar in _FLAGS:
+            action.add_argument(flag, dest=setting, metavar=metavar, help=f"instead of {setting}")
+        action.add_argument(
+            "--set",
+            dest="settings",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="any other setting, such as analysis.frames.end=500; may be repeated",
+        )
+        action.add_argument("--quiet", action="store_true", help="no progress bar, no report")
+        if name == "fit":
+            action.add_argument("--no-plots", action="store_true", help="only the numbers")
+    config = actions.add_parser("config", help="write a commented template of the settings")
+    config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
+    config.add_argument("--force", action="store_true", help="replace a file that is there")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Runs one action; errors of input are told in a line and give the exit code 2."""
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "simulate": _simulate,
+        "fit": _fit,
+        "plot": _plot,
+        "config": _config,
+    }
+    try:
+        return actions[chosen.action](chosen)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("jaxkern"):
+            raise
+        print(
+            f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except RuntimeError as error:
+        from jaxkern.xpcs.checkpoint import CheckpointError
+
+        if not isinstance(error, CheckpointError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _config(chosen: argparse.Namespace) -> int:
+    from jaxkern.xpcs.config import template
+
+    if chosen.path.exists() and not chosen.force:
+        raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
+    chosen.path.write_text(template())
+    print(f"wrote {chosen.path}")
+    return 0
+
+
+def _settings(chosen: argparse.Namespace) -> Config:
+    """The file's settings with the flags' on top; threads and memory take effect here."""
+    import yaml
+
+    from jaxkern import performance
+    from jaxkern.xpcs.config import ConfigError, load_config
+
+    overrides: dict[str, Any] = {}
+    for _, setting, _ in _FLAGS:
+        given = getattr(chosen, setting)
+        if given is not None:
+            # A file may be called 5.
+            texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
+            overrides[setting] = given if setting in texts else yaml.safe_load(given)
+    # A path of a flag is relative to where the command runs, one of the file to the file.
+    if "data_files.file" in overrides:
+        overrides["data_files.file"] = str(Path(overrides["data_files.file"]).absolute())
+    if "optimization.streaming.checkpoint_dir" in overrides:
+        overrides["optimization.streaming.enable_checkpoints"] = True
+    for item in chosen.settings:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {item}; wanted NAME=VALUE")
+        overrides[name.strip()] = yaml.safe_load(value)
+    config = load_config(chosen.config, overrides)
+    if config.optimization.threads is not None:
+        performance.set_num_threads(config.optimization.threads)
+    if config.optimization.memory_limit is not None:
+        os.environ["JAXKERN_MEMORY_LIMIT"] = str(config.optimization.memory_limit)
+    return config
+
+
+def _simulate(chosen: argparse.Namespace) -> int:
+    from jaxkern.xpcs import analysis
+
+    config = _settings(chosen)
+    with _bar("simulating", "rows", chosen.quiet) as advance:
+        path, truth = analysis.simulate_data(config, chosen.config.parent, advance)
+    chosen.output_dir.mkdir(parents=True, exist_ok=True)
+    written = analysis.save_truth(chosen.output_dir, truth)
+    if not chosen.quiet:
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB) and {written}")
+    return 0
+
+
+def _fit(chosen: argparse.Namespace) -> int:
+    from jaxkern.xpcs import analysis
+
+    config = _settings(chosen)
+    with analysis.open_measurement(config, chosen.config.parent) as measurement:
+        if not chosen.quiet:
+            print(measurement.describe())
+        result = analysis.fit_measurement(
+            config, measurement, chosen.output_dir, progress=not chosen.quiet
+        )
+        paths = analysis.save(config, measurement, result, chosen.output_dir)
+        if config.output.plots and not chosen.no_plots:
+            paths += analysis.plot_measurement(config, measurement, chosen.output_dir)
+    if not chosen.quiet:
+        print(result)
+        print("wrote " + ", ".join(str(path) for path in paths))
+    return 0 if result.success else 1
+
+
+def _plot(chosen: argparse.Namespace) -> int:
+    from jaxkern.xpcs import analysis
+
+    config = _settings(chosen)
+    with analysis.open_measurement(config, chosen.config.parent) as measurement:
+        paths = analysis.plot_measurement(config, measurement, chosen.output_dir)
+    if not chosen.quiet:
+        print("wrote " + ", ".join(str(path) for path in paths))
+    return 0
+
+
+@contextlib.contextmanager
+def _bar(doing: str, what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr while that is a terminal; gives what advances it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(doing),
+        BarColumn(),
+        TextColumn(f"{{task.completed}}/{{task.total}} {what}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(doing, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

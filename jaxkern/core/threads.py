@@ -1,0 +1,107 @@
+"""How many threads the kernels may use: asked for, or what the machine allots to this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def num_threads(environment: Mapping[str, str] | None = None) -> int:
+    """The number of threads that kernels should use here, at least 1.
+
+    ``JAXKERN_NUM_THREADS`` when it is set and not 0. Otherwise the smallest of what bounds this
+    process: ``SLURM_CPUS_PER_TASK``, the CPU quota of its control group, its CPU affinity.
+
+    Raises:
+      ValueError: when ``JAXKERN_NUM_THREADS`` is set and is not a number.
+    """
+    environment = os.environ if environment is None else environment
+    asked = environment.get("JAXKERN_NUM_THREADS", "").strip()
+    if asked and not asked.isdigit():
+        raise ValueError(
+            f"JAXKERN_NUM_THREADS is {asked!r}; wanted a number of threads, or 0 for no cap"
+        )
+    if asked and int(asked):
+        return int(asked)
+    allotted = environment.get("SLURM_CPUS_PER_TASK", "").strip()
+    bounds = [
+        schedulable_cpus(),
+        cgroup_cpus(),
+        int(allotted) if allotted.isdigit() else None,
+    ]
+    return max(1, min(bound for bound in bounds if bound))
+
+
+def worker_cap(environment: Mapping[str, str] | None = None) -> int:
+    """The cap to set on the kernels' workers; 0 where XLA's thread pool is right as it is.
+
+    XLA sizes its pool by the affinity, so that only a smaller number needs a cap.
+    """
+    environment = os.environ if environment is None else environment
+    count = num_threads(environment)
+    asked = environment.get("JAXKERN_NUM_THREADS", "").strip()
+    if asked:
+        return count if int(asked) else 0
+    return count if count < schedulable_cpus() else 0
+
+
+def schedulable_cpus() -> int:
+    """CPUs in this process's affinity mask."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cgroup_cpus(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """Whole CPUs that the control group's quota amounts to (rounded up); None without a quota.
+
+    Reads ``cpu.max`` of version 2 and ``cpu.cfs_quota_us`` of version 1, of the process's own group
+    and of those above it.
+    """
+    quotas = []
+    for folder in _groups(root, membership):
+        quota = _quota(folder)
+        if quota is not None:
+            quotas.append(quota)
+    return min(quotas) if quotas else None
+
+
+def _groups(root: Path, membership: Path) -> list[Path]:
+    """Folders of this process's CPU groups, innermost first, with the root of each hierarchy."""
+    folders = []
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / controllers if controllers and (root / controllers).is_dir() else root
+        if controllers and base == root:
+            base = root / "cpu"
+        here = base / path.lstrip("/")
+        while base in here.parents:
+            folders.append(here)
+            here = here.parent
+        folders.append(base)
+    return folders or [root, root / "cpu"]
+
+
+def _quota(folder: Path) -> int | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota in ("max", "-1") or not (quota.isdigit() and period.isdigit()):
+        return None
+    return max(1, -(-int(quota) // int(period))) if int(period) else None
+

@@ -1,0 +1,76 @@
+"""Where the number of threads comes from.
+
+Would catch: a SLURM or container allocation that is not read, a quota of an outer control group
+that is missed, 0 taken for "one thread".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxkern.core import threads
+
+
+@pytest.fixture
+def sixteen_cpus(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.setattr(threads, "cgroup_cpus", lambda: None)
+
+
+def test_asked_for(sixteen_cpus):
+    assert threads.num_threads({"JAXKERN_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "2"}) == 3
+    assert threads.worker_cap({"JAXKERN_NUM_THREADS": "24"}) == 24
+    with pytest.raises(ValueError, match="JAXKERN_NUM_THREADS is 'x'; wanted a number"):
+        threads.num_threads({"JAXKERN_NUM_THREADS": "x"})
+
+
+def test_zero_is_no_cap(sixteen_cpus):
+    assert threads.worker_cap({"JAXKERN_NUM_THREADS": "0", "SLURM_CPUS_PER_TASK": "2"}) == 0
+    assert threads.num_threads({"JAXKERN_NUM_THREADS": "0", "SLURM_CPUS_PER_TASK": "2"}) == 2
+
+
+def test_slurm_and_affinity(sixteen_cpus):
+    assert threads.num_threads({}) == 16
+    assert threads.worker_cap({}) == 0
+    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "4"}) == 4
+    assert threads.worker_cap({"SLURM_CPUS_PER_TASK": "4"}) == 4
+    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "64"}) == 16
+
+
+def test_the_quota_of_a_container(sixteen_cpus, monkeypatch):
+    monkeypatch.setattr(threads, "cgroup_cpus", lambda: 5)
+    assert threads.num_threads({}) == 5
+    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "4"}) == 4
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_version_2_takes_the_smallest_quota_above(tmp_path):
+    root = tmp_path / "cgroup"
+    _write(root / "job" / "step" / "cpu.max", "max 100000\n")
+    _write(root / "job" / "cpu.max", "250000 100000\n")
+    membership = _write(tmp_path / "membership", "0::/job/step\n")
+    assert threads.cgroup_cpus(root, membership) == 3
+    _write(root / "job" / "step" / "cpu.max", "50000 100000\n")
+    assert threads.cgroup_cpus(root, membership) == 1
+
+
+def test_version_1(tmp_path):
+    root = tmp_path / "cgroup"
+    _write(root / "cpu,cpuacct" / "job" / "cpu.cfs_quota_us", "400000\n")
+    _write(root / "cpu,cpuacct" / "job" / "cpu.cfs_period_us", "100000\n")
+    membership = _write(tmp_path / "membership", "7:memory:/job\n4:cpu,cpuacct:/job\n")
+    assert threads.cgroup_cpus(root, membership) == 4
+    _write(root / "cpu,cpuacct" / "job" / "cpu.cfs_quota_us", "-1\n")
+    assert threads.cgroup_cpus(root, membership) is None
+
+
+def test_no_control_group(tmp_path):
+    assert threads.cgroup_cpus(tmp_path / "none", tmp_path / "none") is None

@@ -1,0 +1,184 @@
+"""Both APS layouts, read from files that the tests write with h5py by hand.
+
+Would catch: a diagonal counted twice, a lower triangle taken for an upper one, bins decoded with q
+and phi exchanged, maps in the wrong order, an error that does not say what a file lacks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxkern.xpcs.aps import ApsFile, ApsFormatError, load_aps
+from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
+
+h5py = pytest.importorskip("h5py")
+
+N_T = 17
+
+
+def _matrices(count: int, dtype=np.float64) -> np.ndarray:
+    c2 = 1 + np.random.default_rng(3).random((count, N_T, N_T))
+    return ((c2 + c2.transpose(0, 2, 1)) / 2).astype(dtype)
+
+
+def _old(path, c2, q, phi, triangle=np.triu):
+    with h5py.File(path, "w") as file:
+        file["xpcs/dqlist"] = np.array([q, np.zeros(len(q))])
+        file["xpcs/dphilist"] = np.array([phi])
+        for k, matrix in enumerate(c2):
+            file[f"exchange/C2T_all/g2_{k:05d}"] = triangle(matrix)
+    return path
+
+
+def _new(path, c2, bins, q, phi, names=None):
+    with h5py.File(path, "w") as file:
+        file["xpcs/qmap/dynamic_v_list_dim0"] = np.asarray(q, np.float64)
+        file["xpcs/qmap/dynamic_v_list_dim1"] = np.asarray(phi, np.float64)
+        file["xpcs/twotime/processed_bins"] = np.asarray(bins)
+        for k, matrix in enumerate(c2):
+            number = k + 1 if names is None else names[k]
+            file[f"xpcs/twotime/correlation_map/c2_{number:05d}"] = np.triu(matrix)
+    return path
+
+
+@pytest.mark.parametrize("triangle", [np.triu, np.tril])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_old_layout(tmp_path, triangle, dtype):
+    c2 = _matrices(3, dtype)
+    path = _old(tmp_path / "old.h5", c2, [0.005, 0.005, 0.007], [0.0, 90.0, 0.0], triangle)
+    data = load_aps(path)
+    np.testing.assert_array_equal(data.c2, c2)
+    assert data.c2.dtype == dtype
+    np.testing.assert_array_equal(data.q, [0.005, 0.005, 0.007])
+    np.testing.assert_array_equal(data.phi, [0.0, 90.0, 0.0])
+
+
+def test_new_layout_decodes_bins(tmp_path):
+    c2 = _matrices(4)
+    # Of 2 q times 3 phi: (q0, phi1), (q0, phi2), (q1, phi0), (q1, phi2).
+    path = _new(tmp_path / "new.h5", c2, [2, 3, 4, 6], [0.005, 0.007], [-30.0, 0.0, 30.0])
+    data = load_aps(path)
+    np.testing.assert_array_equal(data.c2, c2)
+    np.testing.assert_array_equal(data.q, [0.005, 0.005, 0.007, 0.007])
+    np.testing.assert_array_equal(data.phi, [0.0, 30.0, -30.0, 30.0])
+
+
+def test_maps_named_by_their_bins(tmp_path):
+    c2 = _matrices(3)
+    bins = [6, 2, 4]
+    path = _new(tmp_path / "new.h5", c2, bins, [0.005, 0.007], [0.0, 45.0, 90.0], names=bins)
+    data = load_aps(path)
+    np.testing.assert_array_equal(data.c2, c2)
+    np.testing.assert_array_equal(data.phi, [90.0, 45.0, 0.0])
+
+
+@pytest.mark.parametrize("layout", ["aps", "aps-u"])
+def test_row_slabs_are_rows_of_the_whole(tmp_path, layout):
+    c2 = _matrices(2)
+    path = write_aps(tmp_path / "file.h5", c2, q=0.0054, phi=[10.0, 20.0], layout=layout)
+    with ApsFile(path) as file:
+        assert file.layout == layout
+        assert file.shape == (2, N_T, N_T)
+        assert file.symmetric
+        for first, stop in [(0, 1), (0, N_T), (5, 9), (16, 17), (3, 3)]:
+            np.testing.assert_array_equal(file.read(1, first, stop), c2[1, first:stop])
+        with pytest.raises(IndexError, match="rows 5 to 18 of a matrix of 17"):
+            file.read(0, 5, 18)
+
+
+@pytest.mark.parametrize("layout", ["aps", "aps-u"])
+def test_writer_stores_one_triangle_in_the_documented_places(tmp_path, layout):
+    c2 = _matrices(2)
+    path = tmp_path / "file.h5"
+    with ApsWriter(
+        path, q=[0.01, 0.02], phi=[0.0, 5.0], n_t=N_T, layout=layout, dtype="f8"
+    ) as writer:
+        for angle in range(2):
+            for first in (0, 6, 12):
+                writer.write_rows(angle, first, c2[angle, first : first + 6])
+    with h5py.File(path) as file:
+        if layout == "aps":
+            half = file["exchange/C2T_all"]["g2_00002"][()]
+            np.testing.assert_array_equal(file["xpcs/dqlist"][0, :], [0.01, 0.02])
+            np.testing.assert_array_equal(file["xpcs/dphilist"][0, :], [0.0, 5.0])
+        else:
+            half = file["xpcs/twotime/correlation_map/c2_00002"][()]
+            np.testing.assert_array_equal(file["xpcs/twotime/processed_bins"][()], [1, 4])
+    np.testing.assert_array_equal(half, np.triu(c2[1]))
+    np.testing.assert_array_equal(load_aps(path).c2, c2)
+
+
+def test_larger_than_a_tile_and_a_slab(tmp_path):
+    n = 1100
+    c2 = np.random.default_rng(1).random((1, n, n))
+    c2 += c2.transpose(0, 2, 1)
+    path = write_aps(tmp_path / "file.h5", c2, q=0.01, phi=[0.0])
+    np.testing.assert_array_equal(load_aps(path).c2, c2)
+    # The tiles of the empty triangle were never written.
+    assert path.stat().st_size < 0.9 * c2.nbytes
+
+
+def test_some_entries_only(tmp_path):
+    c2 = _matrices(3)
+    path = write_aps(tmp_path / "file.h5", c2, q=0.01, phi=[0.0, 1.0, 2.0])
+    data = load_aps(path, entries=[2, 0])
+    np.testing.assert_array_equal(data.c2, c2[[2, 0]])
+    np.testing.assert_array_equal(data.phi, [2.0, 0.0])
+
+
+def test_missing_groups_are_named_with_what_is_there(tmp_path):
+    path = tmp_path / "half.h5"
+    with h5py.File(path, "w") as file:
+        file["xpcs/dqlist"] = np.ones((1, 2))
+        file["exchange/norm-0-g2"] = np.ones(3)
+    with pytest.raises(ApsFormatError) as caught:
+        load_aps(path)
+    text = str(caught.value)
+    assert "'aps' misses xpcs/dphilist, exchange/C2T_all" in text
+    assert "'aps-u' misses xpcs/qmap/dynamic_v_list_dim0" in text
+    assert "exchange/ (norm-0-g2); xpcs/ (dqlist)" in text
+    with pytest.raises(ApsFormatError) as caught:
+        load_aps(path, layout="aps")
+    assert "aps-u" not in str(caught.value)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.h5"):
+        ApsFile(tmp_path / "nowhere.h5")
+    text = tmp_path / "text.h5"
+    text.write_text("not HDF5")
+    with pytest.raises(ApsFormatError, match="cannot be opened as an HDF5 file"):
+        ApsFile(text)
+    with pytest.raises(ValueError, match="layout is 'esrf'; wanted None or one of aps, aps-u"):
+        load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0], [0.0]), layout="esrf")
+
+
+def test_lists_and_matrices_that_disagree(tmp_path):
+    with pytest.raises(ApsFormatError, match="dqlist has 2 values, xpcs/dphilist 1, .* 1 matrices"):
+        load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
+    with pytest.raises(ApsFormatError, match="1 bins from 5 to 5; wanted bins of 1 to 4"):
+        load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))
+    with pytest.raises(ApsFormatError, match="2 maps named c2_<number>"):
+        load_aps(_new(tmp_path / "c.h5", _matrices(2), [3, 4], [1, 2], [0, 1], names=[1, 4]))
+    path = _old(tmp_path / "d.h5", _matrices(2), [1.0, 2.0], [0.0, 1.0])
+    with h5py.File(path, "a") as file:
+        del file["exchange/C2T_all/g2_00001"]
+        file["exchange/C2T_all/g2_00001"] = np.ones((5, 5))
+    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 5\] and .*wanted all"):
+        load_aps(path)
+    with h5py.File(path, "a") as file:
+        del file["exchange/C2T_all/g2_00001"]
+        file["exchange/C2T_all/g2_00001"] = np.ones((5, 7))
+    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 7\]; wanted a square"):
+        load_aps(path)
+
+
+def test_what_cannot_be_written(tmp_path):
+    path = tmp_path / "x.h5"
+    with pytest.raises(ValueError, match="there twice"):
+        write_aps(path, _matrices(2), q=0.01, phi=[3.0, 3.0])
+    with pytest.raises(ValueError, match="phi has 1 values for 2 matrices"):
+        write_aps(path, _matrices(2), q=0.01, phi=[3.0])
+    with pytest.raises(ValueError, match=r"c2 is \[17, 17\]; wanted \[n, n_t, n_t\]"):
+        write_aps(path, _matrices(1)[0], q=0.01, phi=[3.0])

@@ -1,0 +1,129 @@
+"""Choosing q, phi and frames, and the correction of the diagonal, against direct loops.
+
+Would catch: ranges that break at 0 or 360 degrees, a diagonal that is right for whole matrices and
+wrong at the edge of a slab, frames counted from 0 in one place and from 1 in another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxkern.xpcs import prepare
+
+
+class Memory:
+    """A source over an array that is not symmetric, so that a transposed read would be seen."""
+
+    def __init__(self, c2):
+        self.c2, self.shape, self.dtype = c2, c2.shape, c2.dtype
+
+    def read(self, angle, first, stop):
+        return self.c2[angle, first:stop]
+
+
+def _on_circle(phi: int, low: int, high: int) -> bool:
+    """Walks upwards from low to high a degree at a time."""
+    if high - low >= 360:
+        return True
+    at = low
+    while True:
+        if (at - phi) % 360 == 0:
+            return True
+        if (at - high) % 360 == 0:
+            return False
+        at += 1
+
+
+@given(st.lists(st.integers(-720, 720), max_size=8), st.integers(-400, 400), st.integers(-400, 400))
+@settings(max_examples=60, deadline=None)
+def test_ranges_of_phi_walk_the_circle(phi, low, high):
+    wanted = [_on_circle(p, low, high) for p in phi]
+    assert prepare.select_phi(phi, [(low, high)]).tolist() == wanted
+
+
+def test_ranges_join_and_round(tmp_path):
+    phi = [-170.0, -10 - 1e-12, 0.0, 10 + 1e-12, 11.0, 180.0]
+    chosen = prepare.select_phi(phi, [(-10, 10), (170, -170)])
+    assert chosen.tolist() == [True, True, True, True, False, True]
+    with pytest.raises(ValueError, match=r"range \[1\.0\] is not a pair"):
+        prepare.select_phi(phi, [[1]])
+    with pytest.raises(ValueError, match="no range"):
+        prepare.select_phi(phi, [])
+
+
+def test_q_by_value():
+    q = np.array([0.0050, 0.0054, 0.0054, 0.0060])
+    assert prepare.select_q(q, 0.00545).tolist() == [False, True, True, False]
+    assert prepare.select_q(q, 0.0052, tolerance=0.00021).sum() in (1, 2)
+    with pytest.raises(ValueError, match=r"no q within 0.0001 of 0.0057 .*0.005, 0.0054, 0.006"):
+        prepare.select_q(q, 0.0057, tolerance=1e-4)
+    with pytest.raises(ValueError, match="there are none"):
+        prepare.select_q([], 0.0057)
+
+
+def _corrected(c2: np.ndarray) -> np.ndarray:
+    """physics.md's formula, entry by entry."""
+    n = c2.shape[-1]
+    out = c2.copy()
+    for matrix, shown in zip(c2.reshape(-1, n, n), out.reshape(-1, n, n), strict=True):
+        side = [(matrix[i, i + 1] + matrix[i + 1, i]) / 2 for i in range(n - 1)]
+        for i in range(n):
+            shown[i, i] = np.mean([side[k] for k in (i - 1, i) if 0 <= k < n - 1])
+    return out
+
+
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_diagonal(n):
+    c2 = np.random.default_rng(n).random((2, n, n))
+    before = c2.copy()
+    np.testing.assert_allclose(prepare.correct_diagonal(c2), _corrected(c2), rtol=1e-15)
+    np.testing.assert_array_equal(c2, before)
+    with pytest.raises(ValueError, match="wanted"):
+        prepare.correct_diagonal(np.ones((3, 4)))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_slabs_of_a_prepared_source(data):
+    n = data.draw(st.integers(3, 12))
+    c2 = np.random.default_rng(n).random((3, n, n))
+    first = data.draw(st.integers(0, n - 2))
+    stop = data.draw(st.integers(first + 2, n))
+    shown = prepare.Prepared(Memory(c2), angles=[2, 0], frames=(first, stop))
+    wanted = _corrected(c2[[2, 0], first:stop, first:stop])
+    a = data.draw(st.integers(0, stop - first))
+    b = data.draw(st.integers(a, stop - first))
+    np.testing.assert_allclose(shown.read(1, a, b), wanted[1, a:b], rtol=1e-15)
+    np.testing.assert_allclose(shown.load(), wanted, rtol=1e-15)
+
+
+def test_prepared_without_correction_takes_a_mask():
+    c2 = np.random.default_rng(0).random((3, 5, 5))
+    shown = prepare.Prepared(Memory(c2), angles=np.array([False, True, True]), diagonal=False)
+    np.testing.assert_array_equal(shown.load(), c2[1:])
+    assert shown.shape == (2, 5, 5)
+    for bad, words in [
+        ([], "no angle is chosen"),
+        ([3], "of a source that has 3"),
+        (np.array([True]), r"the mask of angles is \[1\]; wanted \[3\]"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            prepare.Prepared(Memory(c2), angles=bad)
+    with pytest.raises(ValueError, match="frames 2 to 9"):
+        prepare.Prepared(Memory(c2), frames=(2, 9))
+
+
+def test_frames_count_from_one():
+    assert prepare.frame_window(50) == (0, 50)
+    assert prepare.frame_window(50, 1, -1) == (0, 50)
+    assert prepare.frame_window(50, 3, 40) == (2, 40)
+    for start, end in [(0, None), (3, 51), (49, None), (10, 9)]:
+        with pytest.raises(ValueError, match="frames count from 1"):
+            prepare.frame_window(50, start, end)
+    assert prepare.frames_to_keep(5, [2, [4, 5]]).tolist() == [1, 0, 1, 0, 0]
+    for bad in (0, 6, [3, 2], [1, 2, 3]):
+        with pytest.raises(ValueError, match="bad frame"):
+            prepare.frames_to_keep(5, [bad])
