@@ -199,7 +199,8 @@ class DeviceData(FitData):
                     "rows, such as P('devices') or P(None, 'devices')"
                 )
             # With Auto axes, where a gather of rows needs no words about its result's sharding.
-            mesh = data.sharding.mesh
+            given: Any = data.sharding
+            mesh = given.mesh
             kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
             mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
             self.sharding = jax.NamedSharding(mesh, spec)

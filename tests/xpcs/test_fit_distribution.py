@@ -85,11 +85,11 @@ def test_two_processes_give_one_devices_result(tmp_path):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     root = Path(__file__).parent
+    program = root / "distributed_fit.py"
     path = f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     processes = [
         subprocess.Popen(
-            [sys.executable, str(root / "distributed_fit.py"), str(k), str(port)]
-            + [str(tmp_path / f"{k}.npz")],
+            [sys.executable, str(program), str(k), str(port), str(tmp_path / f"{k}.npz")],
             env={**os.environ, "PYTHONPATH": path},
             stderr=subprocess.PIPE,
             text=True,
