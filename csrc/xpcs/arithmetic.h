@@ -16,7 +16,7 @@ namespace jaxkern::xpcs {
 // one rounding, and so a relative one that grows as 1/x, and as 1/x^2 in the derivative.
 constexpr double kSeriesBelow = 0.5;
 
-// A sigma up to this means that the point counts for nothing.
+// A sigma that is not above this means that the point counts for nothing.
 constexpr double kLeastSigma = 1e-10;
 
 // sinc and its derivative where |x| < kSeriesBelow; the next terms are below 5e-17 of the values.

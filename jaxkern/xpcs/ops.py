@@ -190,6 +190,21 @@ def _abstract_normal(
     return _Struct(initial.shape, dtype)
 
 
+# csrc/xpcs/arithmetic.h: kMaxTables.
+_MOST_TABLES = 64
+
+
+def _normal_supports(
+    A: Any, X: Any, tangents_A: Any, tangents_X: Any, *_: Any, **static: Any
+) -> Any:
+    tables = tangents_A.shape[0] + tangents_X.shape[0]
+    if tables > _MOST_TABLES:
+        return f"{tables} tangent tables; the kernels take up to {_MOST_TABLES}"
+    if static["shear_power"] == 0 and tangents_X.shape[0]:
+        return "tangent tables of X without a shear factor"
+    return None
+
+
 # Derivatives.
 
 
@@ -340,5 +355,6 @@ two_time_normal_equations = Op(
     abstract=_abstract_normal,
     impl=twin.two_time_normal_equations,
     attributes=_attributes,
+    supports=_normal_supports,
     cost=_normal_cost,
 )

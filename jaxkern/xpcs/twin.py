@@ -19,6 +19,7 @@ ROW_BLOCK = 32
 """Rows whose sums are added to a state at once: chunks that split at its multiples give the
 identical bits."""
 
+TILE_COLUMNS = 128
 SIGMA_FLOOR = 1e-10
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 
@@ -169,19 +170,28 @@ def robust(loss: int, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.arctan(z), 1.0 / (1.0 + z * z)
 
 
-def _mirrored_tiles(data: jax.Array, sigma: jax.Array) -> jax.Array:
-    """Which points [n, n] lie in a tile that equals its mirror tile, in data and sigma."""
+def _mirrored_tiles(data: jax.Array, sigma: jax.Array, kept: jax.Array) -> jax.Array:
+    """Which points [n, n] lie in a tile that equals its mirror image, in data and sigma.
+
+    Tiles are the points above the diagonal of ROW_BLOCK rows and TILE_COLUMNS columns, the first of
+    which starts at the first of the rows. Frames that are not kept are not compared.
+    """
     n = data.shape[0]
     equal = data == data.T
     if sigma.ndim == 2:
         equal = equal & (sigma == sigma.T)
-    # The diagonal counts for nothing, so that a NaN there does no harm.
-    equal = equal | jnp.eye(n, dtype=bool)
-    tiles = -(-n // ROW_BLOCK)
-    room = tiles * ROW_BLOCK - n
-    padded = jnp.pad(equal, ((0, room), (0, room)), constant_values=True)
-    whole = jnp.all(padded.reshape(tiles, ROW_BLOCK, tiles, ROW_BLOCK), axis=(1, 3))
-    return jnp.repeat(jnp.repeat(whole, ROW_BLOCK, 0), ROW_BLOCK, 1)[:n, :n]
+    index = jnp.arange(n)
+    above = index[:, None] < index
+    equal = equal | ~(above & kept[:, None] & kept)
+    starts = ROW_BLOCK * jnp.arange(-(-n // ROW_BLOCK))[:, None]
+    equal = jnp.pad(equal, ((0, starts.shape[0] * ROW_BLOCK - n), (0, 0)), constant_values=True)
+    lines = jnp.all(equal.reshape(-1, ROW_BLOCK, n), axis=1)
+    tile = jnp.maximum(index - starts, 0) // TILE_COLUMNS
+    tiles = jnp.ones((starts.shape[0], 1 + n // TILE_COLUMNS), bool)
+    tiles = tiles.at[jnp.arange(starts.shape[0])[:, None], tile].min(lines)
+    whole = jnp.take_along_axis(tiles, tile, axis=1)
+    half = jnp.repeat(whole, ROW_BLOCK, axis=0)[:n] & above
+    return half | half.T
 
 
 def two_time_normal_equations(
@@ -218,14 +228,14 @@ def two_time_normal_equations(
         padded = jnp.pad(x, ((0, room), *((0, 0) for _ in x.shape[1:])), constant_values=fill)
         return padded.reshape(count, ROW_BLOCK, *x.shape[1:])
 
+    kept, columns = keep != 0, lax.iota(first_row.dtype, n)
     rows = first_row + lax.iota(first_row.dtype, m)
     xs: dict[str, Any] = {
         "row": blocks(rows, -1),
         "data": blocks(data, 0),
         "sigma": blocks(sigma, 1) if sigma_rank == 2 else None,
-        "mirrored": blocks(_mirrored_tiles(data, sigma), False) if symmetric == 2 else None,
+        "mirrored": blocks(_mirrored_tiles(data, sigma, kept), False) if symmetric == 2 else None,
     }
-    kept, columns = keep != 0, lax.iota(first_row.dtype, n)
     upper = jnp.triu_indices(2 + tangents_A.shape[0] + tangents_X.shape[0])
     factor = 2.0 if symmetric == 1 else 1.0
     step, zero = quantization[0], quantization[1]

@@ -1,0 +1,168 @@
+"""The file that a fit resumes from: written whole or not at all, and checked before it is believed.
+
+A file is a magic word, the SHA-256 of what follows, and an npz archive: the fingerprint of the fit
+as JSON, the log of finished passes (points and states), and the unfinished pass with the states of
+its finished chunks. The solver has no state of its own here: replaying the log brings it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_MAGIC = b"jaxkern-fit-1\n"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be resumed from; the message says why."""
+
+
+@dataclass
+class PartialPass:
+    """A pass that was under way: its point, the states so far and how many chunks are in them."""
+
+    x: Array
+    states: Array  # [n_phi, S]
+    chunks: int
+
+
+@dataclass
+class PassLog:
+    """What a fit has computed: finished passes in order, one that is under way, bad blocks.
+
+    `excluded` holds (angle, row block) pairs. When a block turns bad in the middle of a fit, the
+    cost is another function from then on: the solver starts again from `start`, and the passes
+    before it are only counted, in `earlier`.
+    """
+
+    points: list[Array] = field(default_factory=list)
+    states: list[Array] = field(default_factory=list)  # [n_phi, S] each
+    partial: PartialPass | None = None
+    excluded: list[tuple[int, int]] = field(default_factory=list)
+    start: Array | None = None
+    earlier: int = 0
+
+
+def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
+    arrays: dict[str, Any] = {
+        "fingerprint": np.frombuffer(json.dumps(fingerprint, sort_keys=True).encode(), np.uint8),
+        "excluded": np.array(log.excluded, np.int64).reshape(-1, 2),
+        "earlier": np.int64(log.earlier),
+    }
+    if log.start is not None:
+        arrays["start"] = log.start
+    if log.points:
+        arrays["points"] = np.stack(log.points)
+        arrays["states"] = np.stack(log.states)
+    if log.partial is not None:
+        arrays["partial_x"] = log.partial.x
+        arrays["partial_states"] = log.partial.states
+        arrays["partial_chunks"] = np.int64(log.partial.chunks)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
+    """Replaces the file at `path` in one step; a kill at any moment leaves the old or the new."""
+    payload = _pack(fingerprint, log)
+    digest = hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + digest)
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(path: Path, fingerprint: dict[str, Any]) -> PassLog:
+    """Reads a checkpoint of the fit with this fingerprint.
+
+    Raises:
+      CheckpointError: if the file is damaged or belongs to another fit, with the reason.
+    """
+    content = path.read_bytes()
+    if not content.startswith(_MAGIC):
+        raise CheckpointError(f"{path} is not a checkpoint of this version of jaxkern's fit")
+    start = len(_MAGIC) + 65
+    payload = content[start:]
+    if hashlib.sha256(payload).hexdigest().encode() + b"\n" != content[len(_MAGIC) : start]:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum does not match its {len(payload)} bytes of content; "
+            "delete it to start the fit anew"
+        )
+    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+        theirs = json.loads(arrays["fingerprint"].tobytes().decode())
+        # Through JSON, so that both sides went the same way.
+        ours = json.loads(json.dumps(fingerprint, sort_keys=True))
+        if theirs != ours:
+            raise CheckpointError(_difference(path, ours, theirs))
+        log = PassLog(
+            excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
+            start=arrays.get("start"),
+            earlier=int(arrays["earlier"]),
+        )
+        if "points" in arrays:
+            log.points = list(arrays["points"])
+            log.states = list(arrays["states"])
+        if "partial_x" in arrays:
+            log.partial = PartialPass(
+                arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])
+            )
+    return log
+
+
+def _difference(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    differing = [
+        f"{key} (there {_shown(theirs.get(key))}, here {_shown(ours.get(key))})"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    ]
+    return (
+        f"{path} belongs to another fit; it differs in {', '.join(differing)}. "
+        "Give another checkpoint_dir, or delete the file to start anew"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:16] + "..."
+
+
+def remove(path: Path) -> None:
+    """Deletes the checkpoint, and what writes that were killed half-way left beside it."""
+    path.unlink(missing_ok=True)
+    for leftover in path.parent.glob(path.name + ".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def digest(*arrays: Any) -> str:
+    """A short fingerprint of arrays: their bytes, shapes and dtypes."""
+    total = hashlib.sha256()
+    for array in arrays:
+        value = np.ascontiguousarray(array)
+        total.update(f"{value.dtype.str}{value.shape}".encode())
+        total.update(value.tobytes())
+    return total.hexdigest()[:32]

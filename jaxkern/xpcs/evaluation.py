@@ -1,0 +1,191 @@
+"""The function that the solver calls: passes with their log, checkpoints and replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs import checkpoint
+from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
+from jaxkern.xpcs.layout import Layout
+from jaxkern.xpcs.passes import BadBlocks, Pass
+from jaxkern.xpcs.program import AngleSums, Basis, PassProgram, assemble_states
+from jaxkern.xpcs.solver import NormalPoint
+from jaxkern.xpcs.strategy import anonymous_bytes
+
+Array = NDArray[np.float64]
+
+
+class StartAgain(Exception):
+    """Blocks turned bad after the first pass: the cost is another function from here on."""
+
+    def __init__(self, x: Array) -> None:
+        super().__init__("blocks turned bad in the middle of the fit")
+        self.x = x
+
+
+class CheckpointStore:
+    """Saves the log every `frequency` chunks and after every pass, within a share of the time.
+
+    `max_overhead` is the part of the time that saving may take; a save that would go beyond it
+    waits for a later chunk.
+    """
+
+    def __init__(
+        self, path: Path, fingerprint: dict[str, Any], frequency: int, max_overhead: float
+    ) -> None:
+        self._path = path
+        self._fingerprint = fingerprint
+        self._frequency = frequency
+        self._max_overhead = max_overhead
+        self._free_from = 0.0
+
+    def load(self) -> PassLog:
+        """The log so far; an empty one where there is no checkpoint."""
+        return checkpoint.load(self._path, self._fingerprint) if self._path.exists() else PassLog()
+
+    def is_due(self, chunks: int) -> bool:
+        return chunks % self._frequency == 0 and time.monotonic() >= self._free_from
+
+    def save(self, log: PassLog) -> None:
+        start = time.monotonic()
+        checkpoint.save(self._path, self._fingerprint, log)
+        end = time.monotonic()
+        self._free_from = end + (end - start) / self._max_overhead
+
+    def remove(self) -> None:
+        checkpoint.remove(self._path)
+
+
+class Evaluation:
+    """x (the free parameters) -> `NormalPoint`, from the log where it has the pass already."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        basis: Basis,
+        program: PassProgram,
+        bad: BadBlocks,
+        base: Array,
+        free: NDArray[np.bool_],
+        *,
+        store: CheckpointStore | None = None,
+        after_pass: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._basis = basis
+        self._program = program
+        self._bad = bad
+        self._base = base
+        self._free = free
+        self.store = store
+        self._after_pass = after_pass
+        # Set by the owner, since a way through the data reports its chunks to this object.
+        self.way: Pass
+        self.log = PassLog() if store is None else store.load()
+        bad.excluded |= set(self.log.excluded)
+        self._served = 0
+        self._excluded_before = 0
+        self.seconds = 0.0
+        self.peak_bytes = anonymous_bytes()
+        self.best: tuple[float, Array, AngleSums] | None = None
+        self._best_phases: tuple[bytes, Array, Array] | None = None
+
+    def full(self, x: Array) -> Array:
+        """All fitted parameters, those that are held included."""
+        vector = self._base.copy()
+        vector[self._free] = x
+        return vector
+
+    def __call__(self, x: Array) -> NormalPoint:
+        log, served = self.log, self._served
+        replayed = served < len(log.points)
+        point = self._layout.split(self.full(x))
+        if replayed:
+            if log.points[served].tobytes() != x.tobytes():
+                raise CheckpointError(
+                    f"the checkpoint's pass {served} was at {log.points[served].tolist()} and this "
+                    f"fit comes to {x.tolist()} there; delete the checkpoint to start anew"
+                )
+            states = log.states[served]
+        else:
+            states = self._compute(x)
+        self._served += 1
+        sums = assemble_states(states, self._basis, point.contrast)
+        normal = self._layout.join(sums)
+        if np.isfinite(normal.cost) and (self.best is None or normal.cost < self.best[0]):
+            self.best = (normal.cost, x.copy(), sums)
+            if not replayed:
+                self._best_phases = self._program.phases
+        if self._after_pass is not None:
+            self._after_pass(log.earlier + self._served, normal.cost)
+        free = self._free
+        if free.all():
+            return normal
+        return NormalPoint(normal.jtj[np.ix_(free, free)], normal.jtr[free], normal.cost)
+
+    def _compute(self, x: Array) -> Array:
+        log = self.log
+        partial = log.partial
+        if partial is not None and partial.x.tobytes() != x.tobytes():
+            partial = None
+        log.partial = None
+        self._excluded_before = len(self._bad.excluded)
+        start = time.perf_counter()
+        states = self.way.states(self._layout.split(self.full(x)), x, partial)
+        self.seconds += time.perf_counter() - start
+        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+        log.partial = None
+        self._check_excluded(x)
+        if self.store is not None:
+            log.points.append(x.copy())
+            log.states.append(states.copy())
+            log.excluded = sorted(self._bad.excluded)
+            if self.store.is_due(0):
+                self.store.save(log)
+        return states
+
+    def after_chunk(self, x: Array, states: Array, done: int) -> None:
+        """Saves the unfinished pass where a checkpoint is due."""
+        self._check_excluded(x)
+        if self.store is None or not self.store.is_due(done):
+            return
+        self.log.partial = PartialPass(x.copy(), states.copy(), done)
+        self.log.excluded = sorted(self._bad.excluded)
+        self.store.save(self.log)
+
+    def _check_excluded(self, x: Array) -> None:
+        if len(self._bad.excluded) > self._excluded_before and self._served > 0:
+            raise StartAgain(self.best[1] if self.best is not None else x)
+
+    def start_again(self, x: Array) -> None:
+        """Forgets the passes so far, which were of another cost."""
+        log = self.log
+        log.earlier += self._served
+        log.points.clear()
+        log.states.clear()
+        log.partial, log.start = None, x.copy()
+        log.excluded = sorted(self._bad.excluded)
+        self._served = 0
+        self.best = self._best_phases = None
+
+    def phases(self, physics: Array) -> tuple[Array, Array] | None:
+        """The phases at these parameters, where a pass of this process left them."""
+        known = self._best_phases
+        if known is None or known[0] != physics.tobytes():
+            return None
+        return np.asarray(known[1]), np.asarray(known[2])
+
+    def sums(self, x: Array) -> AngleSums:
+        """The sums at the solution, from a pass at the same point."""
+        if self.best is None or self.best[1].tobytes() != x.tobytes():
+            # The solver stopped at a point that is not the best one; its pass is run again.
+            states = self.way.states(self._layout.split(self.full(x)), x)
+            point = self._layout.split(self.full(x))
+            return assemble_states(states, self._basis, point.contrast)
+        return self.best[2]

@@ -1,0 +1,287 @@
+"""The data of a fit, opened: where they lie, what was sampled of them, and the way through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.checkpoint import PartialPass
+from jaxkern.xpcs.passes import (
+    BadBlocks,
+    BadDataError,
+    ChunkedPass,
+    Pass,
+    PassContext,
+    PassPoint,
+    WholePass,
+    chunks_of,
+)
+from jaxkern.xpcs.sources import (
+    KERNEL_DTYPES,
+    ArraySource,
+    LoadedSource,
+    Source,
+    as_source,
+    kernel_dtype,
+    quantization,
+)
+from jaxkern.xpcs.starting import (
+    BANDS,
+    RowSample,
+    mirrored_angles,
+    read_sample,
+    sample_rows,
+)
+from jaxkern.xpcs.strategy import (
+    CHUNK_POINTS,
+    Strategy,
+    choose_strategy,
+    chunk_rows,
+    parse_strategy,
+)
+from jaxkern.xpcs.twin import ROW_BLOCK
+
+Array = NDArray[np.float64]
+
+# Points that are sampled for estimates, at most, beyond a least number of rows.
+_SAMPLE_POINTS = 600_000
+_LEAST_BANDS = 8
+
+
+def _bands(shape: tuple[int, int, int]) -> int:
+    n_phi, n, _ = shape
+    return min(BANDS, max(_LEAST_BANDS, _SAMPLE_POINTS // (3 * n_phi * n)))
+
+
+class FitData:
+    """What `fit` needs to know of its data; either in the host's reach or on devices."""
+
+    shape: tuple[int, int, int]
+    dtype: Any
+    sample: RowSample
+    strategy: Strategy
+    chunk_rows: int
+    step_zero: tuple[float, float]
+    sharding: Any = None
+
+    def __init__(self, frames: NDArray[np.bool_]) -> None:
+        self._frames = frames
+        self._all_mirrored = False
+        self.ways: list[Any] = []
+
+    def bad_blocks(self) -> BadBlocks:
+        """Nothing excluded yet."""
+        n_phi, n, _ = self.shape
+        rows = range(0, n, ROW_BLOCK)
+        used = sum(bool(self._frames[first : first + ROW_BLOCK].any()) for first in rows)
+        return BadBlocks(ROW_BLOCK, n_phi * used)
+
+    def mirrored(self, sigma: Array | Source, symmetric: Any) -> NDArray[np.bool_]:
+        """[n_phi]: whose data and sigma are mirrored, as given or as found."""
+        n_phi = self.shape[0]
+        if symmetric == "auto":
+            found = self._find_mirrored()
+            if not isinstance(sigma, np.ndarray):
+                found &= mirrored_angles(sigma)
+        else:
+            found = np.full(n_phi, bool(symmetric))
+        self._all_mirrored = bool(found.all())
+        return found
+
+    def _find_mirrored(self) -> NDArray[np.bool_]:
+        raise NotImplementedError
+
+    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+        """The passes over these data."""
+        raise NotImplementedError
+
+    @property
+    def n_batches(self) -> int:
+        """Chunks that the kernel was given so far."""
+        return sum(way.n_chunks for way in self.ways)
+
+
+class HostData(FitData):
+    """Data behind a `Source`."""
+
+    def __init__(
+        self,
+        source: Source,
+        frames: NDArray[np.bool_],
+        strategy: str | None,
+        chunk_points: int | None,
+    ) -> None:
+        super().__init__(frames)
+        self.shape = source.shape
+        self.step_zero = quantization(source)
+        self.sample = read_sample(source, frames, _bands(source.shape))
+        n_phi, n, _ = source.shape
+        in_memory = bool(getattr(source, "in_memory", False))
+        itemsize = kernel_dtype(source.dtype).itemsize
+        self.strategy = (
+            choose_strategy(n_phi * n * n, n_phi=n_phi, itemsize=itemsize, in_memory=in_memory)
+            if strategy is None
+            else parse_strategy(strategy)
+        )
+        self.chunk_rows = chunk_rows(n, ROW_BLOCK, chunk_points or CHUNK_POINTS)
+        if not in_memory and self.strategy is not Strategy.STREAMING:
+            try:
+                source = LoadedSource(source)
+            except OSError:
+                # Chunks know how to go on without what cannot be read.
+                self.strategy = Strategy.STREAMING
+        self.source = source
+        self.dtype = source.dtype
+
+    def _find_mirrored(self) -> NDArray[np.bool_]:
+        return mirrored_angles(self.source)
+
+    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+        chunks = chunks_of(self.shape, self.chunk_rows, self._frames)
+        chunked = ChunkedPass(
+            context, self.source, chunks, bad, mirrored=self._all_mirrored, **chunking
+        )
+        self.ways.append(chunked)
+        if self.strategy in (Strategy.CHUNKED, Strategy.STREAMING) or bad.excluded:
+            return chunked
+        assert isinstance(self.source, ArraySource)
+        array = self.source.array
+        wanted = kernel_dtype(array.dtype)
+        whole = WholePass(context, jax.device_put(np.ascontiguousarray(array, wanted)))
+        self.ways.append(whole)
+        return _WholeOrChunked(whole, chunked, bad)
+
+
+class _WholeOrChunked:
+    """All data in one call, until it turns out that some of them must be left out."""
+
+    def __init__(self, whole: WholePass, chunked: ChunkedPass, bad: BadBlocks) -> None:
+        self._whole = whole
+        self._chunked = chunked
+        self._bad = bad
+
+    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
+        if not self._bad.excluded and partial is None:
+            states = self._whole.states(point, x)
+            if np.isfinite(states).all():
+                return states
+        return self._chunked.states(point, x, partial)
+
+
+class DeviceData(FitData):
+    """A ``jax.Array``, on one device or sharded over several, in one process or more."""
+
+    def __init__(
+        self, data: jax.Array, frames: NDArray[np.bool_], step_zero: tuple[float, float]
+    ) -> None:
+        super().__init__(frames)
+        if data.ndim != 3:
+            raise ValueError(f"data has the shape {data.shape}; wanted [n_phi, n, n]")
+        if data.dtype not in KERNEL_DTYPES:
+            data = data.astype(jnp.float64)
+        n_phi, n, _ = data.shape
+        self.shape = (n_phi, n, n)
+        self.dtype = data.dtype
+        self.step_zero = step_zero
+        self.strategy = Strategy.STANDARD if data.size < 10**6 else Strategy.LARGE
+        self.chunk_rows = n
+        self._data = data
+        if len(data.sharding.device_set) > 1:
+            spec: Any = getattr(data.sharding, "spec", None)
+            if spec is None or (len(spec) > 2 and spec[2] is not None):
+                raise ValueError(
+                    f"data has the sharding {data.sharding}; wanted a NamedSharding over angles or "
+                    "rows, such as P('devices') or P(None, 'devices')"
+                )
+            # With Auto axes, where a gather of rows needs no words about its result's sharding.
+            mesh = data.sharding.mesh
+            kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+            self.sharding = jax.NamedSharding(mesh, spec)
+            self._data = jax.device_put(data, self.sharding)
+        rows = sample_rows(n, frames, _bands(self.shape))
+        taken = self._replicated(lambda d: d[:, rows].astype(jnp.float64))
+        step, zero = step_zero
+        self.sample = RowSample(rows, zero + step * taken, frames)
+
+    def _replicated(self, function: Callable[[Any], Any]) -> NDArray[Any]:
+        """function(data) on the host of every process."""
+        where = None
+        if self.sharding is not None:
+            where = jax.NamedSharding(self.sharding.mesh, jax.P())
+        return np.asarray(jax.jit(function, out_shardings=where)(self._data))
+
+    def _find_mirrored(self) -> NDArray[np.bool_]:
+        def equal(d: Any) -> Any:
+            turned = jnp.swapaxes(d, 1, 2)
+            same = d == turned
+            if jnp.issubdtype(d.dtype, jnp.floating):
+                same |= jnp.isnan(d) & jnp.isnan(turned)
+            return same.all((1, 2))
+
+        return np.array(self._replicated(equal))
+
+    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+        whole = WholePass(context, self._data)
+        self.ways.append(whole)
+        return _FiniteAtFirst(whole)
+
+
+class _FiniteAtFirst:
+    """Fails where the first pass over device data is not finite: it cannot leave out blocks."""
+
+    def __init__(self, whole: WholePass) -> None:
+        self._whole = whole
+        self._checked = False
+
+    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
+        states = self._whole.states(point, x, partial)
+        finite = np.isfinite(states).all(axis=1)
+        if not self._checked and not finite.all():
+            raise BadDataError(
+                f"the sums of angles {np.flatnonzero(~finite).tolist()} are not finite: data on "
+                "devices must not hold NaN (a NumPy array or file may; or mask frames with keep)"
+            )
+        self._checked = True
+        return states
+
+
+def open_data(
+    data: Any,
+    shape: tuple[int, int, int],
+    frames: NDArray[np.bool_],
+    strategy: str | None,
+    chunk_points: int | None,
+    step_zero: tuple[float, float] | None,
+) -> FitData:
+    """Opens what the user gave as data of a model with `shape` = (n_phi, n_t, n_t).
+
+    Raises:
+      ValueError: for another shape, or step_zero with data that are not uint16.
+      TypeError: for something that is no data.
+    """
+    if isinstance(data, jax.Array):
+        devices: Any = data.sharding.device_set
+        if len(devices) == 1 and next(iter(devices)).platform == "cpu":
+            data = np.asarray(data)
+    on_device = isinstance(data, jax.Array)
+    source = None if on_device else as_source(data, quantization=step_zero)
+    given = tuple(data.shape) if source is None else source.shape
+    if given != shape:
+        raise ValueError(
+            f"data has the shape {given}; wanted {shape}, [n_phi, n_t, n_t] of the model's "
+            "geometry (its phi and t)"
+        )
+    dtype = np.dtype(data.dtype if source is None else source.dtype)
+    if step_zero is not None and dtype != np.uint16:
+        raise ValueError(f"quantization is given for data of {dtype}; wanted uint16 data")
+    if dtype.kind not in "fiu":
+        raise ValueError(f"data has the dtype {dtype}; wanted real numbers")
+    if source is None:
+        return DeviceData(data, frames, step_zero or (1.0, 0.0))
+    return HostData(source, frames, strategy, chunk_points)
