@@ -110,13 +110,18 @@ struct MatrixBody {
   }
 
   JAXKERN_HD void compute(const MatrixCall& call, int32_t thread, Shared& shared) {
-    const int32_t c = thread % kMatrixSide;
-    if (!shared.place.valid || c >= shared.columns) return;
-    const Angle& angle = call.angle.angles[shared.place.sample];
+    // Copies: what is read again after a store to shared memory is loaded again.
+    const MatrixPlace place = shared.place;
+    const int32_t c = thread % kMatrixSide, rows = shared.rows, power = call.angle.power;
+    if (!place.valid || c >= shared.columns) return;
+    const Angle& angle = call.angle.angles[place.sample];
     const double contrast = angle.contrast, offset = angle.offset;
     const double tangent_contrast = angle.tangent_contrast, tangent_offset = angle.tangent_offset;
+    const Matrices matrices = matrices_of(call, angle, place.sample);
     const MatrixFrame column = shared.column[c];
-    for (int32_t r = thread / kMatrixSide; r < shared.rows; r += kMatrixStep) {
+    const int32_t first = thread / kMatrixSide;
+    int64_t at = (place.row + first) * call.angle.n + place.column + c;
+    for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
       const MatrixFrame& row = shared.row[r];
       double decay;
       if (row.near) {
@@ -126,45 +131,59 @@ struct MatrixBody {
         decay = decay_of(row.frame, column.frame);
       }
       constexpr bool kSlopes = op == MatrixOp::kTangent;
-      const Point p = point_of<kSlopes>(call.angle.power, row.frame, column.frame, decay);
+      const Point p = point_of<kSlopes>(power, row.frame, column.frame, decay);
       double value;
       if (kSlopes) {
         value = tangent_offset + tangent_contrast * p.f +
                 contrast * (p.a * (row.tangent_a - column.tangent_a));
-        if (call.angle.power != 0) {
-          value += contrast * (p.h * (row.tangent_x - column.tangent_x));
-        }
+        if (power != 0) value += contrast * (p.h * (row.tangent_x - column.tangent_x));
       } else {
         value = offset + contrast * p.f;
       }
       shared.stage[r][c] = static_cast<Staged>(value);
-      write(call, angle, shared.place.row + r, shared.place.column + c, shared.place.sample, value);
+      write(matrices, at, place.row + r == place.column + c, value);
     }
   }
 
   JAXKERN_HD void mirror(const MatrixCall& call, int32_t thread, const Shared& shared) {
-    const int32_t c = thread % kMatrixSide;
-    if (!shared.place.valid || shared.place.row == shared.place.column || c >= shared.rows) return;
-    const Angle& angle = call.angle.angles[shared.place.sample];
-    for (int32_t r = thread / kMatrixSide; r < shared.columns; r += kMatrixStep) {
-      write(call, angle, shared.place.column + r, shared.place.row + c, shared.place.sample,
-            static_cast<double>(shared.stage[c][r]));
+    const MatrixPlace place = shared.place;
+    const int32_t c = thread % kMatrixSide, rows = shared.columns;
+    if (!place.valid || place.row == place.column || c >= shared.rows) return;
+    const Matrices matrices = matrices_of(call, call.angle.angles[place.sample], place.sample);
+    const int32_t first = thread / kMatrixSide;
+    int64_t at = (place.column + first) * call.angle.n + place.row + c;
+    for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
+      write(matrices, at, false, static_cast<double>(shared.stage[c][r]));
     }
   }
 
-  JAXKERN_HD void write(const MatrixCall& call, const Angle& angle, int64_t i, int64_t j,
-                        int64_t sample, double value) {
-    const int64_t n = call.angle.n, at = i * n + j;
+  // Of one angle.
+  struct Matrices {
+    Real* out;
+    const Real* data;
+    const Real* sigma;  // null where one sigma is all points'
+    double all_sigma;
+  };
+
+  JAXKERN_HD Matrices matrices_of(const MatrixCall& call, const Angle& angle, int64_t sample) {
+    Matrices m = {static_cast<Real*>(call.out) + sample * call.angle.n * call.angle.n, nullptr,
+                  nullptr, 0};
     if (op == MatrixOp::kResidual) {
-      double sigma = angle.sigma;
+      m.data = static_cast<const Real*>(call.angle.operands.data[kData]) + angle.data;
+      m.all_sigma = angle.sigma;
       if (call.angle.sigma_rank == 2) {
-        sigma = static_cast<const Real*>(call.angle.operands.data[kSigma])[angle.sigma_matrix + at];
+        m.sigma = static_cast<const Real*>(call.angle.operands.data[kSigma]) + angle.sigma_matrix;
       }
-      const double data =
-          static_cast<const Real*>(call.angle.operands.data[kData])[angle.data + at];
-      value = i == j || sigma <= kLeastSigma ? 0 : (data - value) / sigma;
     }
-    static_cast<Real*>(call.out)[sample * n * n + at] = static_cast<Real>(value);
+    return m;
+  }
+
+  JAXKERN_HD void write(const Matrices& m, int64_t at, bool diagonal, double value) {
+    if (op == MatrixOp::kResidual) {
+      const double sigma = m.sigma != nullptr ? static_cast<double>(m.sigma[at]) : m.all_sigma;
+      value = diagonal || sigma <= kLeastSigma ? 0 : (m.data[at] - value) / sigma;
+    }
+    m.out[at] = static_cast<Real>(value);
   }
 };
 

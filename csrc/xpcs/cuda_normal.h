@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "core/half.h"
 #include "xpcs/cuda_columns.h"
@@ -70,38 +71,71 @@ JAXKERN_HD double* block_sums(const NormalCall& call, int64_t sample, int64_t bl
              call.layout.size();
 }
 
-// A point's data and sigma, and those of its mirror image where they are compared.
+// A point's data and sigma, and those of its mirror image where they are compared: bits as they lie
+// in memory, so that nothing waits for a load before the values are needed.
 struct Measured {
-  double data, other, sigma, other_sigma;
+  uint64_t data, other, sigma, other_sigma;
 };
 
-JAXKERN_HD double data_at(const NormalCall& call, const Angle& angle, int64_t at) {
-  const void* const data = call.angle.operands.data[kData];
-  at += angle.data;
+JAXKERN_HD uint64_t load_bits(const void* from, int32_t bytes, int64_t at) {
+  if (bytes == 8) return static_cast<const uint64_t*>(from)[at];
+  if (bytes == 4) return static_cast<const uint32_t*>(from)[at];
+  return static_cast<const uint16_t*>(from)[at];
+}
+
+JAXKERN_HD double double_of(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+JAXKERN_HD double real_of(uint64_t bits, bool single) {
+  return single ? static_cast<double>(float_from_bits(static_cast<uint32_t>(bits)))
+                : double_of(bits);
+}
+
+JAXKERN_HD double data_of(const NormalCall& call, const Angle& angle, uint64_t bits) {
   switch (call.data_type) {
     case DataType::kF64:
-      return static_cast<const double*>(data)[at];
+      return double_of(bits);
     case DataType::kF32:
-      return static_cast<const float*>(data)[at];
+      return real_of(bits, true);
     case DataType::kF16:
-      return float16_to_float(static_cast<const uint16_t*>(data)[at]);
+      return float16_to_float(static_cast<uint16_t>(bits));
     case DataType::kU16:
       break;
   }
-  return angle.zero + angle.step * static_cast<const uint16_t*>(data)[at];
+  return angle.zero + angle.step * static_cast<uint16_t>(bits);
 }
 
-JAXKERN_HD double sigma_at(const NormalCall& call, const Angle& angle, int64_t at) {
-  if (call.angle.sigma_rank == 0) return angle.sigma;
-  return Reals{call.angle.operands.data[kSigma], call.angle.single}[angle.sigma_matrix + at];
+// Where the measured values of one angle are.
+struct Sources {
+  const char* data;
+  const char* sigma;  // null where one sigma is all points'
+  int32_t data_bytes, sigma_bytes;
+  bool compared;  // with the mirror image; then all rows are there
+};
+
+JAXKERN_HD Sources sources_of(const NormalCall& call, const Angle& angle) {
+  Sources s = {};
+  s.data_bytes = call.data_type == DataType::kF64 ? 8 : call.data_type == DataType::kF32 ? 4 : 2;
+  s.sigma_bytes = call.angle.single ? 4 : 8;
+  s.data = static_cast<const char*>(call.angle.operands.data[kData]) + angle.data * s.data_bytes;
+  if (call.angle.sigma_rank == 2) {
+    s.sigma = static_cast<const char*>(call.angle.operands.data[kSigma]) +
+              angle.sigma_matrix * s.sigma_bytes;
+  }
+  s.compared = call.symmetric == Symmetric::kAuto;
+  return s;
 }
 
-JAXKERN_HD Measured measured_at(const NormalCall& call, const Angle& angle, int64_t i, int64_t j) {
-  const int64_t n = call.angle.n, at = (i - angle.first_row) * n + j;
-  Measured m = {data_at(call, angle, at), 0, sigma_at(call, angle, at), 0};
-  if (call.symmetric == Symmetric::kAuto) {  // all rows are there
-    m.other = data_at(call, angle, j * n + i);
-    m.other_sigma = sigma_at(call, angle, j * n + i);
+// The point at `at`, and its mirror image at `turned`.
+JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t turned) {
+  Measured m = {load_bits(s.data, s.data_bytes, at), 0, 0, 0};
+  if (s.sigma != nullptr) m.sigma = load_bits(s.sigma, s.sigma_bytes, at);
+  if (s.compared) {
+    m.other = load_bits(s.data, s.data_bytes, turned);
+    if (s.sigma != nullptr) m.other_sigma = load_bits(s.sigma, s.sigma_bytes, turned);
   }
   return m;
 }
@@ -131,17 +165,23 @@ template <bool kRobust>
 JAXKERN_HD Weight weight_of(const NormalCall& call, const Angle& angle, double model,
                             double inverse, const Measured& m) {
   Weight w = {};
-  const bool matrix = call.angle.sigma_rank == 2;
-  const bool paired =
-      call.symmetric == Symmetric::kYes ||
-      (call.symmetric == Symmetric::kAuto && m.data == m.other && m.sigma == m.other_sigma);
-  weigh<kRobust>(call, angle.f_scale, m.data - model, m.sigma, matrix ? 1 / m.sigma : inverse,
+  const bool matrix = call.angle.sigma_rank == 2, single = call.angle.single;
+  const double data = data_of(call, angle, m.data);
+  const double sigma = matrix ? real_of(m.sigma, single) : angle.sigma;
+  bool paired = call.symmetric == Symmetric::kYes;
+  double other = 0, other_sigma = sigma;
+  if (call.symmetric == Symmetric::kAuto) {
+    other = data_of(call, angle, m.other);
+    if (matrix) other_sigma = real_of(m.other_sigma, single);
+    paired = data == other && sigma == other_sigma;
+  }
+  weigh<kRobust>(call, angle.f_scale, data - model, sigma, matrix ? 1 / sigma : inverse,
                  paired ? 2 : 1, w);
   if (paired) {
     w.mirrored = w.count;
   } else if (call.symmetric == Symmetric::kAuto) {
-    weigh<kRobust>(call, angle.f_scale, m.other - model, m.other_sigma,
-                   matrix ? 1 / m.other_sigma : inverse, 1, w);
+    weigh<kRobust>(call, angle.f_scale, other - model, other_sigma,
+                   matrix ? 1 / other_sigma : inverse, 1, w);
   }
   return w;
 }
@@ -209,7 +249,8 @@ struct NormalBody {
   JAXKERN_HD void accumulate(const NormalCall& call, int32_t thread, const Shared& shared,
                              Thread& state) {
     const int64_t n = call.angle.n, columns = slice_columns(n);
-    const Angle& angle = call.angle.angles[state.sample];
+    const Angle angle = call.angle.angles[state.sample];
+    const Sources sources = sources_of(call, angle);
     const double* const tables = tables_of(call.angle, state.sample);
     const double inverse = 1 / angle.sigma;
     const int64_t end = n < (state.slice + 1) * columns ? n : (state.slice + 1) * columns;
@@ -227,11 +268,12 @@ struct NormalBody {
         of_column[k] = table < 0 ? 0 : tables[(kTableTangents + table) * n + j];
       }
       // The next row's data is on its way while this one's is used.
-      Measured next = measured_at(call, angle, state.row0, j);
+      int64_t at = (state.row0 - angle.first_row) * n + j, turned = j * n + state.row0;
+      Measured next = measured_at(sources, at, turned);
       JAXKERN_ROLLED
       for (int32_t i = 0; i < rows; ++i) {
         const Measured now = next;
-        next = measured_at(call, angle, state.row0 + (i + 1 < rows ? i + 1 : i), j);
+        if (i + 1 < rows) next = measured_at(sources, at += n, ++turned);
         if (!shared.counts[i] || state.row0 + i == j) continue;
         const Frame row = shared.frame[i];
         const Point p =
