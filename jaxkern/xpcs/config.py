@@ -321,9 +321,7 @@ def settings(section: Any = Config, place: str = "") -> list[str]:
 
 def as_tree(config: Any) -> dict[str, Any]:
     """A config as nested dicts and lists, as JSON and YAML hold them."""
-    return {
-        item.name: _plain(getattr(config, item.name)) for item in dataclasses.fields(config)
-    }
+    return {item.name: _plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
 
 
 def _plain(value: Any) -> Any:

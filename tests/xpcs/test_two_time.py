@@ -198,12 +198,12 @@ def test_g2_at():
     got = xpcs.g2_at(model, PARAMS, CONTRAST, OFFSET, index)
     assert_scaled(got, c2[tuple(index.T)])
     weights = np.random.default_rng(6).normal(size=500)
-    one = jax.grad(
-        lambda p, c, o: weights @ xpcs.g2_at(model, p, c, o, index), (0, 1, 2)
-    )(jnp.asarray(PARAMS), CONTRAST, OFFSET)
-    two = jax.grad(
-        lambda p, c, o: weights @ xpcs.g2(model, p, c, o)[tuple(index.T)], (0, 1, 2)
-    )(jnp.asarray(PARAMS), CONTRAST, OFFSET)
+    one = jax.grad(lambda p, c, o: weights @ xpcs.g2_at(model, p, c, o, index), (0, 1, 2))(
+        jnp.asarray(PARAMS), CONTRAST, OFFSET
+    )
+    two = jax.grad(lambda p, c, o: weights @ xpcs.g2(model, p, c, o)[tuple(index.T)], (0, 1, 2))(
+        jnp.asarray(PARAMS), CONTRAST, OFFSET
+    )
     for got, wanted in zip(one, two, strict=True):
         assert_scaled(got, wanted, 1e-11)
 
@@ -232,7 +232,9 @@ def test_32_bit_mode(backend):
     with jax.enable_x64(False):
         got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
         data = xpcs.residual(model, PARAMS, CONTRAST, OFFSET, got, 0.01)
-        slope = jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(jnp.asarray(PARAMS))
+        slope = jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(
+            jnp.asarray(PARAMS)
+        )
     assert got.dtype == data.dtype == slope.dtype == np.float32
     assert np.abs(data).max() < 1e-5  # rounding of got, over sigma
     wanted = reference.g2(PARAMS, CONTRAST, OFFSET)
