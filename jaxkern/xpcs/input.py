@@ -192,13 +192,19 @@ class DeviceData(FitData):
         self.chunk_rows = n
         self._data = data
         if len(data.sharding.device_set) > 1:
-            spec = getattr(data.sharding, "spec", None)
+            spec: Any = getattr(data.sharding, "spec", None)
             if spec is None or (len(spec) > 2 and spec[2] is not None):
                 raise ValueError(
                     f"data has the sharding {data.sharding}; wanted a NamedSharding over angles or "
                     "rows, such as P('devices') or P(None, 'devices')"
                 )
-            self.sharding = data.sharding
+            # With Auto axes, where a gather of rows needs no words about its result's sharding.
+            given: Any = data.sharding
+            mesh = given.mesh
+            kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+            self.sharding = jax.NamedSharding(mesh, spec)
+            self._data = jax.device_put(data, self.sharding)
         rows = sample_rows(n, frames, _bands(self.shape))
         taken = self._replicated(lambda d: d[:, rows].astype(jnp.float64))
         step, zero = step_zero

@@ -82,7 +82,7 @@ class WholePass:
             self._sigma = getattr(source, "array", None)
             if self._sigma is None:
                 self._sigma = np.stack([source.read(k, 0, n) for k in range(context.n_phi)])
-            self._sigma = jax.device_put(np.asarray(self._sigma, np.float64))
+            self._sigma = jax.device_put(np.asarray(self._sigma, np.float64), data.sharding)
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
         del x, partial

@@ -25,7 +25,7 @@ CHUNK_POINTS = 2**21
 # A matrix of up to this many points stays one chunk: one compiled program, no remainder.
 WHOLE_MATRIX_POINTS = 2**22
 # What compiling one pass adds to a process (measured with jax 0.10 and 0.12 on CPU), in bytes.
-PROGRAM_BYTES = 120 * 2**20
+PROGRAM_BYTES = 72 * 2**20
 
 
 class Strategy(StrEnum):

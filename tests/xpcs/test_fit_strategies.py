@@ -216,11 +216,11 @@ def test_choice_by_size_and_memory(monkeypatch):
     assert [choose(n, limit=1e6) for n in (10**6 - 1, 10**6, 10**7, 10**8, 10**9)] == [
         "STANDARD", "LARGE", "CHUNKED", "STREAMING", "STREAMING"
     ]  # fmt: skip
-    # A copy of 5M points does not fit beside them, chunks do.
-    assert choose(5 * 10**6, limit=0.19) == "CHUNKED"
+    # A copy of 9M points does not fit beside them, chunks do.
+    assert choose(9 * 10**6, limit=0.19) == "CHUNKED"
     assert choose(5 * 10**7, limit=0.3, in_memory=False) == "STREAMING"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
-    assert choose(5 * 10**6) == "CHUNKED"
+    assert choose(9 * 10**6) == "CHUNKED"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
     with pytest.raises(ValueError, match="JAXKERN_MEMORY_LIMIT is 'much'"):
         strategies.memory_limit()
