@@ -190,7 +190,7 @@ def plot_measurement(config: Config, measurement: Measurement, output: str | Pat
     return [
         plot.plot_maps(output / "maps.png", views, dpi=dpi),
         plot.plot_cuts(output / "cuts.png", views, dpi=dpi),
-        plot.plot_convergence(output / "convergence.png", arrays["costs"], dpi=dpi),
+        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), dpi=dpi),
     ]
 
 

@@ -265,11 +265,11 @@ def _value(value: Any, kind: Any, name: str) -> Any:
         return {str(k): _value(v, parts[1], f"{name}.{k}") for k, v in value.items()}
     elif kind is type(None) and value is None:
         return None
-    elif kind is bool and isinstance(value, bool):
-        return value
-    elif kind is str and isinstance(value, str):
-        return value
-    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
+    elif (
+        (kind is bool and isinstance(value, bool))
+        or (kind is str and isinstance(value, str))
+        or (kind is int and isinstance(value, int) and not isinstance(value, bool))
+    ):
         return value
     elif kind is float and (number := _number(value)) is not None:
         return number
