@@ -1,8 +1,8 @@
 """Where the time of a fit goes: ``profile_fit.py nlsq`` and ``profile_fit.py mcmc``.
 
 ``make profile-nlsq`` profiles a whole fit of simulated data, ``make profile-mcmc`` a NUTS run on
-the same model through `jaxkern.xpcs.log_likelihood`. Both print seconds by phase and the functions that
-took longest, and write the profile (for snakeviz or pstats) to ``benchmark-results/``.
+the same model through `jaxkern.xpcs.log_likelihood`. Both print seconds by phase and the functions
+that took longest, and write the profile (for snakeviz or pstats) to ``benchmark-results/``.
 """
 
 from __future__ import annotations
