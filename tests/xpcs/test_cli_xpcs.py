@@ -57,7 +57,7 @@ def test_the_truth_is_found(folder):
     for name in ("D0", "alpha"):
         off = (found[name]["value"] - truth["parameters"][name]) / found[name]["error"]
         assert abs(off) < 4, (name, off)
-    # The held parameter stays at its start, which is the model's default.
+    # The held parameter stays at its start, the default of the model.
     assert found.get("D_offset", {"value": 10.0})["value"] == 10.0
 
 
