@@ -20,35 +20,9 @@ CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
 POWERS = [0, 2, 4]
 # Differences: zero, far below and on both sides of any switch between series and quotient, zeros
 # of sinc, and large ones.
-DIFFERENCES = np.array(
-    [
-        0,
-        1e-300,
-        1e-160,
-        1e-09,
-        0.0001,
-        0.01,
-        0.05,
-        0.1,
-        0.2,
-        0.2499,
-        0.25,
-        0.3,
-        0.4999,
-        0.5,
-        0.501,
-        0.7,
-        0.99,
-        1.0,
-        1.01,
-        2.0,
-        3.141592653589793,
-        6.28,
-        31.4,
-        1000.0,
-        100000.0,
-    ]
-)
+NEAR = [0, 1e-300, 1e-160, 1e-9, 1e-4, 1e-2, 0.05, 0.1, 0.2, 0.2499, 0.25, 0.3, 0.4999, 0.5]
+FAR = [0.501, 0.7, 0.99, 1.0, 1.01, 2.0, 3.141592653589793, 6.28, 31.4, 1e3, 1e5]
+DIFFERENCES = np.array([*NEAR, *FAR])
 
 
 def phases(n=53, seed=0):
