@@ -6,13 +6,12 @@ and phi exchanged, maps in the wrong order, an error that does not say what a fi
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 
 from jaxkern.xpcs.aps import ApsFile, ApsFormatError, load_aps
 from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
-
-h5py = pytest.importorskip("h5py")
 
 N_T = 17
 
