@@ -11,16 +11,13 @@ first. Bytes are the least that must move: the source pixels inside the boxes, o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import harness
 import jax
 import numpy as np
+from gpu_harness import Case, compiled, copy_rate, seconds
 
 import jaxkern as jk
 from jaxkern.image import ops
@@ -28,17 +25,6 @@ from jaxkern.image.plan import Dtype, Filter, Layout, Operands, Plan, Segment, j
 
 SIDE, SIZE = 256, 224
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-
-
-@dataclasses.dataclass
-class Case:
-    """An op on several sets of operands."""
-
-    name: str
-    fn: Callable[..., Any]
-    sets: list[Any]
-    moved: int  # bytes, at least, by one call
-    tolerance: float
 
 
 def chain_case(
@@ -109,38 +95,6 @@ def cases(count: int, sets: int) -> list[Case]:
         mix_case("MixUp, f32", count, sets, cut=False),
         mix_case("CutMix, f32", count, sets, cut=True),
     ]
-
-
-def compiled(case: Case, device: Any, backend: str, sets: int) -> tuple[Any, Any]:
-    """One program that runs the op on each set; and its operands on the device."""
-    moved = jax.device_put(case.sets[:sets], device)
-    with jk.backend(backend):  # type: ignore[arg-type]
-        program = jax.jit(lambda all_: [case.fn(*one) for one in all_]).lower(moved).compile()
-    return program, moved
-
-
-def seconds(program: Any, operands: Any, calls: int, rounds: int, least: float) -> float:
-    """The median time of one call of the op."""
-    for _ in range(2):
-        jax.block_until_ready(program(operands))
-    start = time.perf_counter()
-    jax.block_until_ready(program(operands))
-    repeats = max(1, round(least / max(time.perf_counter() - start, 1e-6)))
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(repeats):
-            out = program(operands)
-        jax.block_until_ready(out)
-        times.append((time.perf_counter() - start) / (repeats * calls))
-    return statistics.median(times)
-
-
-def copy_rate(device: Any, megabytes: int) -> float:
-    """Bytes read and written a second by a large elementwise program."""
-    x = jax.device_put(np.ones(megabytes << 18, np.float32), device)
-    program = jax.jit(lambda x: x * 2).lower(x).compile()
-    return 2 * x.nbytes / seconds(program, x, 1, 7, 0.05)
 
 
 def measure(case: Case, gpu: Any, cpu: Any, rounds: int, least: float) -> dict[str, float]:

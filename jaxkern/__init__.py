@@ -1,8 +1,9 @@
 """Native kernels for JAX that behave like any JAX function.
 
 C++ and CUDA kernels as XLA custom calls, with pure JAX in their place where there is no kernel:
-``jaxkern.image`` (fused augmentation), ``jaxkern.random`` (keys per record), and `Op`, the recipe
-that makes a kernel of your own behave the same.
+``jaxkern.image`` (fused augmentation), ``jaxkern.xpcs`` (X-ray photon correlation spectroscopy),
+``jaxkern.random`` (keys per record), and `Op`, the recipe that makes a kernel of your own behave
+the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jaxkern import performance as performance
     from jaxkern import random as random
     from jaxkern import testing as testing
+    from jaxkern import xpcs as xpcs
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,10 +40,11 @@ __all__ = [
     "performance",
     "random",
     "testing",
+    "xpcs",
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "random", "testing")
+_DOMAINS = ("image", "performance", "random", "testing", "xpcs")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@
 #include "core/module.h"
 #include "core/simd_level.h"
 #include "image/handlers.h"
+#include "xpcs/handlers.h"
 
 namespace nb = nanobind;
 using jaxkern::capsule;
@@ -16,6 +17,12 @@ nb::dict registrations() {
   table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCpu);
   table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCpu);
   table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCpu);
+  table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cpu);
+  table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCpu);
+  table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCpu);
+  table["jaxkern.two_time_residual.v1"] = capsule(JaxkernTwoTimeResidualCpu);
+  table["jaxkern.two_time_g2_at.v1"] = capsule(JaxkernTwoTimeG2AtCpu);
+  table["jaxkern.two_time_normal_equations.v1"] = capsule(JaxkernTwoTimeNormalEquationsCpu);
   return table;
 }
 

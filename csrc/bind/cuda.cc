@@ -3,6 +3,7 @@
 
 #include "core/module.h"
 #include "image/cuda_handlers.h"
+#include "xpcs/cuda_handlers.h"
 
 namespace nb = nanobind;
 using jaxkern::capsule;
@@ -14,6 +15,12 @@ nb::dict registrations() {
   table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCuda);
   table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCuda);
   table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCuda);
+  table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cuda);
+  table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCuda);
+  table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCuda);
+  table["jaxkern.two_time_residual.v1"] = capsule(JaxkernTwoTimeResidualCuda);
+  table["jaxkern.two_time_g2_at.v1"] = capsule(JaxkernTwoTimeG2AtCuda);
+  table["jaxkern.two_time_normal_equations.v1"] = capsule(JaxkernTwoTimeNormalEquationsCuda);
   return table;
 }
 

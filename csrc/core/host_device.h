@@ -12,6 +12,15 @@
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif
 
+// The same for member functions, which cannot be static.
+#ifdef __CUDACC__
+#define JAXKERN_HD_MEMBER __host__ __device__ __forceinline__
+#elif defined(JAXKERN_CALLS)
+#define JAXKERN_HD_MEMBER inline
+#else
+#define JAXKERN_HD_MEMBER inline __attribute__((always_inline))
+#endif
+
 // Before a loop whose arrays must stay in registers on the device, and before one whose copies
 // would only cost registers.
 #ifdef __CUDA_ARCH__

@@ -121,7 +121,7 @@ def load(path: Path, fingerprint: dict[str, Any]) -> PassLog:
             raise CheckpointError(_difference(path, ours, theirs))
         log = PassLog(
             excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
-            start=arrays["start"] if "start" in arrays else None,
+            start=arrays.get("start"),
             earlier=int(arrays["earlier"]),
         )
         if "points" in arrays:

@@ -56,7 +56,7 @@ class CheckpointStore:
         start = time.monotonic()
         checkpoint.save(self._path, self._fingerprint, log)
         end = time.monotonic()
-        self._free_from = end + (end - start) / self._max_overhead
+        self._free_from = end + (end - start) * (1.0 / self._max_overhead - 1.0)
 
     def remove(self) -> None:
         checkpoint.remove(self._path)

@@ -37,7 +37,13 @@ from jaxkern.xpcs.starting import (
     read_sample,
     sample_rows,
 )
-from jaxkern.xpcs.strategy import CHUNK_POINTS, Strategy, choose_strategy, chunk_rows, parse_strategy
+from jaxkern.xpcs.strategy import (
+    CHUNK_POINTS,
+    Strategy,
+    choose_strategy,
+    chunk_rows,
+    parse_strategy,
+)
 from jaxkern.xpcs.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
@@ -186,13 +192,19 @@ class DeviceData(FitData):
         self.chunk_rows = n
         self._data = data
         if len(data.sharding.device_set) > 1:
-            spec = getattr(data.sharding, "spec", None)
+            spec: Any = getattr(data.sharding, "spec", None)
             if spec is None or (len(spec) > 2 and spec[2] is not None):
                 raise ValueError(
                     f"data has the sharding {data.sharding}; wanted a NamedSharding over angles or "
                     "rows, such as P('devices') or P(None, 'devices')"
                 )
-            self.sharding = data.sharding
+            # With Auto axes, where a gather of rows needs no words about its result's sharding.
+            given: Any = data.sharding
+            mesh = given.mesh
+            kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+            self.sharding = jax.NamedSharding(mesh, spec)
+            self._data = jax.device_put(data, self.sharding)
         rows = sample_rows(n, frames, _bands(self.shape))
         taken = self._replicated(lambda d: d[:, rows].astype(jnp.float64))
         step, zero = step_zero
@@ -255,7 +267,7 @@ def open_data(
       TypeError: for something that is no data.
     """
     if isinstance(data, jax.Array):
-        devices = data.sharding.device_set
+        devices: Any = data.sharding.device_set
         if len(devices) == 1 and next(iter(devices)).platform == "cpu":
             data = np.asarray(data)
     on_device = isinstance(data, jax.Array)
@@ -274,4 +286,3 @@ def open_data(
     if source is None:
         return DeviceData(data, frames, step_zero or (1.0, 0.0))
     return HostData(source, frames, strategy, chunk_points)
-

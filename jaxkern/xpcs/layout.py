@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
 from jaxkern.xpcs.passes import PassPoint
 from jaxkern.xpcs.program import AngleSums
 from jaxkern.xpcs.solver import NormalPoint
@@ -18,12 +19,9 @@ Array = NDArray[np.float64]
 
 Scaling = Literal["individual", "constant", "auto", "fixed"]
 
-CONTRAST_BOUNDS = (0.0, 1.0)
-OFFSET_BOUNDS = (0.5, 1.5)
-
 
 def resolve_scaling(scaling: str, n_phi: int) -> str:
-    """"auto" as what it stands for: from three angles on they share one contrast and offset."""
+    """ "auto" as what it stands for: from three angles on they share one contrast and offset."""
     if scaling == "auto":
         return "constant" if n_phi >= 3 else "individual"
     if scaling not in ("individual", "constant", "fixed"):
@@ -35,7 +33,7 @@ def resolve_scaling(scaling: str, n_phi: int) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """The vector of fitted parameters under a scaling; contrast and offset are the start [n_phi]."""
+    """The vector of fitted parameters under a scaling; contrast and offset [n_phi] are a start."""
 
     scaling: str
     physics_names: tuple[str, ...]
@@ -83,9 +81,11 @@ class Layout:
         if scales == 0:
             return PassPoint(physics, self.contrast, self.offset)
         contrast = np.broadcast_to(x[:scales], n_phi) if scales == 1 else x[:scales]
-        offset = np.broadcast_to(x[scales : 2 * scales], n_phi) if scales == 1 else x[
-            scales : 2 * scales
-        ]
+        offset = (
+            np.broadcast_to(x[scales : 2 * scales], n_phi)
+            if scales == 1
+            else x[scales : 2 * scales]
+        )
         return PassPoint(physics, np.array(contrast), np.array(offset))
 
     def join(self, sums: AngleSums) -> NormalPoint:
@@ -104,9 +104,7 @@ class Layout:
         return NormalPoint(jtj, jtr, cost)
 
 
-def physics_vector(
-    given: Any, names: Sequence[str], defaults: Sequence[float], what: str = "p0"
-) -> Array:
+def physics_vector(given: Any, names: Sequence[str], defaults: Any, what: str = "p0") -> Array:
     """Physics parameters [p] from an array, a mapping by name (the rest are defaults) or None."""
     base = np.array(defaults, np.float64)
     if given is None:
@@ -135,9 +133,7 @@ def unknown_name(name: str, names: Sequence[str], what: str) -> str:
     return f"{what} names the parameter {name!r}; wanted one of {', '.join(names)}{hint}"
 
 
-def bounds_vectors(
-    given: Any, layout: Layout, model_bounds: Sequence[tuple[float, float]]
-) -> tuple[Array, Array]:
+def bounds_vectors(given: Any, layout: Layout, model_bounds: Any) -> tuple[Array, Array]:
     """(lower [p], upper [p]) of all fitted parameters.
 
     `given` is None for the model's own, a mapping by name of (lower, upper) that replaces some
@@ -145,7 +141,11 @@ def bounds_vectors(
     or numbers for all fitted parameters, or for the physics alone.
     """
     scales = layout.n_scales
-    pairs = [CONTRAST_BOUNDS] * scales + [OFFSET_BOUNDS] * scales + list(model_bounds)
+    pairs = (
+        [CONTRAST_BOUNDS] * scales
+        + [OFFSET_BOUNDS] * scales
+        + [tuple(pair) for pair in model_bounds]
+    )
     lower, upper = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
     names = layout.names
     if isinstance(given, Mapping):

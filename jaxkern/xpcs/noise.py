@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ def resolve_noise(
         return Noise(estimate_sigma(sample), f"estimated from the data, {SIGMA_METHOD}")
     what = "sigma" if weights is None else "weights"
     given = sigma if weights is None else weights
-    n_phi, n, _ = shape
-    if isinstance(given, int | float) or np.ndim(given) <= 1 and not _is_source(given):
+    n_phi = shape[0]
+    if not isinstance(given, Source | Path | str) and np.ndim(given) <= 1:
         value = np.asarray(given, np.float64)
         if value.shape not in ((), (n_phi,)):
             raise ValueError(_wrong_shape(what, value.shape, shape))
@@ -50,7 +51,7 @@ def resolve_noise(
         if weights is not None:
             value = weights_to_sigma(value)
         return Noise(np.ascontiguousarray(np.broadcast_to(value, (n_phi,))), "given")
-    source = as_source(given)
+    source = as_source(given, name=what)
     if source.shape != shape:
         raise ValueError(_wrong_shape(what, source.shape, shape))
     array = getattr(source, "array", None)
@@ -59,10 +60,6 @@ def resolve_noise(
             if (matrix < 0).any():
                 raise ValueError(f"{what} holds {matrix.min():g}; wanted numbers of 0 or more")
     return Noise(source if weights is None else WeightsSource(source), "given")
-
-
-def _is_source(value: Any) -> bool:
-    return isinstance(value, Source) and not isinstance(value, np.ndarray)
 
 
 def _wrong_shape(what: str, given: tuple[int, ...], shape: tuple[int, int, int]) -> str:
@@ -86,8 +83,8 @@ def resolve_frames(
         mask = np.asarray(keep)
         if mask.shape != (n,) or mask.dtype.kind not in "bui":
             raise ValueError(
-                f"keep has the shape {mask.shape} and dtype {mask.dtype}; wanted a mask [{n}], True "
-                "for frames that count"
+                f"keep has the shape {mask.shape} and dtype {mask.dtype}; wanted a mask [{n}], "
+                "True for frames that count"
             )
         frames &= mask.astype(bool)
     if int(frames.sum()) < 3:

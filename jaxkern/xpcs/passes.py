@@ -64,9 +64,7 @@ class PassContext:
 class Pass(Protocol):
     """A way through the data: the states [n_phi, S] at a point."""
 
-    def states(
-        self, point: PassPoint, x: Array, partial: PartialPass | None = None
-    ) -> Array: ...
+    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array: ...
 
 
 class WholePass:
@@ -84,7 +82,7 @@ class WholePass:
             self._sigma = getattr(source, "array", None)
             if self._sigma is None:
                 self._sigma = np.stack([source.read(k, 0, n) for k in range(context.n_phi)])
-            self._sigma = jax.device_put(np.asarray(self._sigma, np.float64))
+            self._sigma = jax.device_put(np.asarray(self._sigma, np.float64), data.sharding)
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
         del x, partial
@@ -198,6 +196,8 @@ class ChunkedPass:
                     self._after_chunk(x, states, place + 1)
                 if self._advance is not None:
                     self._advance(place + 1, len(self._chunks))
+        if len(self._bad.excluded) >= self._bad.total:
+            raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
         return states
 
     def _submit(self, reader: ThreadPoolExecutor, place: int) -> Future[Any] | None:
@@ -208,7 +208,7 @@ class ChunkedPass:
     def _load(
         self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]
     ) -> tuple[NDArray[Any], Any] | OSError:
-        """The rows of a chunk and their sigma, ready for the kernel; an error instead of raising."""
+        """The rows of a chunk and their sigma, ready for the kernel; or why they cannot be read."""
         where = (chunk.angle, chunk.first_row, chunk.stop_row)
         try:
             rows = buffers[0].ready(self._source.read(*where))
@@ -230,7 +230,8 @@ class ChunkedPass:
             "sigma": self._context.sigma if sigma is None else jax.device_put(sigma[None]),
             "initial": initial[None],
         }
-        return self._context.program(full)[0]
+        state: Array = self._context.program(full)[0]
+        return state
 
     def _run(self, operands: dict[str, Any], chunk: Chunk, loaded: Any, initial: Array) -> Array:
         """The state after a chunk, whatever is wrong with it."""
@@ -269,9 +270,7 @@ class ChunkedPass:
         side = column > row if self._mirrored else column != row
         return np.asarray(side & keep[None, :] & keep[row])
 
-    def _without_bad_blocks(
-        self, operands: dict[str, Any], chunk: Chunk, initial: Array
-    ) -> Array:
+    def _without_bad_blocks(self, operands: dict[str, Any], chunk: Chunk, initial: Array) -> Array:
         """The state after the blocks of a chunk that can be used: sigma 0 takes out the others."""
         context, block = self._context, self._bad.row_block
         count, n = chunk.stop_row - chunk.first_row, len(context.keep)
@@ -290,14 +289,14 @@ class ChunkedPass:
             elif self._not_finite(part, *loaded):
                 reason = "hold numbers that are not finite"
             if reason is not None or isinstance(loaded, OSError):
-                self._report(place, f"angle {chunk.angle}, rows {part.first_row} to "
-                             f"{part.stop_row - 1} {reason}")
+                self._report(
+                    place,
+                    f"angle {chunk.angle}, rows {part.first_row} to {part.stop_row - 1} {reason}",
+                )
                 continue
             rows[first:last] = loaded[0]
             fixed = context.sigma
-            sigma[first:last] = (
-                fixed[chunk.angle] if isinstance(fixed, np.ndarray) else loaded[1]
-            )
+            sigma[first:last] = fixed[chunk.angle] if isinstance(fixed, np.ndarray) else loaded[1]
         return self._call(operands, chunk, rows, sigma, initial)
 
     def _report(self, place: tuple[int, int], reason: str) -> None:
@@ -307,4 +306,3 @@ class ChunkedPass:
             )
         self._bad.excluded.add(place)
         self._bad.reasons.append(reason)
-

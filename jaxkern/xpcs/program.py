@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.models import Model, Tables
-from jaxkern.xpcs.normal import accumulate
-from jaxkern.xpcs.ops import state_size
+from jaxkern.xpcs.normal import accumulate, state_size
 
 Array = NDArray[np.float64]
 
@@ -120,17 +120,16 @@ def _take(value: Any, angle: Any, count: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
 
 
-def _chunk(model: Model, settings: PassSettings, at: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The states of the angles angle .. angle + k from `data` [k, m, n], and the phases.
+def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, Any]) -> Any:
+    """The states of the angles angle .. angle + k from `data` [k, m, n].
 
-    `at` holds params [p], contrast and offset [n_phi], angle and first_row (int32), data,
-    quantization [2], sigma ([n_phi], or [k, m, n]), keep [n], f_scale and initial [k, S].
+    `at` holds contrast and offset [n_phi], angle and first_row (int32), data, quantization [2],
+    sigma ([n_phi], or [k, m, n]), keep [n], f_scale and initial [k, S].
     """
-    tables = model.tables(at["params"])
     data, sigma = at["data"], at["sigma"]
     count, n_phi = data.shape[0], model.geometry.n_phi
     angle = at["angle"]
-    state = accumulate(
+    return accumulate(
         _of_angles(tables, angle, count, n_phi),
         _take(at["contrast"], angle, count),
         _take(at["offset"], angle, count),
@@ -145,13 +144,12 @@ def _chunk(model: Model, settings: PassSettings, at: dict[str, Any]) -> tuple[An
         quantization=at["quantization"],
         shear_power=model.shear_power,
     )
-    return state, tables.A, tables.X
 
 
 def _sharded(
     model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The same over a mesh: local sums of each device, added up."""
+    """All states, and the phases, over a mesh: local sums of each device, added up."""
     from jax.sharding import PartitionSpec as P
 
     angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
@@ -169,16 +167,18 @@ def _sharded(
         mine["angle"] = first_angle
         mine["first_row"] = _device_index(mesh, row_axes) * rows
         mine["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
-        state, phases_A, phases_X = _chunk(model, settings, mine)
+        tables = model.tables(part["params"])
+        state = _chunk(model, settings, tables, mine)
         all_states = jax.lax.dynamic_update_slice_in_dim(
             jnp.zeros_like(initial), state, first_angle, 0
         )
         used = angle_axes + row_axes
-        return (jax.lax.psum(all_states, used) if used else all_states), phases_A, phases_X
+        return (jax.lax.psum(all_states, used) if used else all_states), tables.A, tables.X
 
-    return jax.shard_map(  # type: ignore[no-any-return]
+    result: tuple[Any, Any, Any] = jax.shard_map(
         local, mesh=mesh, in_specs=(specs,), out_specs=(P(), P(), P()), check_vma=False
     )(at)
+    return result
 
 
 def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
@@ -200,42 +200,89 @@ _compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _COMPILED_LIMIT = 64
 
 
+# XLA's optimizer takes most of the time of a fit of short series, and longer ones need it.
+_SHORT_SERIES = 1024
+_FAST_COMPILATION: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+def _has_cpu_kernel() -> bool:
+    target = "jaxkern.two_time_normal_equations.v1"
+    native = current_backend() != "jax" and registry.missing(target, "cpu") is None
+    return native and jax.default_backend() == "cpu"
+
+
 class PassProgram:
-    """Compiles the pass of a model for each layout of its operands, once, and runs it."""
+    """Compiles the programs of a model's pass for each layout of their operands, and runs them.
+
+    One makes the tables, once a pass; the other accumulates a chunk. Over a mesh one does both.
+    """
 
     def __init__(self, model: Model, settings: PassSettings, sharding: Any = None) -> None:
         self._model = model
         self._settings = settings
         self._sharding = sharding
+        self._tables: tuple[bytes, Any] | None = None
         self.compile_seconds = 0.0
         self.run_seconds = 0.0
         self.phases: tuple[bytes, Array, Array] | None = None
 
-    def _program(self, at: dict[str, Any]) -> Callable[..., Any]:
-        layout = tuple((name, np.shape(v), str(v.dtype)) for name, v in at.items())
-        key = (self._model, self._settings, self._sharding, layout, current_backend())
+    def _program(
+        self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
+    ) -> Callable[..., Any]:
+        layout = tuple((np.shape(x), str(x.dtype)) for x in jax.tree.leaves(operands))
+        context = (self._settings, self._sharding, current_backend())
+        key = (name, self._model, context, layout)
         if key in _compiled:
             _compiled.move_to_end(key)
         else:
             start = time.perf_counter()
-            model, settings = self._model, self._settings
-            if self._sharding is None:
-                jitted = jax.jit(lambda at: _chunk(model, settings, at))
-            else:
-                mesh, spec = self._sharding.mesh, self._sharding.spec
-                jitted = jax.jit(lambda at: _sharded(model, settings, mesh, spec, at))
-            _compiled[key] = jitted.lower(at).compile()
+            options = _FAST_COMPILATION if fast else None
+            lowered = jax.jit(function).lower(*operands)
+            _compiled[key] = lowered.compile(compiler_options=options)
             if len(_compiled) > _COMPILED_LIMIT:
                 _compiled.popitem(last=False)
             self.compile_seconds += time.perf_counter() - start
         return _compiled[key]
 
+    def _tables_at(self, params: Array) -> Any:
+        """The arrays of the tables, on the device."""
+        key = params.tobytes()
+        if self._tables is None or self._tables[0] != key:
+            model = self._model
+            fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
+            program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
+            self._tables = (key, program(params))
+            self.phases = (key, self._tables[1][0], self._tables[1][1])
+        return self._tables[1]
+
     def __call__(self, at: dict[str, Any]) -> Array:
         """The states [k, S] on the host, after the program has finished with its operands."""
-        program = self._program(at)
-        start = time.perf_counter()
-        states, phases_A, phases_X = program(at)
+        model, settings = self._model, self._settings
+        params = at["params"]
+        if self._sharding is not None:
+            mesh, spec = self._sharding.mesh, self._sharding.spec
+            program = self._program(
+                "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, at
+            )
+            start = time.perf_counter()
+            states, phases_A, phases_X = program(at)
+            self.phases = (params.tobytes(), phases_A, phases_X)
+        else:
+            tables = self._tables_at(params)
+            rest = {name: value for name, value in at.items() if name != "params"}
+
+            def accumulated(arrays: Any, at: dict[str, Any]) -> Any:
+                A, X, tangents_A, tangents_X = arrays
+                columns = model.columns_A, model.columns_X
+                full = Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters))
+                return _chunk(model, settings, full, at)
+
+            program = self._program("chunk", accumulated, _has_cpu_kernel(), tables, rest)
+            start = time.perf_counter()
+            states = program(tables, rest)
         result = np.asarray(states)
-        self.phases = (at["params"].tobytes(), phases_A, phases_X)
         self.run_seconds += time.perf_counter() - start
         return result

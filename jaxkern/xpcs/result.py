@@ -1,4 +1,4 @@
-"""What a fit returns: parameters, errors, how good it is, what to be careful about, what it took."""
+"""What a fit returns: parameters, errors, how good it is, what to be careful about, its cost."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def bound_warnings(
 ) -> list[str]:
     """A line for each parameter that ended at one of its bounds."""
     found = []
-    for k in np.flatnonzero(free):
+    for k in map(int, np.flatnonzero(free)):
         width = upper[k] - lower[k]
         room = 1e-6 * (width if np.isfinite(width) else max(abs(x[k]), 1.0))
         for side, bound in (("lower", lower[k]), ("upper", upper[k])):

@@ -1,6 +1,7 @@
 """Least squares from normal equations alone: SciPy's trust region on a compressed problem.
 
-A pass over the data gives J^T J, J^T r and the cost at a point. With R^T R = J^T J the small problem
+A pass over the data gives J^T J, J^T r and the cost at a point. With R^T R = J^T J the small
+problem
 
     J_c = [R; 0],   f_c = [-R^-T J^T r; sqrt(cost - |R^-T J^T r|^2)]
 
@@ -110,6 +111,11 @@ class _Compressed:
             if known is not None and known[0] == key:
                 return known[1]
         point = self._evaluate(x.copy())
+        if not self.costs and not point.is_finite():
+            raise ValueError(
+                f"the cost is {point.cost} at the start {x.tolist()}; give a start where the model "
+                "is finite"
+            )
         self.costs.append(point.cost)
         self._last = (key, point)
         return point
@@ -172,7 +178,7 @@ def solve(
     found: Any = least_squares(
         problem.residual,
         np.asarray(x0, np.float64),
-        jac=problem.jacobian,  # type: ignore[arg-type]
+        jac=problem.jacobian,
         bounds=bounds,
         method="trf",
         x_scale=x_scale,
@@ -231,7 +237,7 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = np.sqrt(np.diag(part))
         correlation = part / spread[:, None] / spread[None, :]
-    rows, columns = np.nonzero(np.triu(np.abs(correlation) > 0.9999, 1))
+    rows, columns = np.nonzero(np.triu(np.abs(correlation) > 0.999, 1))
     nearly = tuple(
         (int(free[a]), int(free[b]), float(correlation[a, b]))
         for a, b in zip(rows, columns, strict=True)

@@ -40,7 +40,7 @@ class Source(Protocol):
 def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which the kernels read data of this dtype."""
     native = dtype.newbyteorder("=")
-    return native if native in KERNEL_DTYPES else np.dtype(np.float64)
+    return np.dtype(native if native in KERNEL_DTYPES else np.float64)
 
 
 def quantization(source: Source) -> tuple[float, float]:
@@ -59,11 +59,16 @@ def values(source: Source, stored: NDArray[Any]) -> NDArray[np.float64]:
 class ArraySource:
     """An array [n_phi, n, n] in memory, or one that is mapped from a file."""
 
-    def __init__(self, array: NDArray[Any], quantization: tuple[float, float] | None = None):
+    def __init__(
+        self,
+        array: NDArray[Any],
+        quantization: tuple[float, float] | None = None,
+        name: str = "data",
+    ):
         if array.ndim != 3 or array.shape[1] != array.shape[2]:
             raise ValueError(
-                f"data has the shape {array.shape}; wanted [n_phi, n, n], one square two-time "
-                "correlation for each angle"
+                f"{name} has the shape {array.shape}; wanted [n_phi, n, n], one square matrix for "
+                "each angle"
             )
         self._array = array
         self.quantization = quantization
@@ -88,7 +93,7 @@ class ArraySource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._array.dtype
+        return np.dtype(self._array.dtype)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._array[angle, first_row:stop_row])
@@ -117,7 +122,8 @@ class DatasetsSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._datasets[0].dtype)
+        dtype: np.dtype[Any] = np.dtype(self._datasets[0].dtype)
+        return dtype
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._datasets[angle][first_row:stop_row])
@@ -140,13 +146,16 @@ class StackSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._dataset.dtype)
+        dtype: np.dtype[Any] = np.dtype(self._dataset.dtype)
+        return dtype
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._dataset[angle, first_row:stop_row])
 
 
-def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> Source:
+def as_source(
+    data: Any, *, quantization: tuple[float, float] | None = None, name: str = "data"
+) -> Source:
     """A source for what a user gives as data.
 
     Args:
@@ -154,6 +163,7 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
         a ``.npy`` file, which is mapped; an HDF5 data set [n_phi, n, n], or an HDF5 group, mapping
         or sequence of data sets or arrays [n, n], one an angle in its own order.
       quantization: (step, zero) of uint16 data, where a value is zero + step * stored.
+      name: what errors call it.
 
     Raises:
       TypeError: for anything else.
@@ -163,12 +173,12 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
         path = Path(data)
         if path.suffix != ".npy":
             raise ValueError(
-                f"data is the path {str(path)!r}; only .npy files are opened by their path. Open "
+                f"{name} is the path {str(path)!r}; only .npy files are opened by their path. Open "
                 "an HDF5 file with h5py, or jaxkern.xpcs's reader of APS files, and give that"
             )
         data = np.load(path, mmap_mode="r")
     if isinstance(data, np.ndarray):
-        return ArraySource(data[None] if data.ndim == 2 else data, quantization)
+        return ArraySource(data[None] if data.ndim == 2 else data, quantization, name)
     if isinstance(data, Source):
         return data
     if isinstance(data, Mapping):
@@ -178,9 +188,9 @@ def as_source(data: Any, *, quantization: tuple[float, float] | None = None) -> 
     if hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "chunks"):
         return StackSource(data, quantization)
     if hasattr(data, "__array__"):
-        return as_source(np.asarray(data), quantization=quantization)
+        return as_source(np.asarray(data), quantization=quantization, name=name)
     raise TypeError(
-        f"data is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
+        f"{name} is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
         "data set or group, or an object with shape, dtype and read(angle, first_row, stop_row)"
     )
 
@@ -239,7 +249,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     room = np.empty(size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
-    return room[start : start + size].view(dtype).reshape(shape)
+    return np.asarray(room[start : start + size].view(dtype).reshape(shape))
 
 
 class RowBuffers:
@@ -270,4 +280,3 @@ class RowBuffers:
         room = buffer[: rows.size].reshape(rows.shape)
         np.copyto(room, rows)
         return room
-

@@ -1,10 +1,11 @@
-"""What is read off the data before a fit: noise, contrast and offset, and whether they are mirrored.
+"""What is read off the data before a fit: noise, contrast, offset, and whether they are mirrored.
 
 Everything but the mirror check looks at a few bands of three neighbouring rows only.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,10 +93,7 @@ def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
     for angle in range(n_phi):
         usable = counts & np.isfinite(sample.values[angle])
         lags, found = lag[usable], sample.values[angle][usable]
-        groups = [
-            found[(lags >= low) & (lags < high)]
-            for low, high in zip(edges[:-1], edges[1:], strict=True)
-        ]
+        groups = [found[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
         levels = [float(np.median(group)) for group in groups if group.size >= 16]
         start = found[lags <= 2]
         if not levels or not start.size:

@@ -12,6 +12,7 @@ A strategy whose memory goes beyond the limit gives way to the next one that fit
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +25,7 @@ CHUNK_POINTS = 2**21
 # A matrix of up to this many points stays one chunk: one compiled program, no remainder.
 WHOLE_MATRIX_POINTS = 2**22
 # What compiling one pass adds to a process (measured with jax 0.10 and 0.12 on CPU), in bytes.
-PROGRAM_BYTES = 120 * 2**20
+PROGRAM_BYTES = 72 * 2**20
 
 
 class Strategy(StrEnum):
@@ -88,7 +89,7 @@ def fit_bytes(
 ) -> int:
     """Bytes that a fit adds to the process under a strategy."""
     data = n_points * itemsize
-    n = max(int(round((n_points / n_phi) ** 0.5)), 1)
+    n = max(math.isqrt(n_points // n_phi), 1)
     points = min(chunk_rows(n, 32) * n, n_points)
     buffers = 2 * points * itemsize
     if strategy in (Strategy.STANDARD, Strategy.LARGE):
@@ -168,7 +169,9 @@ def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_bytes(root: Path = Path("/sys/fs/cgroup"), process: str = "/proc/self/cgroup") -> list[int]:
+def _cgroup_bytes(
+    root: Path = Path("/sys/fs/cgroup"), process: str = "/proc/self/cgroup"
+) -> list[int]:
     """Limits of this process's cgroups and of those above them, versions 2 and 1."""
     try:
         lines = Path(process).read_text().splitlines()

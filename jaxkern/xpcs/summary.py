@@ -148,8 +148,8 @@ def _autocorrelation(outcome: Outcome, point: PassPoint) -> list[str]:
     if not check.suspicious:
         return []
     return [
-        f"neighbouring residuals are correlated ({check.autocorrelation:.2f} at lag one): the model "
-        "does not describe all of the data, or the noise is correlated; errors are too small"
+        f"neighbouring residuals are correlated ({check.autocorrelation:.2f} at lag one): the "
+        "model does not describe all of the data, or the noise is correlated; errors are too small"
     ]
 
 

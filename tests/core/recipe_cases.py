@@ -14,6 +14,7 @@ import jaxkern as jk
 from jaxkern.image import ops
 from jaxkern.image.plan import Layout
 from jaxkern.testing.check import check_names
+from jaxkern.xpcs import ops as xpcs
 
 
 def scale(dtype: Any) -> Callable[[], dict[str, Any]]:
@@ -87,6 +88,78 @@ def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
     return make
 
 
+def two_time(name: str, dtype: Any, shear_power: int = 4) -> Callable[[], dict[str, Any]]:
+    """One op of the two-time correlations, over angles with phases of their own."""
+
+    def make() -> dict[str, Any]:
+        samples, static = [], {"shear_power": shear_power}
+        for k in range(8):
+            random, n = np.random.default_rng(k), 19
+            A, X = np.cumsum(random.uniform(0.01, 0.1, n)), np.cumsum(random.uniform(0, 0.4, n))
+            phases = (A, X, *random.uniform(0.2, 0.8, 1))
+            operands = {
+                "two_time_g2": (*phases, 1.0 + 0.01 * k),
+                "two_time_g2_tangent": (*phases, *random.normal(size=(2, n)), 0.3, -0.2 * k),
+                "two_time_g2_cotangent": (*phases, random.normal(size=(n, n))),
+                "two_time_residual": (*phases, 1.1, *random.uniform(0.5, 1.5, (2, n, n))),
+                "two_time_g2_at": (
+                    A,
+                    random.uniform(0, 2, (3, n)),
+                    *random.uniform(0.5, 1, (2, 3)),
+                    random.integers(0, (3, n, n), (40, 3)).astype(np.int32),
+                ),
+            }[name]
+            samples.append(
+                tuple(
+                    jnp.asarray(x, np.int32 if np.asarray(x).dtype == np.int32 else dtype)
+                    for x in operands
+                )
+            )
+        if name == "two_time_residual":
+            static["sigma_rank"] = 2
+        tolerance = 1e-5 if dtype == np.float64 else 2e-4
+        case = {"op": getattr(xpcs, name), "samples": samples, "static": static}
+        return {**case, "rtol": tolerance, "atol": tolerance}
+
+    return make
+
+
+def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict[str, Any]]:
+    """Normal equations with 3 + 2 tangent tables, of one data dtype."""
+
+    def make() -> dict[str, Any]:
+        samples, n, rank = [], 19, options.get("sigma_rank", 0)
+        static = {"shear_power": 4, "loss": 0, "symmetric": 0, "sigma_rank": 0, **options}
+        for k in range(8):
+            random = np.random.default_rng(k)
+            quantized = data == np.uint16
+            values = random.integers(0, 3000, (n, n)) if quantized else random.normal(1, 1, (n, n))
+            sigma = random.uniform(2, 3, (n, n) if rank else ())
+            reals = (
+                np.cumsum(random.uniform(0.01, 0.1, n)),
+                np.cumsum(random.uniform(0, 0.4, n)),
+                *(random.normal(size=(count, n)) for count in (3, 2)),
+                0.4,
+                1.1,
+                values,
+                (1e-3, 0.1) if quantized else (1.0, 0.0),
+                sigma,
+                random.integers(0, 5, n) > 0,
+                0.8,
+                0,
+                random.normal(size=xpcs.state_size(3, 2)),
+            )
+            kinds = [dtype] * len(reals)
+            kinds[6], kinds[9], kinds[11] = data, np.uint8, np.int32
+            samples.append(tuple(jnp.asarray(x, d) for x, d in zip(reals, kinds, strict=True)))
+        # Gradients by half-precision data are themselves rounded to half precision.
+        tolerance = 1e-2 if data == np.float16 else 1e-5 if dtype == np.float64 else 2e-3
+        case = {"op": xpcs.two_time_normal_equations, "samples": samples, "static": static}
+        return {**case, "rtol": tolerance, "atol": tolerance}
+
+    return make
+
+
 def _images(dtype: Any) -> Any:
     levels = np.random.default_rng(4).integers(0, 256, (8, 10, 12, 3))
     return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
@@ -131,6 +204,31 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "image_mix-f32": (image_mix(np.float32), check_names()),
     "image_mix-u8": (image_mix(np.uint8), _DTYPE_ROWS),
     "image_mix-bf16": (image_mix(jnp.bfloat16), _DTYPE_ROWS),
+    **{
+        f"{name}-{np.dtype(dtype).name.replace('float', 'f')}": (two_time(name, dtype), rows)
+        for name in (
+            "two_time_g2",
+            "two_time_g2_tangent",
+            "two_time_g2_cotangent",
+            "two_time_residual",
+            "two_time_g2_at",
+        )
+        for dtype, rows in ((np.float64, check_names()), (np.float32, _DTYPE_ROWS))
+    },
+    "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _DTYPE_ROWS),
+    "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _DTYPE_ROWS),
+    "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), check_names()),
+    "normal_equations-sigma-f64": (
+        normal_equations(np.float64, np.float64, sigma_rank=2, symmetric=2),
+        _DTYPE_ROWS,
+    ),
+    "normal_equations-f32-in-f64": (normal_equations(np.float32, np.float64), _DTYPE_ROWS),
+    "normal_equations-f16-in-f64": (normal_equations(np.float16, np.float64), _DTYPE_ROWS),
+    "normal_equations-u16-in-f64": (
+        normal_equations(np.uint16, np.float64, symmetric=1),
+        _DTYPE_ROWS,
+    ),
+    "normal_equations-f32": (normal_equations(np.float32, np.float32), _DTYPE_ROWS),
 }
 CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
 

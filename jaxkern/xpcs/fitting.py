@@ -29,7 +29,8 @@ from jaxkern.xpcs.layout import (
 )
 from jaxkern.xpcs.models import Model
 from jaxkern.xpcs.noise import Noise, resolve_frames, resolve_noise
-from jaxkern.xpcs.passes import BadBlocks, OnBadChunk, PassContext
+from jaxkern.xpcs.options import SolverOptions, StreamingOptions
+from jaxkern.xpcs.passes import BadBlocks, PassContext
 from jaxkern.xpcs.program import PassProgram, PassSettings, basis_of
 from jaxkern.xpcs.progress import ProgressBar
 from jaxkern.xpcs.result import FitResult
@@ -40,59 +41,6 @@ from jaxkern.xpcs.summary import Outcome, summarize
 Array = NDArray[np.float64]
 
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
-
-
-@dataclass(frozen=True)
-class StreamingOptions:
-    """How a fit goes through large or unsafe data.
-
-    Attributes:
-      enable_checkpoints: write ``checkpoint_dir/fit.checkpoint`` and resume from it where it is; it
-        is removed when the fit has ended.
-      checkpoint_frequency: chunks between two checkpoints inside a pass; one follows every pass.
-      checkpoint_dir: made where it is missing.
-      max_checkpoint_overhead: the part of the time that writing may take; checkpoints wait for it.
-      chunk_points: points that the kernel gets at a time; None for 2^21, and for whole matrices
-        up to 2^22 points.
-      on_bad_chunk: ``"exclude"`` leaves rows with NaN, or that cannot be read, out in blocks of 32;
-        ``"raise"`` fails the fit.
-      retries: attempts to read such rows again before that.
-    """
-
-    enable_checkpoints: bool = False
-    checkpoint_frequency: int = 10
-    checkpoint_dir: str | Path = "checkpoints"
-    max_checkpoint_overhead: float = 0.05
-    chunk_points: int | None = None
-    on_bad_chunk: OnBadChunk = "exclude"
-    retries: int = 2
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_frequency < 1:
-            raise ValueError(
-                f"checkpoint_frequency is {self.checkpoint_frequency}; wanted 1 chunk or more"
-            )
-        if not 0 < self.max_checkpoint_overhead <= 1:
-            raise ValueError(
-                f"max_checkpoint_overhead is {self.max_checkpoint_overhead}; wanted 0 < part <= 1"
-            )
-        if self.on_bad_chunk not in ("exclude", "raise"):
-            raise ValueError(
-                f"on_bad_chunk is {self.on_bad_chunk!r}; wanted 'exclude' or 'raise'"
-            )
-        if self.chunk_points is not None and self.chunk_points < 1:
-            raise ValueError(f"chunk_points is {self.chunk_points}; wanted 1 or more, or None")
-
-
-@dataclass(frozen=True)
-class SolverOptions:
-    """The arguments of `scipy.optimize.least_squares` that a fit passes on."""
-
-    ftol: float | None = 1e-8
-    xtol: float | None = 1e-8
-    gtol: float | None = 1e-8
-    max_nfev: int | None = None
-    x_scale: Any = "jac"
 
 
 @dataclass
@@ -196,7 +144,8 @@ def fit(
       >>> t = 0.1 * np.arange(64)
       >>> model = jk.xpcs.Static(jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=t, phi=[0.0]))
       >>> clean = np.asarray(jk.xpcs.g2(model, [2e4, 0.3, 50.0], [0.2], [1.0]), float)
-      >>> found = jk.xpcs.fit(model, clean + 0.003 * np.random.default_rng(0).normal(size=clean.shape))
+      >>> noise = 0.003 * np.random.default_rng(0).normal(size=clean.shape)
+      >>> found = jk.xpcs.fit(model, clean + noise)
       >>> found.success, abs(found.as_dict["alpha"] - 0.3) < 0.1
       (True, True)
     """
@@ -219,7 +168,9 @@ def fit(
         opened = open_data(data, shape, frames, strategy, streaming.chunk_points, quantization)
         noise = resolve_noise(sigma, weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma, symmetric)
-        layout = _layout(model, opened.sample, resolve_scaling(scaling, shape[0]), contrast0, offset0)
+        layout = _layout(
+            model, opened.sample, resolve_scaling(scaling, shape[0]), contrast0, offset0
+        )
         lower, upper = bounds_vectors(bounds, layout, model.bounds)
         physics = physics_vector(p0, model.parameter_names, model.defaults)
         start = _start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
@@ -231,22 +182,44 @@ def fit(
         fingerprint = None
         if streaming.enable_checkpoints:
             how = {
-                "start": start, "lower": lower, "upper": upper, "hold": list(hold),
-                "scaling": layout.scaling, "scales": np.stack([layout.contrast, layout.offset]),
-                "loss": [loss, f_scale], "mirrored": mirrored.tolist(),
+                "start": start,
+                "lower": lower,
+                "upper": upper,
+                "hold": list(hold),
+                "scaling": layout.scaling,
+                "scales": np.stack([layout.contrast, layout.offset]),
+                "loss": [loss, f_scale],
+                "mirrored": mirrored.tolist(),
                 "tolerances": [ftol, xtol, gtol, max_nfev],
                 "x_scale": x_scale if isinstance(x_scale, str) else np.asarray(x_scale),
                 "strategy": [opened.strategy.value, opened.chunk_rows],
-                "on_bad_chunk": streaming.on_bad_chunk, "multistart": [multistart, seed],
+                "on_bad_chunk": streaming.on_bad_chunk,
+                "multistart": [multistart, seed],
             }
             fingerprint = fingerprint_of(model, shape, opened.dtype, opened.sample, noise, how)
         problem = _Problem(
-            model, opened, noise, opened.sample, layout, lower, upper, free,
+            model,
+            opened,
+            noise,
+            opened.sample,
+            layout,
+            lower,
+            upper,
+            free,
             PassContext(
-                program, shape[0], basis.state_size, noise.sigma, frames.astype(np.uint8),
-                float(f_scale), opened.step_zero,
+                program,
+                shape[0],
+                basis.state_size,
+                noise.sigma,
+                frames.astype(np.uint8),
+                float(f_scale),
+                opened.step_zero,
             ),
-            options, streaming, bar, fingerprint, opened.bad_blocks(),
+            options,
+            streaming,
+            bar,
+            fingerprint,
+            opened.bad_blocks(),
         )
         starts = _starts(start, lower, upper, layout, multistart, seed)
         solutions = [_solve(problem, x0, k) for k, x0 in enumerate(starts)]
@@ -255,11 +228,22 @@ def fit(
         evaluation = problem.evaluations[best]
         result = summarize(
             Outcome(
-                model=model, layout=layout, data=opened, noise=noise, free=free,
-                lower=lower, upper=upper, mirrored=mirrored, solution=solutions[best],
-                evaluation=evaluation, evaluations=problem.evaluations, program=program,
-                bad=problem.bad, absolute_sigma=absolute_sigma,
-                start_costs=tuple(costs) if multistart > 1 else (), begin=begin,
+                model=model,
+                layout=layout,
+                data=opened,
+                noise=noise,
+                free=free,
+                lower=lower,
+                upper=upper,
+                mirrored=mirrored,
+                solution=solutions[best],
+                evaluation=evaluation,
+                evaluations=problem.evaluations,
+                program=program,
+                bad=problem.bad,
+                absolute_sigma=absolute_sigma,
+                start_costs=tuple(costs) if multistart > 1 else (),
+                begin=begin,
             )
         )
     for store in (e.store for e in problem.evaluations):
@@ -290,9 +274,7 @@ def _import_ahead(name: str) -> None:
         threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
-def _layout(
-    model: Model, sample: RowSample, scaling: str, contrast0: Any, offset0: Any
-) -> Layout:
+def _layout(model: Model, sample: RowSample, scaling: str, contrast0: Any, offset0: Any) -> Layout:
     n_phi = model.geometry.n_phi
     contrast, offset = estimate_contrast_offset(sample)
     chosen = []
@@ -307,9 +289,7 @@ def _layout(
     return Layout(scaling, model.parameter_names, model.units, chosen[0], chosen[1])
 
 
-def _start(
-    layout: Layout, physics: Array, lower: Array, upper: Array, *estimated: bool
-) -> Array:
+def _start(layout: Layout, physics: Array, lower: Array, upper: Array, *estimated: bool) -> Array:
     """The start of all fitted parameters; what was estimated is moved inside its bounds."""
     start = layout.vector(physics)
     scales = layout.n_scales

@@ -1,0 +1,260 @@
+"""Whole fits of two-time correlations: time from a process's start, memory, and checkpoints.
+
+    python benchmarks/xpcs_fits.py            # prints, and writes benchmarks/results/
+    python benchmarks/xpcs_fits.py --quick    # fewer rounds, smaller data, writes nothing
+
+`nlsq.curve_fit` fits the same data from the same start within the same bounds, on the jitted JAX
+model in float64; it counts both halves of the mirrored data, and its diagonal has a huge sigma.
+Without nlsq that row is missing and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import jax
+import numpy as np
+import xpcs_model as model
+
+import jaxkern as jk
+from jaxkern.xpcs import checkpoint
+
+SIGMA = 0.02
+# Where the fits begin: off the truth by some ten percent.
+CONTRAST, OFFSET = 0.3, 1.0
+PHYSICS = np.array([1300.0, -0.2, 20.0, 3e-4, 0.2, 2e-5, 2.0])
+AGREE = 0.05  # of a standard error: what two fits of the same data may differ by
+
+Row = tuple[str, str, str, str]
+
+
+def problem(folder: Path, angles: int, frames: int) -> Path:
+    """A file with data, sigma, start and bounds."""
+    path = folder / f"{angles}x{frames}.npz"
+    truth, data = model.simulate(angles, frames, SIGMA)
+    flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
+    bounds = np.array([(0.0, 1.0)] * angles + [(0.5, 1.5)] * angles + list(flow.bounds))
+    start = np.concatenate([np.full(angles, CONTRAST), np.full(angles, OFFSET), PHYSICS])
+    np.savez(
+        path, data=data, sigma=SIGMA, start=start, lower=bounds[:, 0], upper=bounds[:, 1],
+        truth=truth,
+    )  # fmt: skip
+    return path
+
+
+def process(case: str, path: Path) -> dict[str, Any]:
+    """What a fit in a new process reports; its times count from the start of the process.
+
+    -P: of the installed package, not of a source tree around it.
+    """
+    start = time.monotonic()
+    out = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).with_name("xpcs_cases.py")), case, str(path)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAXKERN_BACKEND": "native"},
+    ).stdout
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    for name in ("jax_imported", "loaded", "result"):
+        found[name] -= start
+    return found
+
+
+def against_truth(found: dict[str, Any], path: Path) -> None:
+    """Stops the benchmark where a fit is not at the truth within its errors."""
+    with np.load(path) as given:
+        off = np.abs(found["popt"] - given["truth"]) / found["perr"]
+    if not found["success"] or off.max() > 5:
+        raise SystemExit(f"a parameter is {off.max():.1f} standard errors off the truth: {found}")
+
+
+def row(name: str, value: float, bar: float, text: str, at_least: bool = False) -> Row:
+    good = value >= bar if at_least else value <= bar
+    wrong = "**below**" if at_least else "**above**"
+    return name, text, f"{bar:g}", "reached" if good else wrong
+
+
+def mebibytes(taken: float, size: float) -> str:
+    return f"{taken / size:.2f} ({taken / 2**20:.0f} MiB for {size / 2**20:.0f})"
+
+
+def whole_fit(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    """3 x 500^2, 13 parameters, process start to result, against nlsq."""
+    path = problem(folder, 3, 500)
+    name = "whole fit, 3 x 500^2, 13 parameters, process start to result"
+    ours = [process("ours", path) for _ in range(3 if quick else 7)]
+    against_truth(ours[0], path)
+    seconds = statistics.median(run["result"] for run in ours)
+    record: dict[str, Any] = {"ours": ours}
+    if importlib.util.find_spec("nlsq") is None:
+        missing = f"ours {seconds:.2f} s; nlsq is not installed here, so that its time is missing"
+        return [(f"{name}, against nlsq", missing, "30", "**missing**")], record
+    record["nlsq"] = theirs = [process("nlsq", path) for _ in range(1 if quick else 3)]
+    off = np.abs(np.subtract(ours[0]["popt"], theirs[0]["popt"])) / ours[0]["perr"]
+    print(f"{name}: ours and nlsq's parameters differ by up to {off.max():.1e} standard errors")
+    if off.max() > AGREE:
+        raise SystemExit(f"the fits differ by more than {AGREE:g} standard errors")
+    slow = statistics.median(run["result"] for run in theirs)
+    text = f"{slow / seconds:.1f} times ({slow:.1f} s against {seconds:.2f} s)"
+    return [row(f"{name}, against nlsq", slow / seconds, 30, text, at_least=True)], record
+
+
+def large_fit(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    """23 x 1001^2 = 23M points, 53 parameters: seconds of compute, and memory."""
+    frames = 301 if quick else 1001
+    path = problem(folder, 23, frames)
+    runs = [process("ours", path) for _ in range(1 if quick else 3)]
+    against_truth(runs[0], path)
+    name = f"whole fit, 23 x {frames}^2, 53 parameters"
+    compute = statistics.median(run["compute"] for run in runs)
+    size = runs[0]["data_bytes"]
+    peak = statistics.median(run["peak_beyond_start"] for run in runs)
+    anonymous = max(process("memory", path)["anonymous_beyond_start"] for _ in range(2))
+    return [
+        row(f"{name}, seconds of compute", compute, 15,
+            f"{compute:.2f} ({runs[0]['nfev']} passes)"),
+        row(f"{name}, anonymous memory beyond the start, data included, per size of the data",
+            anonymous / size, 1.5, mebibytes(anonymous, size)),
+        row(f"{name}, the same with the pages of libraries that a fit is the first to need",
+            peak / size, 1.5, mebibytes(peak, size)),
+    ], {"runs": runs, "anonymous_beyond_start": anonymous}  # fmt: skip
+
+
+def first_result(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    """1.5M points in a new process, beyond importing jax: with loading the data and compiling."""
+    path = problem(folder, 6, 500)
+    runs = [process("ours", path) for _ in range(3 if quick else 9)]
+    against_truth(runs[0], path)
+    beyond = [run["result"] - run["jax_imported"] for run in runs]
+    value = statistics.median(beyond)
+    name = "first result, 6 x 500^2, new process, beyond importing jax, s"
+    text = f"{value:.2f} ({min(beyond):.2f} to {max(beyond):.2f})"
+    return [row(name, value, 2, text)], {"runs": runs}
+
+
+def timed_saves(seconds: list[float]) -> Callable[..., Any]:
+    """`checkpoint.save` that notes how long it takes."""
+    save = checkpoint.save
+
+    def noted(*arguments: Any) -> Any:
+        start = time.perf_counter()
+        save(*arguments)
+        seconds.append(time.perf_counter() - start)
+
+    return noted
+
+
+def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    """What checkpoints cost a fit in chunks, and what the chunks cost it without them."""
+    angles, frames = (23, 251) if quick else (23, 1001)
+    with np.load(problem(folder, angles, frames)) as given:
+        data, start, lower, upper = (given[k] for k in ("data", "start", "lower", "upper"))
+    flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
+    results: dict[str, list[Any]] = {"plain": [], "off": [], "on": []}
+
+    def arm(kind: str) -> harness.Arm:
+        options = jk.xpcs.StreamingOptions(
+            enable_checkpoints=kind == "on", checkpoint_frequency=10, checkpoint_dir=folder
+        )
+
+        def run() -> None:
+            results[kind].append(
+                jk.xpcs.fit(
+                    flow, data, SIGMA, start[2 * angles :], start[:angles],
+                    start[angles : 2 * angles], bounds=(lower, upper), symmetric=True,
+                    strategy="LARGE" if kind == "plain" else "CHUNKED", streaming=options,
+                    progress=False,
+                )
+            )  # fmt: skip
+
+        return harness.Arm(kind, run)
+
+    arms = [arm(kind) for kind in results]
+    seconds: list[float] = []
+    checkpoint.save, original = timed_saves(seconds), checkpoint.save
+    try:
+        harness.interleave(arms, rounds=3 if quick else 21, warmup=1)
+    finally:
+        checkpoint.save = original
+    plain, off, on = (results[kind][-1] for kind in results)
+    worst = max(np.abs((other.popt - plain.popt) / plain.perr).max() for other in (off, on))
+    if worst > 1e-6 or not plain.nfev == off.nfev == on.nfev:
+        raise SystemExit(f"the fits differ by {worst:.1e} standard errors, or in their passes")
+    if not np.array_equal(off.popt, on.popt):
+        raise SystemExit("checkpoints change the result")
+    # Passes alone: LARGE copies its data to the device once, which is not what is asked here.
+    passes = {
+        kind: statistics.median(r.timings.compute / r.nfev for r in found)
+        for kind, found in results.items()
+    }
+    overhead = statistics.median(
+        a / b - 1 for a, b in zip(arms[2].seconds, arms[1].seconds, strict=True)
+    )
+    idle = passes["off"] / passes["plain"] - 1
+    name = f"{angles} x {frames}^2 points in {off.n_batches // off.nfev} chunks"
+    return [
+        row(f"checkpoints, {name}: whole fit with them against without", overhead, 0.05,
+            f"{overhead:+.1%} ({len(seconds)} saved in {len(results['on'])} fits)"),
+        row("saving a checkpoint, s", statistics.median(seconds), 2,
+            f"{statistics.median(seconds):.4f} (longest {max(seconds):.4f})"),
+        row(f"no checkpoints, {name}: a pass against one kernel call over all data", idle, 0.01,
+            f"{idle:+.1%} ({passes['off'] * 1e3:.1f} against {passes['plain'] * 1e3:.1f} ms)"),
+    ], {
+        "fit_seconds": {a.name: a.seconds for a in arms},
+        "pass_seconds": passes,
+        "save_seconds": seconds,
+    }  # fmt: skip
+
+
+CASES = {
+    "whole-fit": whole_fit,
+    "large-fit": large_fit,
+    "first-result": first_result,
+    "checkpoints": checkpoints,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
+    parser.add_argument("--case", choices=CASES, action="append", help="only these, write nothing")
+    arguments = parser.parse_args()
+    rows, record = [], {}
+    with tempfile.TemporaryDirectory(prefix="xpcs-fits-") as folder:
+        for name in arguments.case or CASES:
+            more, record[name] = CASES[name](Path(folder), arguments.quick)
+            for line in more:
+                print("  ".join(line), flush=True)
+            rows += more
+    text = "\n".join(
+        ["| | measured | bar | |", "|---|--:|--:|---|", *(f"| {' | '.join(r)} |" for r in rows)]
+    )
+    print(f"\n{text}")
+    if arguments.quick or arguments.case:
+        return
+    machine = harness.machine()
+    versions = harness.versions("jaxkern", "jax", "jaxlib", "numpy", "scipy", "nlsq")
+    head = f"{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
+        f"{k} {v}" for k, v in versions.items()
+    )
+    body = f"# Fits of two-time correlations\n\n{head}. Medians.\n\n{text}\n"
+    record = {"machine": machine, "versions": versions, "rows": rows, "cases": record}
+    print(f"wrote {harness.write('xpcs-fits', record, body)}")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    main()

@@ -1,0 +1,132 @@
+"""XPCS kernels against the jitted, vmapped JAX model: g2, and normal equations against J^T J.
+
+    python benchmarks/xpcs_kernels.py            # prints, and writes benchmarks/results/
+    python benchmarks/xpcs_kernels.py --quick    # fewer rounds, writes nothing
+
+float64, symmetric data, one constant sigma. All arms are warm, run in one process in turns, and are
+checked to return the same values first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xpcs_model as model
+
+import jaxkern as jk
+
+SIGMA = 0.02
+
+
+def close(got: Any, wanted: Any, name: str, relative: float = 1e-9) -> None:
+    """Stops the benchmark where two arms differ by more than ``relative`` of the largest value."""
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    worst = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    if not worst <= relative:
+        raise SystemExit(f"{name}: the arms differ by {worst:.2e} of the largest value")
+    print(f"{name}: the arms agree to {worst:.1e} of the largest value")
+
+
+def g2_arms(angles: int, frames: int) -> list[harness.Arm]:
+    flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
+    parameters, _ = model.simulate(angles, 8)
+    t, phi = jnp.asarray(flow.geometry.t), jnp.asarray(flow.geometry.phi)
+    p = jnp.asarray(parameters)
+    theirs = jax.jit(model.g2)
+    ours = jax.jit(lambda p: jk.xpcs.g2(flow, p[2 * angles :], p[:angles], p[angles : 2 * angles]))
+    close(ours(p), theirs(p, t, phi), f"g2, {angles} x {frames}^2", 1e-12)
+    return [
+        harness.Arm("ours", lambda: ours(p).block_until_ready()),
+        harness.Arm("theirs", lambda: theirs(p, t, phi).block_until_ready()),
+    ]
+
+
+def normal_arms(angles: int, frames: int, scaling: str) -> list[harness.Arm]:
+    """Individual scaling: 2 n_phi + 7 parameters; constant or 3 angles alike: the same columns."""
+    flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
+    parameters, data = model.simulate(angles, frames)
+    t, phi = jnp.asarray(flow.geometry.t), jnp.asarray(flow.geometry.phi)
+    p, measured = jnp.asarray(parameters), jnp.asarray(data)
+    theirs = jax.jit(model.normal_equations)
+
+    def with_symmetric(symmetric: Any) -> Any:
+        @jax.jit
+        def run(p: Any, measured: Any) -> Any:
+            n = angles
+            return jk.xpcs.normal_equations(
+                flow, p[2 * n :], p[:n], p[n : 2 * n], measured, SIGMA,
+                scaling=scaling, symmetric=symmetric,
+            )  # fmt: skip
+
+        return run
+
+    upper, compared = with_symmetric(True), with_symmetric("auto")
+    jtj, jtr, chi2 = theirs(p, t, phi, measured, SIGMA)
+    for name, run in (("symmetric", upper), ("compared", compared)):
+        ne = run(p, measured)
+        what = f"normal equations, {angles} x {frames}^2, {name}"
+        scale = 1 / np.sqrt(np.diag(jtj))
+        close(ne.jtj * scale * scale[:, None], jtj * scale * scale[:, None], what)
+        close(ne.jtr * scale, jtr * scale, what)
+        close(ne.chi2, chi2, what)
+    return [
+        harness.Arm("ours", lambda: jax.block_until_ready(upper(p, measured))),
+        harness.Arm("ours, compared", lambda: jax.block_until_ready(compared(p, measured))),
+        harness.Arm("theirs", lambda: jax.block_until_ready(theirs(p, t, phi, measured, SIGMA))),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
+    quick = parser.parse_args().quick
+    jax.config.update("jax_enable_x64", True)
+    jk.performance.tune_host_allocator()
+    work = [
+        ("g2, 23 x 400^2", 23 * 400**2, 8.0, g2_arms(23, 400), 15),
+        ("normal equations, 23 x 400^2, 53 parameters", 23 * 400**2, 500.0,
+         normal_arms(23, 400, "individual"), 5),
+        ("normal equations, 3 x 1000^2, 13 parameters", 3 * 1000**2, 100.0,
+         normal_arms(3, 1000, "individual"), 7),
+    ]  # fmt: skip
+    rows, record = [], {}
+    for name, points, bar, arms, rounds in work:
+        harness.interleave(arms, rounds=3 if quick else rounds, warmup=1)
+        theirs = arms[-1]
+        for arm in arms[:-1]:
+            ratio = theirs.median / arm.median
+            low, high = theirs.spread[0] / arm.spread[1], theirs.spread[1] / arm.spread[0]
+            label = name + arm.name.removeprefix("ours")
+            verdict = "reached" if ratio >= bar else "**below**"
+            rows.append(
+                f"| {label} | {theirs.median * 1e3:,.1f} | {arm.median * 1e3:,.2f} | "
+                f"{points / arm.median / 1e6:,.0f} | {ratio:,.1f} ({low:,.1f} to {high:,.1f}) | "
+                f"{bar:g} | {verdict} |"
+            )
+        record[name] = {"points": points, "bar": bar, "seconds": {a.name: a.seconds for a in arms}}
+    text = "\n".join(
+        [
+            "| work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (quartiles) | bar | |",
+            "|---|--:|--:|--:|--:|--:|---|",
+            *rows,
+        ]
+    )
+    print(f"\n{text}")
+    if quick:
+        return
+    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
+    head = f"{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
+        f"{k} {v}" for k, v in versions.items()
+    )
+    body = f"# XPCS kernels\n\n{head}. Medians; every point of a data set counts.\n\n{text}\n"
+    record = {"machine": machine, "versions": versions, "work": record}
+    print(f"wrote {harness.write('xpcs-kernels', record, body)}")
+
+
+if __name__ == "__main__":
+    main()

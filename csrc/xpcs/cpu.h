@@ -1,0 +1,48 @@
+// The CPU entries of the XPCS kernels: many angles in one parallel loop.
+#ifndef JAXKERN_XPCS_CPU_H_
+#define JAXKERN_XPCS_CPU_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/parallel.h"
+#include "xpcs/plan.h"
+
+namespace jaxkern::xpcs {
+
+// The tables of order n of some angles, in double and padded, and what is known of them.
+class PhaseTables {
+ public:
+  // a[k] and x[k] hold n values of angle k. Where power is 0, x is not read.
+  PhaseTables(const Executor& executor, int64_t n, int32_t power, const std::vector<Reals>& a,
+              const std::vector<Reals>& x);
+  const Phases& operator[](int64_t angle) const { return phases_[angle]; }
+
+ private:
+  std::vector<double> values_;
+  std::vector<Phases> phases_;
+};
+
+// Copies `count` tables of n values into doubles with kPadding zeros behind each.
+std::vector<double> padded(const Reals& tables, int64_t count, int64_t n);
+
+// states[k] = initial[k] + the sums of work[k]'s row blocks, one after the other; [layout.size()].
+void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
+                      const std::vector<double*>& states);
+
+// Runs a matrix op over every angle. The cotangent also writes sums[k] = {of the contrast, of the
+// offset}.
+void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
+            double (*sums)[2] = nullptr);
+
+// g2 of the points index[m] = (angle, i, j), from the caller's arrays; NaN where one is outside.
+struct PointWork {
+  int64_t n = 0, angles = 0;
+  int32_t power = 4;
+  Reals a, x, contrast, offset;  // [n], [angles, n], [angles], [angles]
+};
+double point(const PointWork& work, const int32_t index[3]);
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_CPU_H_

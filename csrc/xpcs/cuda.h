@@ -1,0 +1,25 @@
+// The CUDA entries of the XPCS ops: launches on a stream, without FFI types.
+#ifndef JAXKERN_XPCS_CUDA_H_
+#define JAXKERN_XPCS_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include "xpcs/cuda_cotangent.h"
+#include "xpcs/cuda_matrix.h"
+#include "xpcs/cuda_normal.h"
+#include "xpcs/cuda_points.h"
+#include "xpcs/cuda_tables.h"
+
+namespace jaxkern::xpcs {
+
+// Each enqueues the angles' tables first, then its own kernels.
+cudaError_t launch_matrix(MatrixOp op, const MatrixCall& call, cudaStream_t stream);
+cudaError_t launch_cotangent(const CotangentCall& call, cudaStream_t stream);
+// `blocks` holds the sums of `chunk` angles, which are worked on together.
+cudaError_t launch_normal(NormalCall call, int64_t chunk, cudaStream_t stream);
+
+cudaError_t launch_points(const PointCall& call, cudaStream_t stream);
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_CUDA_H_

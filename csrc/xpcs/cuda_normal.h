@@ -1,0 +1,370 @@
+// The body of the CUDA normal equations, as host and device functions of a flat index and a
+// thread's number. A block sums kRowBlock rows and a slice of the columns of one angle; a thread
+// owns columns and walks down the rows with its sums in registers. A kernel calls, with a barrier
+// between the steps,
+//
+//   load         the rows' frames and tables; a block that is not active ends here
+//   accumulate   the thread's points
+//   stage, fold  kStaged sums at a time: of the threads, in a fixed order, to scratch
+//
+// and then a second kernel, `add_blocks`, adds the slices of a row block and the row blocks to the
+// initial state one after the other. Slices depend on n only, so a split of the rows at a multiple
+// of kRowBlock gives the identical bits.
+#ifndef JAXKERN_XPCS_CUDA_NORMAL_H_
+#define JAXKERN_XPCS_CUDA_NORMAL_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+#include "xpcs/cuda_columns.h"
+#include "xpcs/cuda_tables.h"
+
+namespace jaxkern::xpcs {
+
+constexpr int32_t kNormalThreads = 128;
+constexpr int32_t kStaged = 16;                         // sums that are folded together
+constexpr int32_t kFolders = kNormalThreads / kStaged;  // threads that share the fold of a sum
+constexpr int64_t kLeastSlice = 256;
+constexpr int64_t kMostSlices = 8;
+
+// One launch: angles [first, first + count).
+struct NormalCall {
+  AngleCall angle;
+  StateLayout layout;
+  DataType data_type;
+  Loss loss;
+  Symmetric symmetric;
+  int64_t first, count;
+  double* blocks;  // [count][row blocks][slices][layout.size()]
+  void* state;     // [samples, layout.size()]
+};
+
+JAXKERN_HD int64_t row_blocks(const NormalCall& call) {
+  return (call.angle.rows + kRowBlock - 1) / kRowBlock;
+}
+
+JAXKERN_HD int64_t slice_columns(int64_t n) {
+  const int64_t slices = (n + kLeastSlice - 1) / kLeastSlice;
+  const int64_t used = slices < kMostSlices ? slices : kMostSlices;
+  const int64_t columns = used > 0 ? (n + used - 1) / used : kLeastSlice;
+  return (columns + kNormalThreads - 1) / kNormalThreads * kNormalThreads;
+}
+
+JAXKERN_HD int64_t slices_of(int64_t n) { return (n + slice_columns(n) - 1) / slice_columns(n); }
+
+template <typename Columns>
+JAXKERN_HD int64_t normal_units(const NormalCall& call) {
+  return call.count * row_blocks(call) * slices_of(call.angle.n) * Columns::parts(call.layout);
+}
+
+// Whether a slice has points that count in rows from `row` on: left of an upper triangle are none.
+JAXKERN_HD bool slice_counts(const NormalCall& call, int64_t slice, int64_t row) {
+  return call.symmetric == Symmetric::kNo || (slice + 1) * slice_columns(call.angle.n) > row + 1;
+}
+
+JAXKERN_HD double* block_sums(const NormalCall& call, int64_t sample, int64_t block,
+                              int64_t slice) {
+  return call.blocks +
+         (((sample - call.first) * row_blocks(call) + block) * slices_of(call.angle.n) + slice) *
+             call.layout.size();
+}
+
+// A point's data and sigma, and those of its mirror image where they are compared: bits as they lie
+// in memory, so that nothing waits for a load before the values are needed.
+struct Measured {
+  uint64_t data, other, sigma, other_sigma;
+};
+
+JAXKERN_HD uint64_t load_bits(const void* from, int32_t bytes, int64_t at) {
+  if (bytes == 8) return static_cast<const uint64_t*>(from)[at];
+  if (bytes == 4) return static_cast<const uint32_t*>(from)[at];
+  return static_cast<const uint16_t*>(from)[at];
+}
+
+JAXKERN_HD double double_of(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+JAXKERN_HD double real_of(uint64_t bits, bool single) {
+  return single ? static_cast<double>(float_from_bits(static_cast<uint32_t>(bits)))
+                : double_of(bits);
+}
+
+JAXKERN_HD double data_of(const NormalCall& call, const Angle& angle, uint64_t bits) {
+  switch (call.data_type) {
+    case DataType::kF64:
+      return double_of(bits);
+    case DataType::kF32:
+      return real_of(bits, true);
+    case DataType::kF16:
+      return float16_to_float(static_cast<uint16_t>(bits));
+    case DataType::kU16:
+      break;
+  }
+  return angle.zero + angle.step * static_cast<uint16_t>(bits);
+}
+
+// Where the measured values of one angle are.
+struct Sources {
+  const char* data;
+  const char* sigma;  // null where one sigma is all points'
+  int32_t data_bytes, sigma_bytes;
+  bool compared;  // with the mirror image; then all rows are there
+};
+
+JAXKERN_HD Sources sources_of(const NormalCall& call, const Angle& angle) {
+  Sources s = {};
+  s.data_bytes = call.data_type == DataType::kF64 ? 8 : call.data_type == DataType::kF32 ? 4 : 2;
+  s.sigma_bytes = call.angle.single ? 4 : 8;
+  s.data = static_cast<const char*>(call.angle.operands.data[kData]) + angle.data * s.data_bytes;
+  if (call.angle.sigma_rank == 2) {
+    s.sigma = static_cast<const char*>(call.angle.operands.data[kSigma]) +
+              angle.sigma_matrix * s.sigma_bytes;
+  }
+  s.compared = call.symmetric == Symmetric::kAuto;
+  return s;
+}
+
+// The point at `at`, and its mirror image at `turned`.
+JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t turned) {
+  Measured m = {load_bits(s.data, s.data_bytes, at), 0, 0, 0};
+  if (s.sigma != nullptr) m.sigma = load_bits(s.sigma, s.sigma_bytes, at);
+  if (s.compared) {
+    m.other = load_bits(s.data, s.data_bytes, turned);
+    if (s.sigma != nullptr) m.other_sigma = load_bits(s.sigma, s.sigma_bytes, turned);
+  }
+  return m;
+}
+
+// Adds `times` of a point with residual r, unless its sigma says that it counts for nothing.
+template <bool kRobust>
+JAXKERN_HD void weigh(const NormalCall& call, double f_scale, double r, double sigma,
+                      double inverse, int32_t times, Weight& w) {
+  if (!(sigma > kLeastSigma)) return;  // NaN too
+  const double scaled = r * inverse;
+  double om = times * (inverse * inverse);
+  w.chi2 += times * (scaled * scaled);
+  if (kRobust) {
+    const double z = scaled / f_scale;
+    const LossValue loss = loss_value(call.loss, z * z);
+    om *= loss.slope;
+    w.cost += times * f_scale * f_scale * loss.rho;
+  }
+  w.om += om;
+  w.b += om * r;
+  w.count += times;
+}
+
+// A mirrored pair is one point of the upper triangle: twice the same, or two residuals of one
+// model, which is symmetric, as are its derivatives. `inverse` is of the angle's own sigma.
+template <bool kRobust>
+JAXKERN_HD Weight weight_of(const NormalCall& call, const Angle& angle, double model,
+                            double inverse, const Measured& m) {
+  Weight w = {};
+  const bool matrix = call.angle.sigma_rank == 2, single = call.angle.single;
+  const double data = data_of(call, angle, m.data);
+  const double sigma = matrix ? real_of(m.sigma, single) : angle.sigma;
+  bool paired = call.symmetric == Symmetric::kYes;
+  double other = 0, other_sigma = sigma;
+  if (call.symmetric == Symmetric::kAuto) {
+    other = data_of(call, angle, m.other);
+    if (matrix) other_sigma = real_of(m.other_sigma, single);
+    paired = data == other && sigma == other_sigma;
+  }
+  weigh<kRobust>(call, angle.f_scale, data - model, sigma, matrix ? 1 / sigma : inverse,
+                 paired ? 2 : 1, w);
+  if (paired) {
+    w.mirrored = w.count;
+  } else if (call.symmetric == Symmetric::kAuto) {
+    weigh<kRobust>(call, angle.f_scale, other - model, other_sigma,
+                   matrix ? 1 / other_sigma : inverse, 1, w);
+  }
+  return w;
+}
+
+template <typename Columns, bool kRobust>
+struct NormalBody {
+  static constexpr int32_t kEntries = Columns::kEntries + kTailSums;
+  static constexpr int32_t kFolds = (kEntries + kStaged - 1) / kStaged;
+  static constexpr int32_t kTables = Columns::kTables > 0 ? Columns::kTables : 1;
+
+  struct Shared {
+    Frame frame[kRowBlock];
+    double table[kTables][kRowBlock];
+    uint8_t counts[kRowBlock];
+    double staged[kStaged][kNormalThreads + 1];
+    double folded[kStaged][kFolders];
+  };
+  struct Thread {
+    int64_t sample, block, slice, row0;
+    typename Columns::Part part;
+    int32_t rows;
+    bool active;  // first_row lies in the matrix, and points of the slice count
+    bool tail;    // of the parts of a block, this one writes the state's last entries
+    typename Columns::Sums sums;
+    double chi2, cost;
+    int32_t count, mirrored;
+  };
+
+  JAXKERN_HD void load(const NormalCall& call, int64_t flat, int32_t thread, Shared& shared,
+                       Thread& state) {
+    const int64_t n = call.angle.n, slices = slices_of(n);
+    const int32_t parts = Columns::parts(call.layout);
+    JAXKERN_UNROLL
+    for (int32_t e = 0; e < Columns::kEntries; ++e) state.sums.entry[e] = 0;
+    state.chi2 = state.cost = 0;
+    state.count = state.mirrored = 0;
+    state.part = Columns::part_of(static_cast<int32_t>(flat % parts));
+    state.tail = flat % parts == 0;
+    state.slice = flat / parts % slices;
+    state.sample = call.first + flat / parts / slices % call.count;
+    state.block = flat / parts / slices / call.count;  // the longest rows start first
+    const Angle& angle = call.angle.angles[state.sample];
+    state.row0 = angle.first_row + state.block * kRowBlock;
+    state.active = angle.first_row >= 0 && slice_counts(call, state.slice, state.row0);
+    const int64_t left = call.angle.rows - state.block * kRowBlock;
+    state.rows = static_cast<int32_t>(left < kRowBlock ? left : kRowBlock);
+    if (!state.active) return;
+    const double* const tables = tables_of(call.angle, state.sample);
+    if (thread < state.rows) {
+      shared.frame[thread] = frame_at(tables, n, call.angle.power, state.row0 + thread);
+      shared.counts[thread] = keep(call, angle, state.row0 + thread);
+    }
+    for (int32_t e = thread; e < Columns::kTables * kRowBlock; e += kNormalThreads) {
+      const int32_t k = e / kRowBlock, i = e % kRowBlock;
+      const int32_t table = Columns::table(call.layout, state.part, k);
+      shared.table[k][i] =
+          table < 0 || i >= state.rows ? 0 : tables[(kTableTangents + table) * n + state.row0 + i];
+    }
+  }
+
+  JAXKERN_HD uint8_t keep(const NormalCall& call, const Angle& angle, int64_t i) {
+    return static_cast<const uint8_t*>(call.angle.operands.data[kKeep])[angle.keep + i] != 0;
+  }
+
+  JAXKERN_HD void accumulate(const NormalCall& call, int32_t thread, const Shared& shared,
+                             Thread& state) {
+    const int64_t n = call.angle.n, columns = slice_columns(n);
+    const Angle angle = call.angle.angles[state.sample];
+    const Sources sources = sources_of(call, angle);
+    const double* const tables = tables_of(call.angle, state.sample);
+    const double inverse = 1 / angle.sigma;
+    const int64_t end = n < (state.slice + 1) * columns ? n : (state.slice + 1) * columns;
+    for (int64_t j = state.slice * columns + thread; j < end; j += kNormalThreads) {
+      int32_t rows = state.rows;
+      if (call.symmetric != Symmetric::kNo && j - state.row0 < rows) {
+        rows = static_cast<int32_t>(j > state.row0 ? j - state.row0 : 0);
+      }
+      if (rows == 0 || !keep(call, angle, j)) continue;
+      const Frame column = frame_at(tables, n, call.angle.power, j);
+      double of_column[kTables];
+      JAXKERN_UNROLL
+      for (int32_t k = 0; k < Columns::kTables; ++k) {
+        const int32_t table = Columns::table(call.layout, state.part, k);
+        of_column[k] = table < 0 ? 0 : tables[(kTableTangents + table) * n + j];
+      }
+      // The next row's data is on its way while this one's is used.
+      int64_t at = (state.row0 - angle.first_row) * n + j, turned = j * n + state.row0;
+      Measured next = measured_at(sources, at, turned);
+      JAXKERN_ROLLED
+      for (int32_t i = 0; i < rows; ++i) {
+        const Measured now = next;
+        if (i + 1 < rows) next = measured_at(sources, at += n, ++turned);
+        if (!shared.counts[i] || state.row0 + i == j) continue;
+        const Frame row = shared.frame[i];
+        const Point p =
+            point_of<Columns::kSlopes>(call.angle.power, row, column, decay_of(row, column));
+        const double model = angle.offset + angle.contrast * p.f;
+        const Weight w = weight_of<kRobust>(call, angle, model, inverse, now);
+        if (w.count == 0) continue;
+        Columns::add(
+            call.layout, state.part, p, w, [&](int32_t k) { return shared.table[k][i]; },
+            [&](int32_t k) { return of_column[k]; }, state.sums);
+        state.chi2 += w.chi2;
+        if (kRobust) state.cost += w.cost;
+        state.count += w.count;
+        state.mirrored += w.mirrored;
+      }
+    }
+  }
+
+  // Sum e of the thread; e is known when this is compiled.
+  JAXKERN_HD double entry(const Thread& state, int32_t e) {
+    if (e < Columns::kEntries) return state.sums.entry[e];
+    switch (e - Columns::kEntries) {
+      case 0:
+        return state.chi2;
+      case 1:
+        return kRobust ? state.cost : state.chi2;
+      case 2:
+        return state.count;
+      case 3:
+        return state.mirrored;
+    }
+    return 0;
+  }
+
+  JAXKERN_HD void stage(int32_t fold, int32_t thread, const Thread& state, Shared& shared) {
+    JAXKERN_UNROLL
+    for (int32_t e = 0; e < kStaged; ++e) {
+      shared.staged[e][thread] = entry(state, fold * kStaged + e);
+    }
+  }
+
+  JAXKERN_HD void fold(int32_t thread, Shared& shared) {
+    const int32_t e = thread / kFolders, part = thread % kFolders;
+    double sum = 0;
+    for (int32_t t = part; t < kNormalThreads; t += kFolders) sum += shared.staged[e][t];
+    shared.folded[e][part] = sum;
+  }
+
+  JAXKERN_HD void write(const NormalCall& call, int32_t fold, int32_t thread, const Thread& state,
+                        const Shared& shared) {
+    const int32_t e = fold * kStaged + thread;
+    if (thread >= kStaged || e >= kEntries) return;
+    int32_t place;
+    if (e < Columns::kEntries) {
+      place = Columns::place(call.layout, state.part, e);
+    } else {
+      place = state.tail ? call.layout.chi2() + e - Columns::kEntries : -1;
+    }
+    if (place < 0) return;
+    double sum = 0;
+    for (int32_t p = 0; p < kFolders; ++p) sum += shared.folded[thread][p];
+    block_sums(call, state.sample, state.block, state.slice)[place] = sum;
+  }
+};
+
+JAXKERN_HD int64_t state_items(const NormalCall& call) { return call.count * call.layout.size(); }
+
+// One entry of one angle's state: NaN where first_row is outside the matrix.
+JAXKERN_HD void add_blocks(const NormalCall& call, int64_t flat) {
+  const int32_t size = call.layout.size(), e = static_cast<int32_t>(flat % size);
+  const int64_t sample = call.first + flat / size;
+  const Angle& angle = call.angle.angles[sample];
+  double value = NAN;
+  if (angle.first_row >= 0) {
+    value = Reals{call.angle.operands.data[kInitial], call.angle.single}[angle.initial + e];
+    for (int64_t block = 0; block < row_blocks(call); ++block) {
+      double sum = 0;
+      for (int64_t slice = 0; slice < slices_of(call.angle.n); ++slice) {
+        if (!slice_counts(call, slice, angle.first_row + block * kRowBlock)) continue;
+        sum += block_sums(call, sample, block, slice)[e];
+      }
+      value += sum;
+    }
+  }
+  if (call.angle.single) {
+    static_cast<float*>(call.state)[sample * size + e] = static_cast<float>(value);
+  } else {
+    static_cast<double*>(call.state)[sample * size + e] = value;
+  }
+}
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_CUDA_NORMAL_H_

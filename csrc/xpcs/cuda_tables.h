@@ -1,0 +1,178 @@
+// What the CUDA kernels read of each angle: its tables of order n in double, with the sines and
+// cosines of X, and its scalars. One launch before the others makes them in scratch memory, so
+// that nothing of order n^2 meets a batch axis, a float32 operand or a sine.
+#ifndef JAXKERN_XPCS_CUDA_TABLES_H_
+#define JAXKERN_XPCS_CUDA_TABLES_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/batch_set.h"
+#include "core/host_device.h"
+#include "xpcs/arithmetic.h"
+#include "xpcs/plan.h"
+
+namespace jaxkern::xpcs {
+
+// The operands of all ops but g2_at; those that an op lacks are null.
+enum AngleOperand : int {
+  kPhaseA,
+  kPhaseX,
+  kTablesA,  // tangents_A, or dA as one table
+  kTablesX,
+  kContrast,
+  kOffset,
+  kTangentContrast,
+  kTangentOffset,
+  kData,  // or a cotangent
+  kSigma,
+  kQuantization,
+  kKeep,
+  kFScale,
+  kFirstRow,
+  kInitial,
+  kAngleOperands
+};
+
+// The scalars of an angle, and where its large operands begin, in their elements.
+struct Angle {
+  double contrast, offset, tangent_contrast, tangent_offset;
+  double sigma, step, zero, f_scale;
+  int64_t data, sigma_matrix, keep, initial;
+  int64_t first_row;  // -1: outside the matrix
+};
+
+struct AngleCall {
+  BatchSet<kAngleOperands> operands;
+  bool single = false;  // the reals are float, not double
+  int32_t power = 4;
+  int32_t tables_a = 0, tables_x = 0;
+  int32_t sigma_rank = 0;
+  int64_t n = 0, rows = 0, samples = 0;
+  Angle* angles = nullptr;   // [samples]
+  double* tables = nullptr;  // [samples][4 + tables_a + tables_x][n]
+};
+
+// Places of an angle's tables; those of the tangents follow.
+enum Table : int { kTableA, kTableX, kTableSin, kTableCos, kTableTangents };
+
+JAXKERN_HD int64_t tables_size(const AngleCall& call) {
+  return (kTableTangents + call.tables_a + call.tables_x) * call.n;
+}
+
+JAXKERN_HD const double* tables_of(const AngleCall& call, int64_t sample) {
+  return call.tables + sample * tables_size(call);
+}
+
+JAXKERN_HD int64_t angle_items(const AngleCall& call) {
+  return call.samples * (call.n > 0 ? call.n : 1);
+}
+
+JAXKERN_HD double operand_real(const AngleCall& call, const BatchOffsets<kAngleOperands>& at,
+                               AngleOperand which, int64_t index, double absent) {
+  if (call.operands.data[which] == nullptr) return absent;
+  return Reals{call.operands.data[which], call.single}[at.element[which] + index];
+}
+
+// Frame `flat % n` of angle `flat / n`; the first frame's thread also writes the scalars.
+JAXKERN_HD void prepare_angle(const AngleCall& call, int64_t flat) {
+  const int64_t n = call.n, sample = n > 0 ? flat / n : flat, i = n > 0 ? flat % n : 0;
+  const BatchOffsets<kAngleOperands> at = batch_offsets(call.operands, sample);
+  if (i == 0) {
+    Angle angle = {};
+    angle.contrast = operand_real(call, at, kContrast, 0, 0);
+    angle.offset = operand_real(call, at, kOffset, 0, 0);
+    angle.tangent_contrast = operand_real(call, at, kTangentContrast, 0, 0);
+    angle.tangent_offset = operand_real(call, at, kTangentOffset, 0, 0);
+    angle.sigma = call.sigma_rank == 0 ? operand_real(call, at, kSigma, 0, 1) : 1;
+    angle.step = operand_real(call, at, kQuantization, 0, 1);
+    angle.zero = operand_real(call, at, kQuantization, 1, 0);
+    angle.f_scale = operand_real(call, at, kFScale, 0, 1);
+    angle.data = at.element[kData];
+    angle.sigma_matrix = at.element[kSigma];
+    angle.keep = at.element[kKeep];
+    angle.initial = at.element[kInitial];
+    if (call.operands.data[kFirstRow] != nullptr) {
+      const int64_t row =
+          static_cast<const int32_t*>(call.operands.data[kFirstRow])[at.element[kFirstRow]];
+      angle.first_row = row < 0 || row > n - call.rows ? -1 : row;
+    }
+    call.angles[sample] = angle;
+  }
+  if (n == 0) return;
+  double* const tables = call.tables + sample * tables_size(call);
+  tables[kTableA * n + i] = operand_real(call, at, kPhaseA, i, 0);
+  if (call.power != 0) {
+    const double x = operand_real(call, at, kPhaseX, i, 0);
+    tables[kTableX * n + i] = x;
+    tables[kTableSin * n + i] = sin(x);
+    tables[kTableCos * n + i] = cos(x);
+  }
+  for (int32_t k = 0; k < call.tables_a; ++k) {
+    tables[(kTableTangents + k) * n + i] = operand_real(call, at, kTablesA, k * n + i, 0);
+  }
+  for (int32_t k = 0; k < call.tables_x; ++k) {
+    tables[(kTableTangents + call.tables_a + k) * n + i] =
+        operand_real(call, at, kTablesX, k * n + i, 0);
+  }
+}
+
+// One frame's phases.
+struct Frame {
+  double a, x, sin_x, cos_x;
+};
+
+JAXKERN_HD Frame frame_at(const double* tables, int64_t n, int32_t power, int64_t i) {
+  Frame frame = {tables[kTableA * n + i], 0, 0, 1};
+  if (power != 0) {
+    frame.x = tables[kTableX * n + i];
+    frame.sin_x = tables[kTableSin * n + i];
+    frame.cos_x = tables[kTableCos * n + i];
+  }
+  return frame;
+}
+
+// The shear factor of a pair and its derivative by X_i - X_j.
+struct Shear {
+  double factor, slope;
+};
+
+template <bool kSlopes>
+JAXKERN_HD Shear shear_of(int32_t power, const Frame& i, const Frame& j) {
+  if (power == 0) return {1, 0};
+  const double dx = i.x - j.x;
+  double sinc, slope = 0;
+  if (fabs(dx) < kSeriesBelow) {
+    sinc = sinc_series(dx);
+    if (kSlopes) slope = sinc_slope_series(dx);
+  } else {
+    const double inverse = 1 / dx;
+    sinc = (i.sin_x * j.cos_x - i.cos_x * j.sin_x) * inverse;
+    if (kSlopes) slope = ((i.cos_x * j.cos_x + i.sin_x * j.sin_x) - sinc) * inverse;
+  }
+  const double square = sinc * sinc, lower = power == 2 ? 1 : square;
+  return {square * lower, kSlopes ? power * (sinc * slope) * lower : 0};
+}
+
+// f, and the derivatives by A_i - A_j and by X_i - X_j, from exp(-2 |A_i - A_j|).
+struct Point {
+  double f, a, h;
+};
+
+template <bool kSlopes>
+JAXKERN_HD Point point_of(int32_t power, const Frame& i, const Frame& j, double decay) {
+  const Shear shear = shear_of<kSlopes>(power, i, j);
+  Point point = {decay * shear.factor, 0, 0};
+  if (kSlopes) {
+    const double d = i.a - j.a;
+    point.a = d > 0 ? -2 * point.f : d < 0 ? 2 * point.f : 0 * d;  // NaN stays NaN
+    point.h = decay * shear.slope;
+  }
+  return point;
+}
+
+JAXKERN_HD double decay_of(const Frame& i, const Frame& j) { return exp(-2 * fabs(i.a - j.a)); }
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_CUDA_TABLES_H_

@@ -1,0 +1,84 @@
+// One angle's work, as plain pointers and sizes that a handler has checked.
+#ifndef JAXKERN_XPCS_PLAN_H_
+#define JAXKERN_XPCS_PLAN_H_
+
+#include <cstdint>
+
+#include "xpcs/arithmetic.h"
+
+namespace jaxkern::xpcs {
+
+// Columns that are worked on together, and the room behind each table that lets a vector loop run
+// over its end.
+constexpr int64_t kTile = 128;
+constexpr int64_t kPadding = kTile;
+
+// A real array of the caller, in either precision.
+struct Reals {
+  const void* data = nullptr;
+  bool single = false;  // float, not double
+
+  JAXKERN_HD_MEMBER double operator[](int64_t i) const {
+    return single ? static_cast<double>(static_cast<const float*>(data)[i])
+                  : static_cast<const double*>(data)[i];
+  }
+};
+
+// Tables of order n in double, each of n + kPadding values (zeros behind the end), from `prepare`.
+struct Phases {
+  int64_t n = 0;
+  int32_t power = 4;       // 0, 2 or 4
+  bool increasing = true;  // A[0] < A[1] < ...: the sign of every difference is known
+  const double* a = nullptr;
+  const double* x = nullptr;  // null where power is 0, as the next two
+  const double* sin_x = nullptr;
+  const double* cos_x = nullptr;
+};
+
+// Rows [first_row, first_row + rows) of one angle's normal equations.
+struct NormalWork {
+  Phases phases;
+  StateLayout layout{};
+  const double* tables = nullptr;  // [tables_a + tables_x][n + kPadding]
+  const uint8_t* keep = nullptr;   // [n]
+  const int64_t* kept = nullptr;   // [n + 1]: how many frames before each are kept
+  double contrast = 0, offset = 0;
+
+  int64_t first_row = 0, rows = 0;
+  const void* data = nullptr;  // [rows, n]
+  DataType data_type = DataType::kF64;
+  double step = 1, zero = 0;  // of u16 data
+
+  double sigma = 1;           // where sigma_matrix is null
+  Reals sigma_matrix;         // [rows, n]
+  Loss loss = Loss::kLinear;  // scaled by f_scale
+  double f_scale = 1;
+  Symmetric symmetric = Symmetric::kNo;
+
+  JAXKERN_HD_MEMBER int64_t stride() const { return phases.n + kPadding; }
+};
+
+// What a matrix op writes or reads for each point of one angle.
+struct MatrixWork {
+  Phases phases;
+  bool single = false;  // of the matrices below
+  double contrast = 0, offset = 0;
+  void* out = nullptr;         // [n, n]
+  const void* data = nullptr;  // [n, n]: data, or a cotangent
+  // Tangents, [n + kPadding] each, or null.
+  const double* tangent_a = nullptr;
+  const double* tangent_x = nullptr;
+  double tangent_contrast = 0, tangent_offset = 0;
+  // Of the residual.
+  double sigma = 1;
+  const void* sigma_matrix = nullptr;  // [n, n] or null
+  // Of the cotangent: [n] each, and the block's share of the other two.
+  double* phase_a = nullptr;
+  double* phase_x = nullptr;
+};
+
+enum class MatrixOp { kG2, kTangent, kResidual, kCotangent };
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_PLAN_H_

@@ -1,0 +1,199 @@
+"""Checkpoints: would catch a file that can be torn, believed though damaged, or resumed wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fit_problems as problems
+import numpy as np
+import pytest
+from fit_checks import model_of
+
+import jaxkern as jk
+from jaxkern.xpcs import checkpoint
+from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
+
+N = 64
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptedSource:
+    """Raises after a number of reads, as a killed process would end there."""
+
+    symmetric = True
+
+    def __init__(self, data, reads=None):
+        self.shape, self.dtype, self._data, self._left = data.shape, data.dtype, data, reads
+        self.reads = 0
+
+    def read(self, angle, first_row, stop_row):
+        self.reads += 1
+        if self._left is not None and self.reads > self._left:
+            raise Interrupted
+        return self._data[angle, first_row:stop_row]
+
+
+def options(folder, **changed):
+    return jk.xpcs.StreamingOptions(
+        **{
+            "enable_checkpoints": True,
+            "checkpoint_frequency": 1,
+            "checkpoint_dir": folder,
+            "max_checkpoint_overhead": 1.0,
+            "chunk_points": 32 * N,
+            **changed,
+        }
+    )
+
+
+def run(case, source, folder, **changed):
+    arguments = {"p0": problems.START, "strategy": "STREAMING", "progress": False, **changed}
+    return jk.xpcs.fit(model_of(case), source, streaming=options(folder), **arguments)
+
+
+@pytest.fixture(scope="module")
+def case():
+    return problems.simulate(N, seed=41)
+
+
+@pytest.fixture
+def interrupted(case, tmp_path):
+    """A folder with the checkpoint of a fit that ended in its third pass."""
+    with pytest.raises(Interrupted):
+        run(case, InterruptedSource(case.data, 48 * 3 + 14), tmp_path)
+    return tmp_path
+
+
+def test_fifty_kills(tmp_path):
+    """SIGKILL at 50 moments, most of them inside a checkpoint's write: the same bits at the end."""
+    root = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(root / "killed_fit.py"), str(tmp_path), "50", "1"],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert sum(report["kills"].values()) == 50
+    assert all(count >= 5 for count in report["kills"].values())
+    assert report["ends"] >= 1
+    assert report["identical"] == report["ends"]
+    assert report["resumed"] >= 25
+
+
+def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):
+    whole = InterruptedSource(case.data)
+    straight = jk.xpcs.fit(
+        model_of(case),
+        whole,
+        p0=problems.START,
+        strategy="STREAMING",
+        streaming=jk.xpcs.StreamingOptions(chunk_points=32 * N),
+        progress=False,
+    )
+    rest = InterruptedSource(case.data)
+    found = run(case, rest, interrupted)
+    assert rest.reads < whole.reads - 10
+    assert found.popt.tobytes() == straight.popt.tobytes()
+    assert found.pcov.tobytes() == straight.pcov.tobytes()
+    assert (found.nfev, found.chi2) == (straight.nfev, straight.chi2)
+    assert list(interrupted.iterdir()) == []
+
+
+def test_damaged_files_are_refused(case, interrupted):
+    path = interrupted / "fit.checkpoint"
+    content = path.read_bytes()
+    for place in (20, len(content) // 2, len(content) - 1):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint"):
+            run(case, case.data, interrupted)
+    path.write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match="damaged: its checksum"):
+        run(case, case.data, interrupted)
+    path.write_bytes(b"something else")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        run(case, case.data, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"p0": problems.TRUTH}, "start"),
+        ({"sigma": 0.1}, "sigma"),
+        ({"loss": "huber"}, "loss"),
+        ({"scaling": "constant"}, "scaling"),
+        ({"ftol": 1e-3}, "tolerances"),
+        ({"keep": np.arange(N) != 5}, "frames"),
+        ({"strategy": "CHUNKED"}, "strategy"),
+    ],
+)
+def test_another_fit_is_refused(case, interrupted, changed, reason):
+    with pytest.raises(CheckpointError, match=f"belongs to another fit.*{reason}"):
+        run(case, InterruptedSource(case.data), interrupted, **changed)
+
+
+def test_other_data_or_software_are_refused(case, interrupted, monkeypatch):
+    with pytest.raises(CheckpointError, match="differs in data"):
+        run(case, InterruptedSource(case.data + 1e-12), interrupted)
+    monkeypatch.setattr(jk, "__version__", "0.0.0")
+    with pytest.raises(CheckpointError, match="differs in jaxkern"):
+        run(case, InterruptedSource(case.data), interrupted)
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    draw = np.random.default_rng(0)
+    path = tmp_path / "deep" / "fit.checkpoint"
+    log = PassLog(
+        points=[draw.normal(size=3) for _ in range(4)],
+        states=[draw.normal(size=(2, 7)) for _ in range(4)],
+        partial=PartialPass(draw.normal(size=3), draw.normal(size=(2, 7)), 5),
+        excluded=[(0, 3), (1, 2)],
+        start=draw.normal(size=3),
+        earlier=6,
+    )
+    checkpoint.save(path, {"a": [1, 2.5, None]}, log)
+    loaded = checkpoint.load(path, {"a": [1, 2.5, None]})
+    np.testing.assert_array_equal(loaded.points, log.points)
+    np.testing.assert_array_equal(loaded.states, log.states)
+    np.testing.assert_array_equal(loaded.partial.x, log.partial.x)
+    np.testing.assert_array_equal(loaded.partial.states, log.partial.states)
+    np.testing.assert_array_equal(loaded.start, log.start)
+    assert (loaded.partial.chunks, loaded.earlier, loaded.excluded) == (5, 6, [(0, 3), (1, 2)])
+    assert [p.name for p in path.parent.iterdir()] == ["fit.checkpoint"]
+
+
+def test_saving_takes_its_share_of_time_only(case, tmp_path):
+    """With the default share, checkpoints wait; without, there is one for every chunk."""
+    counted = []
+    save = checkpoint.save
+
+    def counting(*arguments):
+        counted.append(arguments)
+        save(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", counting)
+        run(case, InterruptedSource(case.data), tmp_path)
+        often = len(counted)
+        counted.clear()
+        jk.xpcs.fit(
+            model_of(case),
+            InterruptedSource(case.data),
+            p0=problems.START,
+            strategy="STREAMING",
+            streaming=options(tmp_path, max_checkpoint_overhead=1e-6),
+            progress=False,
+        )
+    assert often > 20
+    assert len(counted) == 1

@@ -1,0 +1,108 @@
+"""Data on several devices: would catch sums that miss a shard, rows that are placed wrongly."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import fit_problems as problems
+import jax
+import numpy as np
+import pytest
+from fit_checks import model_of
+
+import jaxkern as jk
+
+N = 64
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["mirrored", "not mirrored"])
+def case(request):
+    phi = np.array([0.0, 30.0, 60.0, 90.0])
+    return problems.simulate(N, seed=71, phi=phi, mirrored=request.param)
+
+
+def assert_same(found, wanted):
+    np.testing.assert_array_less(np.abs(found.popt - wanted.popt), 1e-6 * wanted.perr)
+    np.testing.assert_allclose(found.perr, wanted.perr, rtol=1e-7)
+    assert (found.count, found.independent_count) == (wanted.count, wanted.independent_count)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "names", "spec"),
+    [
+        ((4,), ("d",), ("d",)),
+        ((4,), ("d",), (None, "d")),
+        ((2, 2), ("a", "r"), ("a", "r")),
+        ((2, 2), ("a", "r"), (("a", "r"),)),
+        ((2, 2), ("a", "r"), (None, "r")),
+    ],
+)
+def test_four_devices_give_one_devices_result(case, shape, names, spec, explicit):
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
+    with jax.enable_x64(True):
+        data = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(*spec)))
+    wanted = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+    found = jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
+    assert_same(found, wanted)
+
+
+def test_sigma_point_by_point_is_sharded_with_the_data(case):
+    sigma = np.full(case.data.shape, 0.004)
+    sigma[:, :20] = 0.01
+    sigma = np.minimum(sigma, np.swapaxes(sigma, 1, 2))
+    mesh = jax.make_mesh((4,), ("d",))
+    where = jax.NamedSharding(mesh, jax.P(None, "d"))
+    with jax.enable_x64(True):
+        data, deviations = jax.device_put((case.data, sigma), where)
+    wanted = jk.xpcs.fit(model_of(case), case.data, sigma, problems.START, progress=False)
+    for given in (sigma, deviations):
+        found = jk.xpcs.fit(model_of(case), data, given, problems.START, progress=False)
+        assert_same(found, wanted)
+
+
+def test_what_cannot_be_done_is_said(case):
+    mesh = jax.make_mesh((4,), ("d",))
+    with jax.enable_x64(True):
+        columns = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(None, None, "d")))
+        broken = jax.device_put(
+            np.where(case.data == case.data[1, 2, 3], np.nan, case.data),
+            jax.NamedSharding(mesh, jax.P("d")),
+        )
+    with pytest.raises(ValueError, match="wanted a NamedSharding over angles or rows"):
+        jk.xpcs.fit(model_of(case), columns, progress=False)
+    with pytest.raises(jk.xpcs.BadDataError, match=r"sums of angles \[1\] are not finite"):
+        jk.xpcs.fit(model_of(case), broken, p0=problems.START, progress=False)
+
+
+def test_two_processes_give_one_devices_result(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).parent
+    program = root / "distributed_fit.py"
+    path = f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(k), str(port), str(tmp_path / f"{k}.npz")],
+            env={**os.environ, "PYTHONPATH": path},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors[-3000:]
+    case = problems.simulate(64, seed=71)
+    wanted = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+    first, second = (np.load(tmp_path / f"{k}.npz") for k in range(2))
+    assert first["local"] == second["local"] == 2
+    np.testing.assert_array_equal(first["popt"], second["popt"])
+    np.testing.assert_array_less(np.abs(first["popt"] - wanted.popt), 1e-6 * wanted.perr)
+    np.testing.assert_allclose(np.diag(first["pcov"]), wanted.perr**2, rtol=1e-6)

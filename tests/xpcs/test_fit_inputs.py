@@ -1,0 +1,136 @@
+"""Wrong arguments of a fit, each named with what was wanted; and warnings in the result."""
+
+from __future__ import annotations
+
+import fit_problems as problems
+import numpy as np
+import pytest
+from fit_checks import model_of
+
+import jaxkern as jk
+
+N = 40
+
+
+@pytest.fixture(scope="module")
+def case():
+    return problems.simulate(N, seed=61)
+
+
+def fit(case, data=None, **arguments):
+    return jk.xpcs.fit(
+        model_of(case),
+        case.data if data is None else data,
+        **{"p0": problems.START, "progress": False, **arguments},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": np.ones((3, 40, 39))}, r"\(3, 40, 39\); wanted \[n_phi, n, n\]"),
+        ({"data": np.ones((2, 40, 40))}, r"\(2, 40, 40\); wanted \(3, 40, 40\)"),
+        ({"data": np.ones((3, 40, 40), complex)}, "complex128; wanted real"),
+        ({"data": "c2.h5"}, "only .npy files are opened by their path"),
+        ({"sigma": np.ones(4)}, r"sigma has the shape \(4,\); wanted a number, \[3\]"),
+        ({"sigma": np.ones((3, 40, 1, 1))}, r"sigma has the shape \(3, 40, 1, 1\)"),
+        ({"sigma": -1.0}, "sigma holds -1"),
+        ({"sigma": [0.1, np.nan, 0.1]}, "sigma holds nan"),
+        ({"sigma": -np.ones((3, 40, 40))}, "sigma holds -1"),
+        ({"sigma": 1.0, "weights": 1.0}, "both sigma and weights"),
+        ({"weights": -1.0}, "weights holds -1"),
+        ({"p0": [1.0, 2.0]}, r"p0 has the shape \(2,\); wanted \[7\].*D0"),
+        ({"p0": {"D_0": 1.0}}, "'D_0'.*did you mean 'D0'"),
+        ({"p0": {"D0": np.nan}}, "wanted finite numbers"),
+        ({"p0": {"D0": 1.0}}, r"D0 = 1, outside its bounds 100 \.\. 100000"),
+        ({"contrast0": 3.0}, r"contrast\[0\] = 3, outside its bounds"),
+        ({"contrast0": [0.1, 0.2]}, "contrast0 is .*3 angles"),
+        ({"bounds": {"beta_0": (0, 1)}}, "'beta_0'.*did you mean 'beta'"),
+        ({"bounds": {"beta": (1, 0)}}, "bounds of beta are 1 and 0; wanted lower < upper"),
+        ({"bounds": (np.zeros(5), np.ones(5))}, r"lower bounds have the shape \(5,\)"),
+        ({"hold": ["D1"]}, "hold names the parameter 'D1'"),
+        ({"loss": "hubert"}, "loss is 'hubert'; wanted one of linear"),
+        ({"f_scale": 0.0}, "f_scale is 0.0"),
+        ({"scaling": "each"}, "scaling is 'each'"),
+        ({"strategy": "FAST"}, "strategy is 'FAST'; wanted one of STANDARD"),
+        ({"symmetric": "maybe"}, "symmetric is 'maybe'"),
+        ({"multistart": 0}, "multistart is 0"),
+        ({"keep": np.ones(39, bool)}, r"keep has the shape \(39,\)"),
+        ({"start_frame": 38}, "leave 2 of 40 frames"),
+        ({"quantization": (1.0, 0.0)}, "quantization is given for data of float64"),
+    ],
+)
+def test_wrong_arguments(case, arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        fit(case, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint_frequency": 0}, "checkpoint_frequency is 0"),
+        ({"max_checkpoint_overhead": 0.0}, "max_checkpoint_overhead is 0.0"),
+        ({"on_bad_chunk": "ignore"}, "on_bad_chunk is 'ignore'"),
+        ({"chunk_points": 0}, "chunk_points is 0"),
+    ],
+)
+def test_wrong_streaming_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        jk.xpcs.StreamingOptions(**options)
+
+
+def test_what_is_no_data():
+    with pytest.raises(TypeError, match="data is a object; wanted an array"):
+        jk.xpcs.as_source(object())
+    with pytest.raises(ValueError, match=r"data set 1 has the shape \(4, 5\)"):
+        jk.xpcs.as_source([np.ones((4, 4)), np.ones((4, 5))])
+
+
+def test_a_parameter_at_its_bound_is_reported(case):
+    found = fit(case, bounds={"alpha": (-0.9, 2.0), "contrast": (0.0, 0.9)})
+    assert found.popt[7] == pytest.approx(-0.9, abs=1e-4)
+    assert any("alpha is at its lower bound -0.9" in line for line in found.warnings)
+    assert sum("bound" in line for line in found.warnings) == 1
+
+
+def test_a_rank_deficient_fit_names_the_parameters():
+    """Two rates that only enter as their sum, and a parameter without any effect."""
+    import jax.numpy as jnp
+
+    n = 40
+    t = np.arange(n) * 1.0
+    geometry = jk.xpcs.Geometry(0.0054, None, 1.0, t, 0.0)
+
+    def phases(p):
+        return (p[0] + p[1]) * jnp.asarray(t) * 0.01 + 0.0 * p[2], jnp.zeros((1, n))
+
+    model = jk.xpcs.CustomModel(geometry, phases, ["fast", "slow", "idle"], shear_power=0)
+    clean = 1 + 0.3 * np.exp(-2 * np.abs(np.subtract.outer(t, t)) * 0.05)
+    noise = np.triu(np.random.default_rng(0).normal(size=(n, n)) * 0.003, 1)
+    found = jk.xpcs.fit(model, (clean + noise + noise.T)[None], p0=[2.0, 2.0, 1.0], progress=False)
+    assert found.physics[:2].sum() == pytest.approx(5.0, rel=0.05)
+    assert any("fast, slow trade off" in line for line in found.warnings)
+    assert any("do not depend on idle" in line for line in found.warnings)
+    assert np.isinf(found.perr[2:]).all()
+    assert np.isfinite(found.perr[:2]).all()
+
+
+def test_correlated_residuals_are_reported(case):
+    wave = 0.02 * np.sin(np.arange(N) / 4)
+    found = fit(case, case.data + wave[:, None] + wave)
+    assert any("neighbouring residuals are correlated" in line for line in found.warnings)
+    assert not any("correlated" in line for line in fit(case).warnings)
+
+
+def test_the_result_reads_well(case):
+    found = fit(case)
+    text = str(found)
+    for part in ("converged", "contrast[2]", "gamma_dot_t_offset", "1/s", "chi2", "compile"):
+        assert part in text
+    assert found.as_dict["D0"] == found.popt[6]
+    assert found.names[6:] == model_of(case).parameter_names
+    stopped = fit(case, max_nfev=2)
+    assert not stopped.success
+    assert "NOT converged" in str(stopped)
+    with pytest.raises(RuntimeError, match="did not converge"):
+        jk.xpcs.curve_fit(model_of(case), case.data, problems.START, max_nfev=2, progress=False)

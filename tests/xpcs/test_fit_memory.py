@@ -1,0 +1,61 @@
+"""Memory of a fit: would catch a copy of the data, a leak from pass to pass, a wrong estimate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fit_problems as problems
+import numpy as np
+import pytest
+
+import jaxkern as jk
+
+N = 2048  # 2 angles in float32: 32 MiB
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("memory") / "c2.npy"
+    data = np.empty((2, N, N), np.float32)
+    for k in range(2):
+        data[k] = problems.correlation(problems.TRUTH, [0.3], [1.0], N, problems.PHI[k : k + 1])[0]
+    data += 0.01 * np.random.default_rng(0).standard_normal(data.shape, np.float32)
+    np.save(path, data)
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["LARGE", "CHUNKED", "STREAMING"])
+def test_estimate_holds(stored, strategy):
+    """Anonymous memory that the fit adds, against what `estimate_memory` says it will."""
+    root = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(root / "memory_fit.py"), str(stored), strategy],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    estimate = jk.xpcs.estimate_memory(
+        2 * N * N,
+        11,
+        n_phi=2,
+        itemsize=4,
+        in_memory=strategy != "STREAMING",
+        strategy=strategy,
+    )
+    added = max(*seen["samples"], seen["peak"]) - seen["before"]
+    assert added < 1.3 * estimate.fit * 2**30
+    assert added > 0.3 * estimate.fit * 2**30
+    if strategy != "LARGE":
+        assert added < 32 * MIB + 1.3 * jk.xpcs.estimate_memory(1, 1).fit * 2**30
+    # After the first pass has been compiled, memory stays.
+    steady = np.array(seen["samples"][len(seen["samples"]) * 2 // 3 :])
+    assert steady.std() < 0.2 * steady.mean()
+    assert seen["peak"] >= 0.9 * steady.mean()

@@ -1,0 +1,194 @@
+"""The XPCS handlers are a trust boundary: a serialized program may call them with anything.
+
+Would catch: a read or write out of bounds (the process dies), an operand that is not checked, a
+message that does not name the op and what was wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxkern as jk
+
+NORMAL = "jaxkern.two_time_normal_equations.v1"
+
+if NORMAL not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_REQUIRE", ""):
+    pytest.skip("this installation has no native XPCS kernels", allow_module_level=True)
+
+B, N, K_A, K_X = 2, 5, 1, 2  # angles, frames, tables
+BASIS = 2 + K_A + K_X
+STATE = BASIS * (BASIS + 1) // 2 + BASIS + 4
+ATTRIBUTES = ("shear_power", "loss", "symmetric", "sigma_rank")
+RESULTS = ("out", "out2", "out3", "out4")
+FEW = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+OK = "the call returned"
+
+
+def real(*shape: int) -> np.ndarray:
+    return np.linspace(0.1, 1.0, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def angle() -> dict[str, Any]:
+    return {"A": real(B, N), "X": real(B, N), "contrast": real(B)}
+
+
+# Valid calls: operands in order, attributes, results.
+CALLS: dict[str, dict[str, Any]] = {
+    "jaxkern.two_time_g2.v1": {
+        **angle(), "offset": real(B), "shear_power": np.int32(4), "out": struct(B, N, N),
+    },
+    "jaxkern.two_time_g2_tangent.v1": {
+        **angle(), "dA": real(B, N), "dX": real(B, N), "dcontrast": real(B), "doffset": real(B),
+        "shear_power": np.int32(2), "out": struct(B, N, N),
+    },
+    "jaxkern.two_time_g2_cotangent.v1": {
+        **angle(), "G": real(B, N, N), "shear_power": np.int32(4), "out": struct(B, N),
+        "out2": struct(B, N), "out3": struct(B), "out4": struct(B),
+    },
+    "jaxkern.two_time_residual.v1": {
+        **angle(), "offset": real(B), "data": real(B, N, N), "sigma": real(B),
+        "shear_power": np.int32(4), "sigma_rank": np.int32(0), "out": struct(B, N, N),
+    },
+    "jaxkern.two_time_g2_at.v1": {
+        "A": real(B, N), "X": real(B, 3, N), "contrast": real(B, 3), "offset": real(B, 3),
+        "index": np.array([[[0, 1, 2], [2, 4, 4]]] * B, np.int32), "shear_power": np.int32(4),
+        "out": struct(B, 2),
+    },
+    NORMAL: {
+        "A": real(B, N), "X": real(B, N), "tangents_A": real(B, K_A, N),
+        "tangents_X": real(B, K_X, N), "contrast": real(B), "offset": real(B),
+        "data": real(B, N, N), "quantization": real(B, 2), "sigma": real(B, N, N),
+        "keep": np.ones((B, N), np.uint8), "f_scale": real(B),
+        "first_row": np.zeros(B, np.int32), "initial": np.zeros((B, STATE), np.float32),
+        "shear_power": np.int32(4), "loss": np.int32(1), "symmetric": np.int32(2),
+        "sigma_rank": np.int32(2), "out": struct(B, STATE),
+    },
+}  # fmt: skip
+
+
+def outcome(target: str, call: dict[str, Any]) -> str:
+    """Runs the call: OK, or the error's text."""
+    structs = [v for k, v in call.items() if k in RESULTS]
+    attributes = {k: v for k, v in call.items() if k in ATTRIBUTES}
+    operands = [v for k, v in call.items() if k not in (*ATTRIBUTES, *RESULTS)]
+    run = jax.ffi.ffi_call(target, structs if len(structs) > 1 else structs[0])
+    try:
+        results = jax.block_until_ready(jax.jit(lambda *xs: run(*xs, **attributes))(*operands))
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX's choice, for one status
+        text = str(error)
+        assert target.removesuffix(".v1") + ": " in text, text
+        assert any(name in text for name in [*call, "result", "attribute", "_bar"]), text
+        return text
+    given = results if isinstance(results, (list, tuple)) else [results]
+    assert [r.shape for r in given] == [s.shape for s in structs]
+    return OK
+
+
+@pytest.mark.parametrize("target", CALLS)
+def test_the_valid_call_returns(target):
+    assert outcome(target, CALLS[target]) is OK
+
+
+TARGETS = st.sampled_from(sorted(CALLS))
+EDGES = st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 3, 4, 5, 6, 2**24, 2**31 - 1])
+
+
+@FEW
+@given(st.data())
+def test_shapes_and_dtypes(data):
+    target = data.draw(TARGETS)
+    call = dict(CALLS[target])
+    for _ in range(data.draw(st.integers(1, 2))):
+        name = data.draw(st.sampled_from([k for k in call if k not in ATTRIBUTES]))
+        shape = list(call[name].shape)
+        change = data.draw(st.sampled_from(["drop", "add", "size", "dtype"]))
+        dtype = call[name].dtype
+        if change == "drop" and shape:
+            shape.pop(data.draw(st.integers(0, len(shape) - 1)))
+        elif change == "add":
+            shape.insert(data.draw(st.integers(0, len(shape))), data.draw(st.integers(0, 3)))
+        elif change == "size" and shape:
+            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.integers(0, 7))
+        else:
+            dtype = np.dtype(data.draw(st.sampled_from(["int32", "float16", "uint16", "uint8"])))
+        if name in RESULTS:
+            call[name] = struct(*shape, dtype=dtype)
+        else:
+            call[name] = np.ones(shape, dtype)
+    outcome(target, call)
+
+
+@FEW
+@given(TARGETS, st.sampled_from(ATTRIBUTES), EDGES)
+def test_attributes(target, name, value):
+    call = dict(CALLS[target])
+    if name in call:
+        outcome(target, call | {name: np.int32(value)})
+
+
+@FEW
+@given(TARGETS, st.data())
+def test_values(target, data):
+    call = dict(CALLS[target])
+    name = data.draw(st.sampled_from([k for k in call if k not in (*ATTRIBUTES, *RESULTS)]))
+    values = call[name].copy()
+    flat = values.reshape(-1)
+    at = data.draw(st.integers(0, flat.size - 1))
+    if values.dtype == np.float32:
+        odd = [0.0, -1.0, 3e38, -3e38, 1e-40, float("nan"), float("inf"), float("-inf")]
+        flat[at] = data.draw(st.sampled_from(odd))
+    else:
+        limits = np.iinfo(values.dtype)
+        flat[at] = min(max(data.draw(EDGES), limits.min), limits.max)
+    outcome(target, call | {name: values})
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"data": real(B, 6, N), "sigma": real(B, 6, N)}, "'data' has 6 rows"),
+        ({"data": real(B, 3, N), "sigma": real(B, 3, N)}, "'symmetric' is 2"),
+        ({"data": np.ones((B, N, N), np.int32)}, "'data' has dtype int32"),
+        ({"symmetric": np.int32(0), "first_row": np.array([0, 1], np.int32)}, "'first_row' is 1"),
+        ({"tangents_A": real(B, 65, N), "tangents_X": real(B, 0, N)}, "65 and 0 tables"),
+        ({"shear_power": np.int32(0)}, "'shear_power' is 0"),
+        ({"shear_power": np.int32(3)}, "'shear_power' is 3"),
+        ({"loss": np.int32(5)}, "'loss' is 5"),
+        ({"sigma_rank": np.int32(1)}, "'sigma_rank' is 1"),
+        ({"sigma": real(B)}, "'sigma' has shape"),
+        ({"initial": np.zeros((B, 3), np.float32)}, "'initial' has shape"),
+    ],
+)
+def test_messages_say_what_is_wrong(changed, names):
+    assert names in outcome(NORMAL, CALLS[NORMAL] | changed)
+
+
+def test_rows_beyond_the_end_are_not_read():
+    """Rows 3 and 4 of 5 at their place are fine; one row further is refused."""
+    call = CALLS[NORMAL] | {
+        "symmetric": np.int32(1), "data": real(B, 2, N), "sigma": real(B, 2, N),
+        "first_row": np.full(B, 3, np.int32),
+    }  # fmt: skip
+    assert outcome(NORMAL, call) is OK
+    assert "'first_row' is 4" in outcome(NORMAL, call | {"first_row": np.full(B, 4, np.int32)})
+
+
+def test_points_outside_are_nan():
+    target = "jaxkern.two_time_g2_at.v1"
+    call = CALLS[target]
+    index = np.array([[[3, 0, 0], [0, -1, 0]], [[0, 0, 5], [2, 4, 4]]], np.int32)
+    run = jax.ffi.ffi_call(target, call["out"])
+    operands = [call[k] for k in ("A", "X", "contrast", "offset")]
+    values = np.asarray(run(*operands, index, shear_power=np.int32(4)))
+    np.testing.assert_array_equal(np.isnan(values), [[True, True], [True, False]])
