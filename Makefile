@@ -13,8 +13,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
-.PHONY: demo test bench bench-native bench-peers profile-nlsq profile-mcmc gpu-check lint docs clean \
-	install
+.PHONY: demo test bench bench-streaming bench-native bench-peers profile-nlsq profile-mcmc gpu-check lint \
+	docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -31,6 +31,13 @@ bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
+
+# A file of 4 GB is written, fitted and deleted: BENCHFLAGS="--points 1e8 --quick" for a smaller one.
+bench-streaming: EXTRA = bench
+bench-streaming: install
+	$(BIN)/python benchmarks/xpcs_streaming.py $(BENCHFLAGS)
 
 bench-native: EXTRA = bench
 bench-native: install
@@ -38,6 +45,8 @@ bench-native: install
 	cmake --build build/bench -j 2
 	build/bench/bench_image --json build/bench/native.json
 	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
+	build/bench/bench_xpcs --json build/bench/native-xpcs.json
+	$(BIN)/python benchmarks/xpcs_native.py build/bench/native-xpcs.json
 
 profile-nlsq: EXTRA = xpcs
 profile-nlsq: install

@@ -1,0 +1,47 @@
+"""Streaming from files of two sizes: would catch memory that grows with the file or with passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fit_problems as problems
+import numpy as np
+
+MIB = 2**20
+
+
+def streamed(path: Path, n: int) -> dict:
+    """Bytes of anonymous memory of a fit of 2 angles of n^2 points f32 that are mapped."""
+    data = np.lib.format.open_memmap(path, "w+", np.float32, (2, n, n))
+    random = np.random.default_rng(0)
+    for k in range(2):
+        clean = problems.correlation(problems.TRUTH, [0.3], [1.0], n, problems.PHI[k : k + 1])[0]
+        data[k] = clean + 0.01 * random.standard_normal((n, n), np.float32)
+    data.flush()
+    root = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(root / "memory_fit.py"), str(path), "STREAMING"],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    path.unlink()
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_memory_does_not_know_the_size_of_the_file(tmp_path):
+    small, large = streamed(tmp_path / "small.npy", 1024), streamed(tmp_path / "large.npy", 3200)
+    extra_data = 4 * 2 * (3200**2 - 1024**2)
+    added = [max(seen["samples"]) - seen["before"] for seen in (small, large)]
+    assert extra_data > 60 * MIB
+    # Chunks of 2^21 points at most, one in the kernel and one ahead of it.
+    assert added[1] - added[0] < 24 * MIB
+    # From where the pass is compiled, the fit's memory is flat.
+    steady = np.array(large["samples"][len(large["samples"]) // 2 :])
+    assert steady.std() < 0.2 * (steady.mean() - 0.5 * large["before"])
