@@ -30,7 +30,7 @@ from jaxkern.xpcs.prepare import (
 )
 from jaxkern.xpcs.result import FitResult
 from jaxkern.xpcs.results import load_result, save_result
-from jaxkern.xpcs.simulate import simulate_to_file
+from jaxkern.xpcs.simulation import simulate_to_file
 
 
 @dataclass(frozen=True)
