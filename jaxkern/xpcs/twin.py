@@ -278,4 +278,5 @@ def two_time_normal_equations(
     varying = frozenset[str]().union(
         *(compat.varying_axes(v) for v in (*operands, f_scale, first_row, initial))
     )
-    return lax.scan(add, pvary(initial, varying), xs)[0]
+    state: jax.Array = lax.scan(add, pvary(initial, varying), xs)[0]
+    return state
