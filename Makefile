@@ -13,11 +13,13 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
-.PHONY: demo test bench bench-streaming bench-native bench-peers gpu-check lint docs clean install
+.PHONY: demo test bench bench-streaming bench-native bench-peers profile-nlsq profile-mcmc gpu-check lint \
+	docs clean install
 
 demo: EXTRA = demo
 demo: install
 	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo_xpcs.py
 
 test: EXTRA = test
 test: install
@@ -45,6 +47,14 @@ bench-native: install
 	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
 	build/bench/bench_xpcs --json build/bench/native-xpcs.json
 	$(BIN)/python benchmarks/xpcs_native.py build/bench/native-xpcs.json
+
+profile-nlsq: EXTRA = xpcs
+profile-nlsq: install
+	$(BIN)/python benchmarks/profile_fit.py nlsq $(BENCHFLAGS)
+
+profile-mcmc: EXTRA = mcmc
+profile-mcmc: install
+	$(BIN)/python benchmarks/profile_fit.py mcmc $(BENCHFLAGS)
 
 bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt

@@ -181,7 +181,7 @@ struct MatrixBody {
   JAXKERN_HD void write(const Matrices& m, int64_t at, bool diagonal, double value) {
     if (op == MatrixOp::kResidual) {
       const double sigma = m.sigma != nullptr ? static_cast<double>(m.sigma[at]) : m.all_sigma;
-      value = diagonal || sigma <= kLeastSigma ? 0 : (m.data[at] - value) / sigma;
+      value = !diagonal && sigma > kLeastSigma ? (m.data[at] - value) / sigma : 0;
     }
     m.out[at] = static_cast<Real>(value);
   }

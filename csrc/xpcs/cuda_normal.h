@@ -144,7 +144,7 @@ JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t turned) {
 template <bool kRobust>
 JAXKERN_HD void weigh(const NormalCall& call, double f_scale, double r, double sigma,
                       double inverse, int32_t times, Weight& w) {
-  if (sigma <= kLeastSigma) return;
+  if (!(sigma > kLeastSigma)) return;  // NaN too
   const double scaled = r * inverse;
   double om = times * (inverse * inverse);
   w.chi2 += times * (scaled * scaled);

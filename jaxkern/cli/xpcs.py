@@ -72,9 +72,7 @@ def run(chosen: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("jaxkern"):
             raise
-        print(
-            f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr
-        )
+        print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except RuntimeError as error:

@@ -104,4 +104,3 @@ def _quota(folder: Path) -> int | None:
     if quota in ("max", "-1") or not (quota.isdigit() and period.isdigit()):
         return None
     return max(1, -(-int(quota) // int(period))) if int(period) else None
-

@@ -1,6 +1,9 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
+from jaxkern.xpcs.aps import ApsData, ApsFile, ApsFormatError, load_aps
+from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.checkpoint import CheckpointError
+from jaxkern.xpcs.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlation import g2, g2_at, residual
 from jaxkern.xpcs.fitting import curve_fit, fit
 from jaxkern.xpcs.geometry import Geometry
@@ -15,15 +18,31 @@ from jaxkern.xpcs.normal import (
 )
 from jaxkern.xpcs.options import StreamingOptions
 from jaxkern.xpcs.passes import BadDataError
+from jaxkern.xpcs.prepare import (
+    Prepared,
+    correct_diagonal,
+    frame_window,
+    frames_to_keep,
+    select_phi,
+    select_q,
+)
 from jaxkern.xpcs.result import FitResult, FitTimings
+from jaxkern.xpcs.results import load_result, save_result
+from jaxkern.xpcs.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.sources import Source, as_source
 from jaxkern.xpcs.strategy import MemoryEstimate, Strategy, estimate_memory, memory_limit
 from jaxkern.xpcs.twin import ROW_BLOCK
 
 __all__ = [
     "ROW_BLOCK",
+    "ApsData",
+    "ApsFile",
+    "ApsFormatError",
+    "ApsWriter",
     "BadDataError",
     "CheckpointError",
+    "Config",
+    "ConfigError",
     "CustomModel",
     "FitResult",
     "FitTimings",
@@ -33,6 +52,7 @@ __all__ = [
     "Model",
     "NormalEquations",
     "Parameter",
+    "Prepared",
     "Source",
     "Static",
     "Strategy",
@@ -41,14 +61,27 @@ __all__ = [
     "accumulate",
     "as_source",
     "assemble",
+    "correct_diagonal",
     "curve_fit",
     "estimate_memory",
     "fit",
+    "frame_window",
+    "frames_to_keep",
     "g2",
     "g2_at",
+    "load_aps",
+    "load_config",
+    "load_result",
     "log_likelihood",
     "memory_limit",
     "normal_equations",
     "residual",
+    "save_result",
+    "select_phi",
+    "select_q",
+    "simulate",
+    "simulate_to_file",
     "state_size",
+    "template",
+    "write_aps",
 ]

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from jaxkern.xpcs import plot
 from jaxkern.xpcs.aps import ApsFile
 from jaxkern.xpcs.config import Config, ConfigError, as_tree
-from jaxkern.xpcs.fit import StreamingOptions, fit
+from jaxkern.xpcs.fitting import fit
 from jaxkern.xpcs.geometry import Geometry
 from jaxkern.xpcs.layout import unknown_name
 from jaxkern.xpcs.models import LaminarFlow, Model, Static
+from jaxkern.xpcs.options import StreamingOptions
 from jaxkern.xpcs.prepare import (
     Prepared,
     frame_window,
@@ -29,7 +30,7 @@ from jaxkern.xpcs.prepare import (
 )
 from jaxkern.xpcs.result import FitResult
 from jaxkern.xpcs.results import load_result, save_result
-from jaxkern.xpcs.simulate import simulate_to_file
+from jaxkern.xpcs.simulation import simulate_to_file
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def plot_measurement(config: Config, measurement: Measurement, output: str | Pat
     return [
         plot.plot_maps(output / "maps.png", views, dpi=dpi),
         plot.plot_cuts(output / "cuts.png", views, dpi=dpi),
-        plot.plot_convergence(output / "convergence.png", arrays["costs"], dpi=dpi),
+        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), dpi=dpi),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Two-time correlations in HDF5 files of the Advanced Photon Source: both layouts, read and written.
+"""Two-time correlations in HDF5 files of the Advanced Photon Source, in both layouts.
 
 A file stores one triangle H of each symmetric matrix: C = H + H^T with the diagonal halved.
 

@@ -265,11 +265,11 @@ def _value(value: Any, kind: Any, name: str) -> Any:
         return {str(k): _value(v, parts[1], f"{name}.{k}") for k, v in value.items()}
     elif kind is type(None) and value is None:
         return None
-    elif kind is bool and isinstance(value, bool):
-        return value
-    elif kind is str and isinstance(value, str):
-        return value
-    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
+    elif (
+        (kind is bool and isinstance(value, bool))
+        or (kind is str and isinstance(value, str))
+        or (kind is int and isinstance(value, int) and not isinstance(value, bool))
+    ):
         return value
     elif kind is float and (number := _number(value)) is not None:
         return number
@@ -321,9 +321,7 @@ def settings(section: Any = Config, place: str = "") -> list[str]:
 
 def as_tree(config: Any) -> dict[str, Any]:
     """A config as nested dicts and lists, as JSON and YAML hold them."""
-    return {
-        item.name: _plain(getattr(config, item.name)) for item in dataclasses.fields(config)
-    }
+    return {item.name: _plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ from jaxkern.xpcs.passes import BadBlocks, PassContext
 from jaxkern.xpcs.program import PassProgram, PassSettings, basis_of
 from jaxkern.xpcs.progress import ProgressBar
 from jaxkern.xpcs.result import FitResult
-from jaxkern.xpcs.solver import Solution, solve
+from jaxkern.xpcs.solver import Solution, StartNotFinite, solve
 from jaxkern.xpcs.starting import RowSample, estimate_contrast_offset
 from jaxkern.xpcs.summary import Outcome, summarize
 
@@ -222,8 +222,15 @@ def fit(
             opened.bad_blocks(),
         )
         starts = _starts(start, lower, upper, layout, multistart, seed)
-        solutions = [_solve(problem, x0, k) for k, x0 in enumerate(starts)]
-        costs = [solution.point.cost for solution in solutions]
+        solutions = {}
+        for k, x0 in enumerate(starts):
+            try:
+                solutions[k] = _solve(problem, x0, k)
+            except StartNotFinite:
+                # A start that was drawn may lie where the model overflows; the user's may not.
+                if k == 0:
+                    raise
+        costs = [solutions[k].point.cost if k in solutions else np.inf for k in range(len(starts))]
         best = int(np.argmin(costs))
         evaluation = problem.evaluations[best]
         result = summarize(

@@ -72,7 +72,7 @@ def view_angles(
     views = []
     with jax.enable_x64(True):
         scales = [np.broadcast_to(np.asarray(s, np.float64), (n_phi,)) for s in (contrast, offset)]
-        evaluate = jax.jit(lambda index: g2_at(model, params, *scales, index))
+        evaluate = jax.jit(lambda index: g2_at(model, params, scales[0], scales[1], index))
         i, j = np.meshgrid(frames, frames, indexing="ij")
         for angle in chosen:
             measured = np.concatenate(

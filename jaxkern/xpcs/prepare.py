@@ -1,4 +1,4 @@
-"""Chooses and corrects measured two-time correlations before a fit: q, phi, frames, the diagonal."""
+"""Choice and correction of measured correlations before a fit: q, phi, frames, diagonal."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int,
       (10, 20)
     """
     last = n_t if end is None or end == -1 else end
-    if not (1 <= start and start + 2 <= last <= n_t):
+    if start < 1 or not start + 2 <= last <= n_t:
         raise ValueError(
             f"frames {start} to {last} of {n_t}; wanted 1 <= start, end <= {n_t} and 3 frames or "
             "more between them (frames count from 1)"

@@ -82,7 +82,8 @@ def save_result(
         arrays["sigma"] = sigma
     binary = directory / "results.npz"
     partial = binary.with_suffix(".partial.npz")
-    np.savez(partial, names=np.array(result.names), **arrays)
+    everything: dict[str, Any] = {"names": np.array(result.names), **arrays}
+    np.savez(partial, **everything)
     os.replace(partial, binary)
     return text, binary
 

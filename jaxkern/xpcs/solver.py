@@ -39,6 +39,10 @@ class NormalPoint:
         )
 
 
+class StartNotFinite(ValueError):
+    """A start at which the model or its derivatives are not finite."""
+
+
 Evaluate = Callable[[Array], NormalPoint]
 
 
@@ -112,7 +116,7 @@ class _Compressed:
                 return known[1]
         point = self._evaluate(x.copy())
         if not self.costs and not point.is_finite():
-            raise ValueError(
+            raise StartNotFinite(
                 f"the cost is {point.cost} at the start {x.tolist()}; give a start where the model "
                 "is finite"
             )
@@ -154,7 +158,8 @@ def solve(
       x_scale, ftol, xtol, gtol, max_nfev: as in `scipy.optimize.least_squares`.
 
     Raises:
-      ValueError: for a start outside the bounds or with a cost that is not finite.
+      ValueError: for a start outside the bounds.
+      StartNotFinite: for a start with a cost that is not finite.
 
     Example:
       >>> import numpy as np

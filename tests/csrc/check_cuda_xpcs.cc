@@ -51,6 +51,7 @@ void check_matrix(const Case (&cases)[2], Random& random, Batch& batch, Report& 
     g[s] = random_reals(random, n * n, single);
     data[s] = random_reals(random, n * n, single);
     sigma[s] = random_reals(random, n * n, single);  // half of them count for nothing
+    sigma[s][random() % (n * n)] = std::nan("");     // and this one
   }
   const bool matrix_sigma = random() % 2;
   AngleCall angle = angle_call(cases[0], cases[1], single, batch);
@@ -108,7 +109,7 @@ void check_matrix(const Case (&cases)[2], Random& random, Batch& batch, Report& 
                                        m.h * (static_cast<Long>(dx[s][i]) - dx[s][j])),
                      10);
         const double deviation = matrix_sigma ? sigma[s][at] : c.sigma;
-        const Long r = i == j || deviation <= kLeastSigma ? 0 : (data[s][at] - value) / deviation;
+        const Long r = i != j && deviation > kLeastSigma ? (data[s][at] - value) / deviation : 0;
         report.check("residual", place, residual[place], r, r == 0 ? 0 : std::abs(4 / deviation));
         const Long both = static_cast<Long>(g[s][at]) + g[s][j * n + i];
         a_sum += m.a * both;

@@ -100,6 +100,9 @@ inline Case base_case(uint64_t seed, Random& random, bool single) {
     c.tables.resize((c.layout.tables_a + c.layout.tables_x) * c.n);
     for (double& value : c.tables) value = std::uniform_real_distribution<double>(-3, 3)(random);
   }
+  for (double& sigma : c.sigmas) {
+    if (sigma < 0 && random() % 2) sigma = std::nan("");
+  }
   for (auto* values : {&c.a, &c.x, &c.tables, &c.sigmas}) {
     for (double& value : *values) value = rounded(single, value);
   }

@@ -202,7 +202,7 @@ inline void reference_state(const Case& c, std::vector<long double>* state,
       if (i == j || !c.keep[i] || !c.keep[j]) continue;
       if (c.symmetric == Symmetric::kYes && j < i) continue;
       const Long sigma = sigma_at(i, j);
-      if (sigma <= kLeastSigma) continue;
+      if (!(sigma > kLeastSigma)) continue;
       const Long multiplicity = c.symmetric == Symmetric::kYes ? 2 : 1;
       const Model m = model_of(c, i, j);
       const Long r = (c.matrix[i * c.n + j] - (c.offset + c.contrast * m.f)) / sigma;

@@ -6,13 +6,12 @@ and phi exchanged, maps in the wrong order, an error that does not say what a fi
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 
 from jaxkern.xpcs.aps import ApsFile, ApsFormatError, load_aps
 from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
-
-h5py = pytest.importorskip("h5py")
 
 N_T = 17
 
@@ -155,7 +154,9 @@ def test_bad_files(tmp_path):
 
 
 def test_lists_and_matrices_that_disagree(tmp_path):
-    with pytest.raises(ApsFormatError, match="dqlist has 2 values, xpcs/dphilist 1, .* 1 matrices"):
+    with pytest.raises(
+        ApsFormatError, match=r"dqlist has 2 values, xpcs/dphilist 1, .* 1 matrices"
+    ):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
     with pytest.raises(ApsFormatError, match="1 bins from 5 to 5; wanted bins of 1 to 4"):
         load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import yaml
 
 from jaxkern.xpcs import config as cf
-
-yaml = pytest.importorskip("yaml")
 
 TEXT = """
 data_files: {file: run7.h5, q: 0.0054, layout: aps-u}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fit_problems as problems
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint
+from jaxkern.xpcs import checkpoint, evaluation
 from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
 
 N = 64
@@ -173,27 +174,21 @@ def test_what_is_saved_comes_back(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["fit.checkpoint"]
 
 
-def test_saving_takes_its_share_of_time_only(case, tmp_path):
-    """With the default share, checkpoints wait; without, there is one for every chunk."""
-    counted = []
-    save = checkpoint.save
+def test_saving_takes_its_share_of_time_only(tmp_path, monkeypatch):
+    """After a save of 2 s, a tenth of the time means that the next is 20 s away."""
+    now = 0.0
 
-    def counting(*arguments):
-        counted.append(arguments)
-        save(*arguments)
+    def save(*_):
+        nonlocal now
+        now += 2.0
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", counting)
-        run(case, InterruptedSource(case.data), tmp_path)
-        often = len(counted)
-        counted.clear()
-        jk.xpcs.fit(
-            model_of(case),
-            InterruptedSource(case.data),
-            p0=problems.START,
-            strategy="STREAMING",
-            streaming=options(tmp_path, max_checkpoint_overhead=1e-6),
-            progress=False,
-        )
-    assert often > 20
-    assert len(counted) == 1
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(checkpoint, "save", save)
+    store = evaluation.CheckpointStore(tmp_path / "fit.checkpoint", {}, 3, 0.1)
+    assert [store.is_due(chunks) for chunks in range(1, 7)] == [False, False, True] * 2
+    store.save(PassLog())
+    now = 21.9
+    assert not store.is_due(3)
+    now = 22.0
+    assert store.is_due(3)
+    assert not store.is_due(4)

@@ -180,3 +180,22 @@ def test_curve_fit_returns_popt_and_pcov():
     found = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
     np.testing.assert_array_equal(popt, found.popt)
     np.testing.assert_array_equal(pcov, found.pcov)
+
+
+def test_starts_where_the_model_overflows_are_passed_over():
+    import jax.numpy as jnp
+
+    n = 40
+    t = np.arange(n) * 1.0
+    geometry = jk.xpcs.Geometry(0.0054, None, 1.0, t, 0.0)
+
+    def phases(p):
+        return jnp.where(p[0] > 0.2, jnp.nan, p[0]) * jnp.asarray(t), jnp.zeros((1, n))
+
+    model = jk.xpcs.CustomModel(geometry, phases, ["rate"], bounds=[(0.0, 1.0)], shear_power=0)
+    data = 1 + 0.3 * np.exp(-0.1 * np.abs(np.subtract.outer(t, t)))
+    found = jk.xpcs.fit(model, data[None], 0.01, [0.1], multistart=6, seed=2, progress=False)
+    assert found.physics[0] == pytest.approx(0.05, rel=1e-6)
+    assert np.isinf(found.start_costs).any()
+    with pytest.raises(ValueError, match="give a start where the model is finite"):
+        jk.xpcs.fit(model, data[None], 0.01, [0.5], progress=False)

@@ -6,6 +6,7 @@ import threading
 import warnings
 
 import fit_problems as problems
+import h5py
 import numpy as np
 import pytest
 from fit_checks import model_of
@@ -77,7 +78,6 @@ def test_chunks_that_do_not_fit_the_blocks(whole, case):
 
 
 def test_sources(case, whole, tmp_path):
-    h5py = pytest.importorskip("h5py")
     np.save(tmp_path / "c2.npy", case.data)
     with h5py.File(tmp_path / "c2.h5", "w") as file:
         file["stack"] = case.data

@@ -63,7 +63,9 @@ def test_tables_are_derivatives(column):
         for sign in (1, -1):
             moved = [*exact[:column], exact[column] + sign * step, *exact[column + 1 :]]
             sides.append(oracle.phases(moved, mp.mpf, mp.power, mp.cos, mp.pi))
-        slope_A = [float((u - v) / (2 * step)) for u, v in zip(sides[0][0], sides[1][0], strict=True)]
+        slope_A = [
+            float((u - v) / (2 * step)) for u, v in zip(sides[0][0], sides[1][0], strict=True)
+        ]
         slope_X = [
             [float((u - v) / (2 * step)) for u, v in zip(*rows, strict=True)]
             for rows in zip(sides[0][1], sides[1][1], strict=True)
@@ -175,7 +177,10 @@ def test_bad_geometry(change, message):
     [
         (lambda g: xpcs.LaminarFlow(g, shear_power=3), r"shear_power=3; wanted one of \(0, 2, 4\)"),
         (lambda g: xpcs.LaminarFlow(xpcs.Geometry(1, None, 1, T, 0)), "no gap"),
-        (lambda g: xpcs.LaminarFlow(g).phases([1.0, 2.0]), r"params has shape \(2,\); wanted \(7,\)"),
+        (
+            lambda g: xpcs.LaminarFlow(g).phases([1.0, 2.0]),
+            r"params has shape \(2,\); wanted \(7,\)",
+        ),
         (lambda g: xpcs.CustomModel(g, None, ["a", "a"]), "repeats a name"),
         (lambda g: xpcs.CustomModel(g, None, "ab"), "wanted a list of names"),
         (lambda g: xpcs.CustomModel(g, None, ["a"], defaults=[1, 2]), "1 parameters, but"),

@@ -11,7 +11,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def example():
-    pytest.importorskip("numpyro", reason="NumPyro is not installed: pip install jaxkern[mcmc]")
     path = Path(__file__).parents[2] / "examples" / "xpcs_nuts.py"
     spec = importlib.util.spec_from_file_location("xpcs_nuts", path)
     module = importlib.util.module_from_spec(spec)
@@ -20,7 +19,6 @@ def example():
 
 
 def test_spread_of_the_posterior_is_that_of_pcov(example, tmp_path):
-    pytest.importorskip("matplotlib")
     found, draws = example.compare(1000)
     assert list(draws) == ["contrast[0]", "offset[0]", "D0", "alpha"]
     for name, fit, error, mean, spread in example.table(found, draws):

@@ -6,6 +6,7 @@ differences, the trapezoid is a running sum, and Jacobians are dense.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Flow:
             rate = scale * power(x if x > lowest else lowest, exponent) + offset
             rates.append(rate if rate > floor else floor)
         total = [number(0)]
-        for before, after in zip(rates[:-1], rates[1:], strict=True):
+        for before, after in itertools.pairwise(rates):
             total.append(total[-1] + (before + after) / 2)
         return total
 

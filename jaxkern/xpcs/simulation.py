@@ -1,4 +1,4 @@
-"""Simulated two-time correlations: a model's g2 with mirrored noise, in memory or straight to a file."""
+"""Simulated two-time correlations: a model's g2 with mirrored noise, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _slabs(
             )
         scales.append(np.broadcast_to(value, (n_phi,)))
     with jax.enable_x64(True):
-        evaluate = jax.jit(lambda index: g2_at(model, params, *scales, index))
+        evaluate = jax.jit(lambda index: g2_at(model, params, scales[0], scales[1], index))
         for angle in range(n_phi):
             for first in range(0, n_t, TILE):
                 stop = min(first + TILE, n_t)

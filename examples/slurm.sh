@@ -1,0 +1,29 @@
+#!/bin/bash
+# Fits one data set as a SLURM job; a job that is killed or requeued goes on from its checkpoint.
+#
+#   sbatch examples/slurm.sh config.yaml results/run7
+#
+# Threads: the kernels take SLURM_CPUS_PER_TASK, or JAXKERN_NUM_THREADS where it is set. Memory: the
+# fit keeps to the job's allocation, or to JAXKERN_MEMORY_LIMIT (GB) where it is set, and reads data
+# that do not fit from the file in every pass.
+#SBATCH --job-name=xpcs-fit
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=16G
+#SBATCH --time=01:00:00
+#SBATCH --requeue
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+
+config=${1:?usage: sbatch slurm.sh CONFIG [OUTPUT_DIR]}
+output=${2:-results}
+
+# Leaves room for Python and XLA beside the fit itself.
+if [[ -n ${SLURM_MEM_PER_NODE:-} && -z ${JAXKERN_MEMORY_LIMIT:-} ]]; then
+  export JAXKERN_MEMORY_LIMIT=$((SLURM_MEM_PER_NODE * 8 / 10240))
+fi
+
+# srun inherits --cpus-per-task only when it is told; binding sizes XLA's own pool as well.
+exec ${SLURM_JOB_ID:+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --cpu-bind=cores} \
+  "${PYTHON:-python}" -m jaxkern xpcs fit --config "$config" --output-dir "$output" \
+  --checkpoint-dir "$output/checkpoints"

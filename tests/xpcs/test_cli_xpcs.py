@@ -1,0 +1,109 @@
+"""`python -m jaxkern xpcs`: simulate, fit and plot from one YAML file, through real APS files.
+
+Would catch: a setting or flag that does not reach the fit, parameters that are not recovered, a
+result that cannot be plotted again, an error that is a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from jaxkern.cli import main
+
+SETTINGS = """\
+data_files: {file: run.h5}
+analysis: {model: static}
+simulation:
+  frames: 90
+  phi: [0.0, 60.0, 120.0]
+  parameters: {D0: 900.0, alpha: 0.3, D_offset: 20.0}
+  noise: 0.01
+initial_parameters: {values: {D0: 700.0, alpha: 0.2}, hold: [D_offset]}
+scaling: individual
+optimization: {streaming: {enable_checkpoints: true, checkpoint_frequency: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("xpcs")
+    (folder / "config.yaml").write_text(SETTINGS)
+    assert run(folder, "simulate") == 0
+    assert run(folder, "fit") == 0
+    return folder
+
+
+def run(folder, action, *more):
+    settings, output = str(folder / "config.yaml"), str(folder / "results")
+    return main(["xpcs", action, "--config", settings, "--output-dir", output, "--quiet", *more])
+
+
+@pytest.mark.parametrize("layout", ["aps", "aps-u"])
+def test_simulate_writes_a_file_of_either_layout(folder, layout, tmp_path):
+    path = tmp_path / "other.h5"
+    assert run(folder, "simulate", "--layout", layout, "--data", str(path)) == 0
+    with h5py.File(path) as file:
+        name = "exchange/C2T_all" if layout == "aps" else "xpcs/twotime/correlation_map"
+        assert len(file[name]) == 3
+
+
+def test_the_truth_is_found(folder):
+    truth = json.loads((folder / "results" / "truth.json").read_text())
+    found = json.loads((folder / "results" / "results.json").read_text())["parameters"]
+    for name in ("D0", "alpha"):
+        off = (found[name]["value"] - truth["parameters"][name]) / found[name]["error"]
+        assert abs(off) < 4, (name, off)
+    # The held parameter stays at its start, the default of the model.
+    assert found.get("D_offset", {"value": 10.0})["value"] == 10.0
+
+
+def test_numbers_and_pictures_are_written(folder):
+    output = folder / "results"
+    arrays = np.load(output / "results.npz")
+    assert arrays["popt"].shape == arrays["names"].shape
+    for name in ("maps.png", "cuts.png", "convergence.png"):
+        assert (output / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_draws_an_earlier_result(folder):
+    (folder / "results" / "maps.png").unlink()
+    assert run(folder, "plot") == 0
+    assert (folder / "results" / "maps.png").exists()
+
+
+def test_config_writes_a_template_that_loads(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    assert main(["xpcs", "config", str(path)]) == 0
+    assert "# seconds between frames" in path.read_text()
+    assert main(["xpcs", "config", str(path)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--set", "optimization.streaming.chekpoint_dir=x"], "checkpoint_dir"),
+        (["--set", "scaling=constantly"], "constant"),
+        (["--data", "nowhere.h5"], "nowhere.h5"),
+        (["--q", "0.1"], "0.0054"),
+        (["--set", "initial_parameters.values={D1: 3}"], "D0"),
+    ],
+)
+def test_errors_are_one_line_that_names_what_is_wrong(folder, flags, names, capsys):
+    assert run(folder, "fit", *flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert names in error
+    assert "Traceback" not in error
+
+
+def test_a_file_of_something_else_is_refused(folder, tmp_path, capsys):
+    path = tmp_path / "other.h5"
+    with h5py.File(path, "w") as file:
+        file["entry/data"] = np.zeros(3)
+    assert run(folder, "fit", "--data", str(path)) == 2
+    assert "entry" in capsys.readouterr().err

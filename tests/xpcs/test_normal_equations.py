@@ -1,0 +1,328 @@
+"""Would catch: a wrong sum or order of parameters, points counted twice, a loss that is not
+SciPy's, chunks whose bits differ, a dtype that loses digits, `symmetric` that is assumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.optimize
+import two_time_oracle as oracle
+from two_time_problems import PARAMS, PHI, assert_normalized, assert_scaled, flow, measured
+
+from jaxkern import xpcs
+from jaxkern.xpcs.normal import LOSSES
+
+pytestmark = pytest.mark.usefixtures("x64", "backend")
+CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
+FIELDS = ("jtj", "jtr", "chi2", "cost", "count", "mirrored")
+
+
+def dense_jacobian(model, reference, contrast, offset, scaling):
+    """[n_phi, n, n, P] from the equations, with the model's tables (tested on their own)."""
+    A, X = (np.array(v) for v in reference.phases(PARAMS.tolist()))
+    tables = model.tables(PARAMS)
+    n_phi, n = X.shape
+    contrast, offset = np.broadcast_to(contrast, n_phi), np.broadcast_to(offset, n_phi)
+    blocks, p = [], 7
+    for k in range(n_phi):
+        D = A[:, None] - A, X[k][:, None] - X[k]
+        f, (a, h) = oracle.correlation(*D, model.shear_power), oracle.slopes(*D, model.shear_power)
+        physics = np.zeros((n, n, p))
+        for table, column in zip(np.asarray(tables.tangents_A), tables.columns_A, strict=True):
+            physics[..., column] += contrast[k] * a * (table[:, None] - table)
+        for table, column in zip(np.asarray(tables.tangents_X[k]), tables.columns_X, strict=True):
+            physics[..., column] += contrast[k] * h * (table[:, None] - table)
+        scale = np.zeros((n, n, 2 * n_phi))
+        scale[..., k], scale[..., n_phi + k] = f, 1.0
+        if scaling == "constant":
+            scale = np.stack([f, np.ones_like(f)], -1)
+        blocks.append(physics if scaling == "fixed" else np.concatenate([scale, physics], -1))
+    return np.stack(blocks)
+
+
+def problem(n=70, power=4, symmetric=False, scaling="individual", noise=0.01):
+    model, reference = flow(n, power)
+    contrast, offset = (0.3, 1.0) if scaling == "constant" else (CONTRAST, OFFSET)
+    truth = reference.g2(PARAMS * 1.02, contrast, offset)
+    data = measured(truth, noise, symmetric)
+    c2 = reference.g2(PARAMS, contrast, offset)
+    jacobian = dense_jacobian(model, reference, contrast, offset, scaling)
+    return model, contrast, offset, data, c2, jacobian
+
+
+def assert_equal(got, wanted, tolerance=1e-11):
+    scale = np.sqrt(np.diag(wanted["jtj"]))
+    scale = np.where(scale > 0, scale, 1.0)
+    assert_normalized(got.jtj, wanted["jtj"], tolerance)
+    assert_scaled(got.jtr / scale, wanted["jtr"] / scale, tolerance)
+    assert_scaled(got.chi2, wanted["chi2"], tolerance)
+    assert_scaled(got.cost, wanted["cost"], tolerance)
+    assert got.count == wanted["count"]
+
+
+@pytest.mark.parametrize("scaling", ["individual", "constant", "fixed"])
+@pytest.mark.parametrize("symmetric", [False, True, "auto"])
+def test_sums_of_dense_arrays(scaling, symmetric):
+    mirrored = symmetric is True
+    model, contrast, offset, data, c2, jacobian = problem(symmetric=mirrored, scaling=scaling)
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, data, 0.01, scaling=scaling, symmetric=symmetric
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01))
+    assert_equal(ne, wanted)
+    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+    assert ne.jtj.shape == ({"individual": 13, "constant": 9, "fixed": 7}[scaling],) * 2
+
+
+@pytest.mark.parametrize("power", [2, 4])
+def test_everything_in_60_digits(power):
+    """Two angles of 5 frames, every derivative a finite difference in mpmath."""
+    t = np.array([0.0, 0.1, 0.25, 0.3, 1.7])
+    model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, 2e6, 0.1, t, [0.0, 70.0]), shear_power=power)
+    reference = oracle.Flow(0.0054, 2e6, 0.1, t, np.array([0.0, 70.0]), power)
+    data = np.random.default_rng(0).uniform(1, 1.5, (2, 5, 5))
+    jtj, jtr, chi2 = mp.zeros(11), mp.zeros(11, 1), mp.mpf(0)
+    for angle in range(2):
+        place = [angle, 2 + angle, *range(4, 11)]
+        for i in range(5):
+            for j in range(5):
+                if i == j:
+                    continue
+                J = reference.exact_jacobian(PARAMS, 0.4, 1.1, angle, i, j)
+                start = [mp.mpf(0.4), mp.mpf(1.1)]
+                r = mp.mpf(data[angle, i, j]) - reference.exact_g2(PARAMS, *start, angle, i, j)
+                chi2 += r**2
+                for k, row in enumerate(place):
+                    jtr[row] += J[k] * r
+                    for m, column in enumerate(place):
+                        jtj[row, column] += J[k] * J[m]
+    ne = xpcs.normal_equations(model, PARAMS, 0.4, 1.1, data, 1.0)
+    wanted = np.array(jtj.tolist(), float)
+    scale = np.sqrt(np.diag(wanted))
+    assert_normalized(ne.jtj, wanted, 2e-12)
+    assert_scaled(ne.jtr / scale, np.array(jtr.tolist(), float)[:, 0] / scale, 2e-12)
+    assert_scaled(ne.chi2, float(chi2))
+
+
+@pytest.mark.parametrize("symmetric", [False, True, "auto"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_are_scipys(loss, symmetric):
+    model, contrast, offset, data, c2, jacobian = problem(40, symmetric=symmetric is not False)
+    f_scale, sigma = 0.7, np.full(c2.shape, 0.01)
+    ne = xpcs.normal_equations(
+        *(model, PARAMS, contrast, offset, data, 0.01),
+        loss=loss,
+        f_scale=f_scale,
+        symmetric=symmetric,
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, sigma, None, loss, f_scale)
+    assert_equal(ne, wanted)
+    # The oracle's own rho, against what SciPy's solver reports as the cost.
+    counts = ~np.eye(40, dtype=bool)
+    r = ((data - c2) / 0.01)[:, counts].ravel()
+    fit = scipy.optimize.least_squares(
+        lambda x: r + 0 * x, np.zeros(1), jac=lambda x: np.ones((r.size, 1)), loss=loss,
+        f_scale=f_scale, max_nfev=1,
+    )  # fmt: skip
+    assert_scaled(ne.cost / 2, fit.cost, 1e-11)
+    if loss == "linear":
+        assert_scaled(ne.cost, ne.chi2, 1e-14)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "angles", "points", "mirrored points"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True, "auto"])
+def test_sigma_and_masks(kind, masked, symmetric):
+    """Zero sigmas and frames that are not kept count for nothing, whatever the data there."""
+    mirrored = symmetric is not False and kind != "points"
+    if symmetric is True and not mirrored:
+        symmetric = False
+    model, contrast, offset, data, c2, jacobian = problem(symmetric=mirrored)
+    random = np.random.default_rng(1)
+    points = random.uniform(0.005, 0.02, c2.shape) * (random.uniform(size=c2.shape) > 0.1)
+    if kind == "mirrored points":
+        points = np.triu(points) + np.triu(points, 1).swapaxes(1, 2)
+    sigma = {"scalar": 0.01, "angles": np.array([0.01, 0.0, 1e-9])}.get(kind, points)
+    whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
+    keep = None
+    broken = data.copy()
+    if masked:
+        keep = random.uniform(size=70) > 0.2
+        broken[:, ~keep] = np.nan
+        broken[:, :, ~keep] = np.inf
+    broken[:, np.arange(70), np.arange(70)] = np.nan
+    broken[np.broadcast_to(whole, c2.shape) <= 1e-10] = 1e300 if symmetric == "auto" else np.nan
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, broken, sigma, keep=keep, symmetric=symmetric
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, whole, keep)
+    assert_equal(ne, wanted)
+    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+
+
+def test_keep_by_angle():
+    model, contrast, offset, data, c2, jacobian = problem(40)
+    keep = np.random.default_rng(1).uniform(size=(3, 40)) > 0.2
+    ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01, keep=keep)
+    assert_equal(
+        ne, oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01), keep)
+    )
+
+
+@pytest.mark.parametrize(("i", "j"), [(3, 150), (199, 0), (40, 41), (160, 199)])
+def test_auto_compares(i, j):
+    """One point that differs from its mirror image: right sums, and its tile is not mirrored."""
+    model, contrast, offset, data, c2, jacobian = problem(200, symmetric=True)
+    data[1, i, j] += 0.1
+    sigma = np.full(c2.shape, 0.01)
+    ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01)
+    assert_equal(ne, oracle.dense_normal_equations(c2, jacobian, data, sigma))
+    row, column = min(i, j), max(i, j)
+    first = row // 32 * 32
+    start = first + (column - first) // 128 * 128
+    tile = [
+        (u, v)
+        for u in range(first, min(first + 32, 200))
+        for v in range(max(start, u + 1), min(start + 128, 200))
+    ]
+    assert ne.mirrored == ne.count - 2 * len(tile)
+    sigma[0, i, j] = 0.02
+    with_sigma = xpcs.normal_equations(model, PARAMS, contrast, offset, data, sigma)
+    assert_equal(with_sigma, oracle.dense_normal_equations(c2, jacobian, data, sigma))
+    assert with_sigma.mirrored == ne.count - 4 * len(tile)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_data_dtypes(dtype):
+    """Narrow data are taken as the numbers they are, and everything else is f64."""
+    model, contrast, offset, data, c2, jacobian = problem(50, noise=0.05)
+    quantization = None
+    if dtype == np.uint16:
+        quantization = np.array([[1e-4, 0.5], [2e-4, 0.4], [1e-4, 0.6]])
+        step, zero = quantization.T[..., None, None]
+        given = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
+        data = zero + step * given
+    else:
+        given = data.astype(dtype)
+        data = given.astype(np.float64)
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, given, 0.05, quantization=quantization
+    )
+    assert ne.jtj.dtype == np.float64
+    assert_equal(ne, oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.05)))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("rows", [32, 64, 96])
+@pytest.mark.parametrize("with_points", [False, True])
+def test_chunks_leave_the_same_bits(symmetric, rows, with_points):
+    model, *_ = flow(150)
+    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0), symmetric=symmetric)
+    sigma = 0.01 + 0.001 * np.abs(data - 1.2) if with_points else 0.01
+    tables = model.tables(PARAMS)
+    options = {"shear_power": 4, "symmetric": symmetric, "loss": "soft_l1", "f_scale": 2.0}
+    add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
+    whole = add(tables, 0.3, 1.0, data, sigma)
+    state = None
+    for row in range(0, 150, rows):
+        part = slice(row, row + rows)
+        state = add(
+            tables, 0.3, 1.0, data[:, part],
+            sigma[:, part] if with_points else sigma, first_row=row, initial=state,
+        )  # fmt: skip
+    np.testing.assert_array_equal(state, whole)
+
+
+@pytest.mark.parametrize("splits", [(1, 2, 77), (33, 64), (149,)])
+def test_other_chunks_agree(splits):
+    model, *_ = flow(150)
+    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0))
+    tables = model.tables(PARAMS)
+    options = {"shear_power": 4, "symmetric": False}
+    whole = xpcs.accumulate(tables, 0.3, 1.0, data, 0.01, **options)
+    state, ends = None, (0, *splits, 150)
+    for first, last in itertools.pairwise(ends):
+        state = xpcs.accumulate(
+            tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state, **options
+        )
+    ne, wanted = (xpcs.assemble(s, tables, 0.3) for s in (state, whole))
+    assert_equal(ne, {name: np.asarray(getattr(wanted, name)) for name in FIELDS}, 1e-12)
+
+
+def test_auto_equals_the_upper_triangle_to_the_bit():
+    model, *_ = flow(150)
+    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0), symmetric=True)
+    one, two = (
+        xpcs.normal_equations(model, PARAMS, 0.3, 1.0, data, 0.01, symmetric=s)
+        for s in ("auto", True)
+    )
+    assert_equal(one, {name: np.asarray(getattr(two, name)) for name in FIELDS}, 1e-13)
+    assert one.mirrored == one.count == two.mirrored
+
+
+def test_static_and_custom_models():
+    """No shear tables; parameters that both phases share; a phase A of its own for each angle."""
+    t = 0.1 * np.arange(45)
+    geometry = xpcs.Geometry(0.01, None, 0.1, t, PHI)
+
+    def phases_of(p):
+        A = p[0] * jnp.asarray([[1.0], [2.0], [1.5]]) * t
+        return A, p[0] * p[1] * jnp.cos(jnp.deg2rad(PHI))[:, None] * t**1.2
+
+    custom = xpcs.CustomModel(geometry, phases_of, ["rate", "strain"])
+    for model, params in (
+        (xpcs.Static(geometry), np.array([9000.0, 0.3, 50.0])),
+        (custom, np.array([0.1, 2.0])),
+    ):
+        data = measured(xpcs.g2(model, params, CONTRAST, OFFSET))
+
+        def r(x, model=model, data=data):
+            return xpcs.residual(model, x[6:], x[:3], x[3:6], data, 0.02).ravel()
+
+        x = np.concatenate([CONTRAST, OFFSET, params])
+        J, res = -np.asarray(jax.jacfwd(r)(x)), np.asarray(r(x))
+        ne = xpcs.normal_equations(model, params, CONTRAST, OFFSET, data, 0.02)
+        scale = np.sqrt(np.diag(J.T @ J))
+        assert_normalized(ne.jtj, J.T @ J)
+        assert_scaled(ne.jtr / scale, J.T @ res / scale, 1e-11)
+        assert_scaled(ne.chi2, res @ res)
+
+
+def test_transformations():
+    """jit, vmap over parameters and over data, and gradients of the sums."""
+    model, contrast, offset, data, *_ = problem(40)
+    run = lambda p, d: xpcs.normal_equations(model, p, contrast, offset, d, 0.01)  # noqa: E731
+    wanted = [run(PARAMS, data), run(1.1 * PARAMS, data)]
+    got = jax.jit(jax.vmap(run, (0, None)))(np.stack([PARAMS, 1.1 * PARAMS]), data)
+    for k in range(2):
+        for name in FIELDS:
+            np.testing.assert_allclose(
+                getattr(got, name)[k], getattr(wanted[k], name), rtol=1e-9, atol=1e-9
+            )
+    slope = jax.grad(lambda p: run(p, data).chi2)(jnp.asarray(PARAMS))
+    np.testing.assert_allclose(slope, -2 * wanted[0].jtr[6:], rtol=1e-9)
+
+
+def test_32_bit_mode():
+    model, contrast, offset, data, c2, jacobian = problem(40, noise=0.1)
+    with jax.enable_x64(False):
+        ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.1)
+    assert ne.jtj.dtype == ne.chi2.dtype == np.float32
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.1))
+    assert_normalized(np.asarray(ne.jtj, float), wanted["jtj"], 1e-4)
+    np.testing.assert_allclose(ne.chi2, wanted["chi2"], rtol=1e-4)
+
+
+def test_nan_spoils_what_counts():
+    """Data that are not numbers where they count are seen in the sums, never dropped."""
+    model, contrast, offset, data, *_ = problem(40, symmetric=True)
+    data[1, 3, 7] = data[1, 7, 3] = np.nan
+    for symmetric in (False, True, "auto"):
+        ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01, symmetric=symmetric)
+        assert np.isnan(ne.chi2)
