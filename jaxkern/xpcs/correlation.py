@@ -28,7 +28,7 @@ def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any,
 
 
 def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax.Array:
-    """Two-time correlation g2 = offset + contrast exp(-2 |dA|) sinc(dX)^shear_power of a model.
+    """Two-time correlation of a model: ``offset + contrast exp(-2 |dA|) sinc(dX)^shear_power``.
 
     Args:
       model: a `Model`; it makes the phases A [n_t] and X [n_phi, n_t].

@@ -220,8 +220,8 @@ class LaminarFlow(Model):
     Besides those of `Static`: gamma(t) = max(gamma_dot_t0 t^beta + gamma_dot_t_offset, 1e-10) in
     1/s, and X = q gap / (2 pi) cos(phi0 - phi) times its integral.
 
-    The shear factor enters g2 as sinc^4 by default, g1 being exp(-|dA|) sinc(dX)^2: that is what
-    the software computes with which published fits were made. Some papers write one power less
+    The shear factor enters g2 as sinc^4 by default, g1 being ``exp(-|dA|) sinc(dX)^2``: that is
+    what the software computes with which published fits were made. Some papers write one power less
     (``shear_power=2``).
 
     Source: He et al., PNAS 121 (2024) e2401162121; Burghardt et al., Phys. Rev. E 85 (2012) 021402.
