@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxkern.core import compat
+from jaxkern.core.op import pvary
+
 ROW_BLOCK = 32
 """Rows whose sums are added to a state at once: chunks that split at its multiples give the
 identical bits."""
@@ -270,4 +273,9 @@ def two_time_normal_equations(
         sums = jnp.stack([factor * chi2, factor * cost, number, mirrored])
         return state + jnp.concatenate([gram[upper], rhs, sums]), None
 
-    return lax.scan(add, initial, xs)[0]
+    # Inside shard_map a carry varies over devices as its sums do.
+    operands = (A, X, tangents_A, tangents_X, contrast, offset, data, quantization, sigma, keep)
+    varying = frozenset[str]().union(
+        *(compat.varying_axes(v) for v in (*operands, f_scale, first_row, initial))
+    )
+    return lax.scan(add, pvary(initial, varying), xs)[0]
