@@ -78,6 +78,8 @@ class ApsFile:
 
     Example:
       >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
       >>> path = xpcs.write_aps(tmp / "two.h5", np.ones((2, 8, 8)), q=0.01, phi=[0, 90])
       >>> with xpcs.ApsFile(path) as file:
       ...     file.shape, file.read(1, 0, 3).shape
@@ -142,6 +144,8 @@ def load_aps(
 
     Example:
       >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
       >>> path = xpcs.write_aps(tmp / "two.h5", np.ones((2, 8, 8)), q=0.01, phi=[0, 90])
       >>> xpcs.load_aps(path).c2.shape
       (2, 8, 8)

@@ -110,6 +110,8 @@ def write_aps(
 
     Example:
       >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
       >>> xpcs.write_aps(tmp / "one.h5", np.ones((1, 8, 8)), q=0.01, phi=[0.0]).name
       'one.h5'
     """

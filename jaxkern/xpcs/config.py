@@ -176,6 +176,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     Example:
       >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
       >>> _ = (tmp / "fit.yaml").write_text("optimization: {loss: huber}")
       >>> xpcs.load_config(tmp / "fit.yaml").optimization.loss
       'huber'

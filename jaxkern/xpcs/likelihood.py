@@ -68,7 +68,7 @@ def log_likelihood(
       >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
       >>> value, slope = jax.value_and_grad(jk.xpcs.log_likelihood, 1)(
       ...     model, model.defaults, .3, 1., data, .01)
-      >>> abs(float(value)) < 1e-9, slope.shape
+      >>> abs(float(value)) < 1e-3, slope.shape
       (True, (3,))
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)

@@ -285,7 +285,7 @@ def normal_equations(
       >>> model = jk.xpcs.LaminarFlow(geometry)
       >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
       >>> ne = jk.xpcs.normal_equations(model, model.defaults, .3, 1., data, .01)
-      >>> ne.jtj.shape, float(ne.chi2) < 1e-9, int(ne.count)
+      >>> ne.jtj.shape, float(ne.chi2) < 1e-3, int(ne.count)
       ((13, 13), True, 7350)
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)

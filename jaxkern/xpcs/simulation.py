@@ -94,6 +94,8 @@ def simulate_to_file(
       >>> from jaxkern import xpcs
       >>> t = 0.1 * np.arange(20)
       >>> model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
       >>> xpcs.simulate_to_file(tmp / "s.h5", model, model.defaults, 0.3, 1.0, noise=0.02).name
       's.h5'
     """

@@ -17,9 +17,9 @@ MODULES = ("aps", "aps_writer", "config", "prepare", "simulation")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name, tmp_path):
+def test_examples_run(name):
     module = importlib.import_module(f"jaxkern.xpcs.{name}")
-    result = doctest.testmod(module, extraglobs={"tmp": tmp_path, "np": np})
+    result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted > 0
     assert result.failed == 0
 
