@@ -269,7 +269,9 @@ def two_time_normal_equations(
         mirrored = number if symmetric == 1 else jnp.zeros((), dtype)
         if x["mirrored"] is not None:
             mirrored = jnp.sum(counts & x["mirrored"], dtype=dtype)
-        chi2, cost = jnp.sum(scaled * scaled), f_scale**2 * jnp.sum(jnp.where(counts, rho, 0.0))
+        cost = chi2 = jnp.sum(scaled * scaled)
+        if loss != 0:  # the linear cost does not depend on f_scale, not even by rounding
+            cost = f_scale**2 * jnp.sum(jnp.where(counts, rho, 0.0))
         sums = jnp.stack([factor * chi2, factor * cost, number, mirrored])
         return state + jnp.concatenate([gram[upper], rhs, sums]), None
 

@@ -155,9 +155,7 @@ def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict
         # Gradients by half-precision data are themselves rounded to half precision.
         tolerance = 1e-2 if data == np.float16 else 1e-5 if dtype == np.float64 else 2e-3
         case = {"op": xpcs.two_time_normal_equations, "samples": samples, "static": static}
-        # A gradient whose terms cancel keeps the rounding of terms that are far larger.
-        absolute = 5e-2 if dtype == np.float32 else tolerance
-        return {**case, "rtol": tolerance, "atol": absolute}
+        return {**case, "rtol": tolerance, "atol": tolerance}
 
     return make
 
