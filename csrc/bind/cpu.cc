@@ -5,6 +5,7 @@
 #include "core/module.h"
 #include "core/simd_level.h"
 #include "image/handlers.h"
+#include "ring/bind.h"
 #include "xpcs/handlers.h"
 
 namespace nb = nanobind;
@@ -33,6 +34,7 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::ring::define_ring(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");
