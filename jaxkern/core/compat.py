@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax._src.array import ArrayImpl
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -60,14 +58,6 @@ def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
         return array
     _import_dlpack = None
     return array_from_dlpack(capsule, device)
-
-
-def uncommitted(
-    array: jax.Array, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding
-) -> jax.Array:
-    """An array on one device that computations may move to where their other operands are."""
-    aval = jax.core.ShapedArray(shape, np.dtype(dtype))
-    return ArrayImpl(aval, sharding, [array], committed=False, _skip_checks=True)  # type: ignore
 
 
 def sdy_sharding_rule(

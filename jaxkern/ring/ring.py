@@ -63,7 +63,8 @@ class Ring:
       struct: the pytree of ``jax.ShapeDtypeStruct`` (or of arrays) that every batch matches.
       capacity: the number of slots.
       start: the index of the first batch.
-      device: where `get` puts batches: a device or a sharding; None for JAX's default device.
+      device: where `get` puts batches: a device or a sharding; None for JAX's default device. The
+        arrays are committed to it.
       pop_timeout: seconds that `pop` and `push` in jitted code wait at most, since nothing can
         interrupt them; None for ever.
 
@@ -301,28 +302,25 @@ class _Placement:
         one = _one_device(device)
         self.zero_copy = one is not None and one.platform == "cpu"
         self._one = one
-        self._sharding: Any = jax.sharding.SingleDeviceSharding(one) if one is not None else None
         self._arrays = len(structure.leaves)
 
     def batch(self, leaves: list[Any]) -> Any:
         if self.zero_copy:
-            arrays = [self._own(*pair) for pair in zip(leaves, self._structure.leaves, strict=True)]
+            arrays = [self._own(i, leaf) for i, leaf in enumerate(leaves)]
             self._native.count_hand_over(self._arrays, 0)
         else:
             # JAX keeps the host array, and that the slot, until the transfer has ended.
-            arrays = jax.device_put(self._structure.views(leaves), self._device)
+            arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
             self._native.count_hand_over(0, self._arrays)
         return self._structure.treedef.unflatten(arrays)
 
-    def _own(self, leaf: Any, struct: jax.ShapeDtypeStruct) -> jax.Array:
+    def _own(self, i: int, leaf: Any) -> jax.Array:
         if isinstance(leaf, np.ndarray):  # a dtype that DLPack has no code for
+            struct = self._structure.leaves[i]
             view = leaf.view(struct.dtype).reshape(struct.shape)
-            placed: jax.Array = jax.device_put(view, self._device)
+            placed: jax.Array = jax.device_put(view, self._one)
             return placed
-        array = compat.array_from_dlpack(leaf, self._one)
-        if self._device is not None:
-            return array
-        return compat.uncommitted(array, struct.shape, struct.dtype, self._sharding)
+        return compat.array_from_dlpack(leaf, self._one)
 
 
 def _one_device(device: Any) -> Any:
