@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import compat, registry
@@ -235,6 +236,11 @@ class Ring:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def token(self) -> jax.Array:
+        """uint32 [2]: the ring's name for the first `pop` or `push` of a jitted program."""
+        words = (self._key & 0xFFFFFFFF, self._key >> 32)
+        return jnp.asarray(np.array(words, np.uint32))
 
     def stats(self) -> RingStats:
         """What has happened so far, see `RingStats`."""

@@ -37,15 +37,29 @@ class Structure:
 
     def buffers(self, batch: Any) -> list[Any]:
         """The leaves of a batch as contiguous buffers; raises where it differs from the ring's."""
+        return [
+            _buffer(name, leaf, want)
+            for name, leaf, want in zip(self.names, self._flatten(batch), self.leaves, strict=True)
+        ]
+
+    def _flatten(self, batch: Any) -> list[Any]:
         leaves, treedef = jax.tree.flatten(batch)
         if treedef != self.treedef:
             raise ValueError(
                 f"the batch has the structure {treedef}; the ring wants {self.treedef}"
             )
-        return [
-            _buffer(name, leaf, want)
-            for name, leaf, want in zip(self.names, leaves, self.leaves, strict=True)
-        ]
+        return leaves
+
+    def program_leaves(self, batch: Any) -> list[jax.Array]:
+        """The leaves of a batch of a traced program; raises where it differs from the ring's."""
+        leaves = [jnp.asarray(leaf) for leaf in self._flatten(batch)]
+        for name, leaf, want in zip(self.names, leaves, self.leaves, strict=True):
+            if leaf.shape != want.shape or leaf.dtype != want.dtype:
+                raise ValueError(
+                    f"{name} is {leaf.dtype}{list(leaf.shape)}; the ring wants "
+                    f"{want.dtype}{list(want.shape)}"
+                )
+        return leaves
 
     def views(self, slots: Sequence[Any]) -> list[np.ndarray]:
         """Arrays of the leaves' shapes and dtypes over bytes."""
