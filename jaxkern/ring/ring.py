@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -383,8 +384,17 @@ def _interruptible() -> bool:
 
 
 def _close_open() -> None:
-    for ring in list(_open):
+    rings = [ring for ring in list(_open) if not ring.closed]
+    for ring in rings:
         ring.close(timeout=1.0)
+    if not rings:
+        return
+    # Python ends daemon threads where they next need its lock; in native code, such as the return
+    # of a program that waited for a batch, that ends the process. They have a moment to leave it.
+    deadline = time.monotonic() + 0.5
+    for thread in threading.enumerate():
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # Before Python waits for threads that are not daemons, which may wait in a ring; an ordinary exit
