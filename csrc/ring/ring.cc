@@ -5,6 +5,7 @@
 #include <atomic>
 #include <limits>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 
 namespace jaxkern::ring {
@@ -42,18 +43,44 @@ Status forked_child() {
           -1};
 }
 
+// A thread looks for a change this long before it sleeps: about what falling asleep and being woken
+// cost, so that a wait never costs more than twice the better choice.
+constexpr std::chrono::microseconds kBeforeSleep(5);
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool several_cores() {
+  static const bool several = std::thread::hardware_concurrency() > 1;
+  return several;
+}
+
 // Waits until `ready()`, and adds the time to `total`. False when the deadline came first.
+// `changes` counts what may make it ready.
 template <typename Ready>
 bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, int& waiting,
-          Deadline deadline, double& total, const Ready& ready) {
+          const std::atomic<uint32_t>& changes, Deadline deadline, double& total,
+          const Ready& ready) {
   if (ready()) return true;
   if (deadline == kNow) return false;
   const Clock::time_point begin = Clock::now();
+  const Clock::time_point sleep = std::min(begin + kBeforeSleep, deadline);
+  bool done = false;
+  while (!done && several_cores() && Clock::now() < sleep) {
+    const uint32_t seen = changes.load(std::memory_order_relaxed);
+    lock.unlock();
+    while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
+    lock.lock();
+    done = ready();
+  }
   ++waiting;
-  bool done = true;
-  if (deadline == kNoDeadline) {
+  if (!done && deadline == kNoDeadline) {
     condition.wait(lock, ready);
-  } else {
+    done = true;
+  } else if (!done) {
     done = condition.wait_until(lock, deadline, ready);
   }
   --waiting;
@@ -235,10 +262,12 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   };
   bool done = false;
   if (next) {
-    done = wait(producers_next_, lock, waiting_next_, deadline, counts_.producer_wait, settled);
+    done = wait(producers_next_, lock, waiting_next_, changes_, deadline, counts_.producer_wait,
+                settled);
   } else {
     const auto waited = waited_indices_.insert(index);
-    done = wait(producers_index_, lock, waiting_index_, deadline, counts_.producer_wait, settled);
+    done = wait(producers_index_, lock, waiting_index_, changes_, deadline, counts_.producer_wait,
+                settled);
     waited_indices_.erase(waited);
   }
   if (!refused.ok()) return refused;
@@ -274,6 +303,7 @@ Status Ring::commit(Slot&& slot) {
   ++ready_;
   const bool wake = index == next_ && waiting_take_ > 0;
   lock.unlock();
+  ++changes_;  // unlocked, so that who sees it need not wait for the mutex
   if (wake) consumers_.notify_one();
   slot.ring_.reset();
   return {Outcome::kOk, {}, index};
@@ -295,8 +325,16 @@ Status Ring::fail(Slot&& slot, const std::string& message) {
   if (forked()) return forked_child();
   if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
   const int64_t index = slot.index_;
-  slot.abandon();
-  return fail(index, message);
+  const std::shared_ptr<Ring> self = std::move(slot.ring_);
+  std::vector<BlockRef> unwanted;
+  Lock lock(mutex_);
+  empty(index, std::move(slot.blocks_), &unwanted);
+  if (closed_) return ring_closed();
+  failures_.emplace(index, message);
+  if (index == next_) wake_consumers();
+  lock.unlock();
+  ++changes_;
+  return {Outcome::kOk, {}, index};
 }
 
 Status Ring::finish(int64_t end) {
@@ -326,7 +364,7 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
-  if (!wait(consumers_, lock, waiting_take_, deadline, counts_.consumer_wait,
+  if (!wait(consumers_, lock, waiting_take_, changes_, deadline, counts_.consumer_wait,
             [this] { return deliverable(); })) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
@@ -354,6 +392,7 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
   wake_producers();
   lock.unlock();
+  ++changes_;
   if (status.ok())
     batch->held_ = std::make_shared<Held>(shared_from_this(), index, std::move(blocks));
   return status;
@@ -399,6 +438,12 @@ void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted
   }
 }
 
+void Ring::empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted) {
+  entry(index).state = State::kEmpty;
+  --filling_;
+  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), unwanted);
+}
+
 void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   if (forked()) {
     new std::vector<BlockRef>(std::move(blocks));
@@ -406,9 +451,7 @@ void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   }
   std::vector<BlockRef> unwanted;
   Lock lock(mutex_);
-  entry(index).state = State::kEmpty;
-  --filling_;
-  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), &unwanted);
+  empty(index, std::move(blocks), &unwanted);
   // The index is free again: where none behind it was put, the next producer gets it.
   next_put_ = failures_.empty() ? next_ : failures_.rbegin()->first + 1;
   for (int64_t i = next_; i < next_ + capacity_; ++i) {
@@ -422,6 +465,8 @@ void Ring::unheld() {
   Lock lock(mutex_);
   --held_;
   wake_producers();
+  lock.unlock();
+  ++changes_;
 }
 
 void Ring::wake_producers() {
