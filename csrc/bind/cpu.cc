@@ -4,6 +4,7 @@
 
 #include "core/module.h"
 #include "core/simd_level.h"
+#include "image/bind.h"
 #include "image/handlers.h"
 #include "ring/bind.h"
 #include "ring/handlers.h"
@@ -37,7 +38,9 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::image::define_chain_producer(m);
   jaxkern::ring::define_ring(m);
+  jaxkern::ring::define_assembly(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");

@@ -1,4 +1,4 @@
-// The ring as a class of the CPU module.
+// The ring and batch assembly as classes of the CPU module.
 #ifndef JAXKERN_RING_BIND_H_
 #define JAXKERN_RING_BIND_H_
 
@@ -7,6 +7,7 @@
 namespace jaxkern::ring {
 
 void define_ring(nanobind::module_& module);
+void define_assembly(nanobind::module_& module);
 
 }  // namespace jaxkern::ring
 

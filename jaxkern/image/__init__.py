@@ -11,12 +11,14 @@ from jaxkern.image.geometric import (
     Resize,
 )
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.producer import ChainProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
 
 __all__ = [
     "CenterCrop",
+    "ChainProducer",
     "Compose",
     "CutMix",
     "MixUp",

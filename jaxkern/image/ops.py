@@ -18,7 +18,8 @@ _Struct = jax.ShapeDtypeStruct
 _FLOPS = {Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18}
 
 
-def _attributes(plan: Plan, **_: Any) -> dict[str, Any]:
+def plan_attributes(plan: Plan, **_: Any) -> dict[str, Any]:
+    """The attributes of a chain's call: its structure, nothing of a sample."""
     rows = plan.segments
     return {
         "filter": np.asarray([s.filter for s in rows], np.int32),
@@ -41,7 +42,7 @@ chain = Op(
     version=1,
     abstract=lambda pixels, *parameters, plan: plan.output(),
     impl=twin.image_chain,
-    attributes=_attributes,
+    attributes=plan_attributes,
     cost=lambda pixels, *parameters, plan: _chain_cost(
         plan, pixels.size * np.dtype(pixels.dtype).itemsize
     ),
@@ -52,7 +53,7 @@ ragged_chain = Op(
     version=1,
     abstract=lambda buffer, *parameters, plan, max_height, max_width: plan.output(),
     impl=twin.ragged_chain,
-    attributes=_attributes,
+    attributes=plan_attributes,
     # At most: how much of an image is there is known at run time only.
     cost=lambda buffer, *parameters, plan, max_height, max_width: _chain_cost(
         plan, max_height * max_width * plan.channels

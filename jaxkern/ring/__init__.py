@@ -1,8 +1,11 @@
 """A native ring buffer between producers of batches and a training loop."""
 
+from jaxkern.ring.assembly import Assembly as Assembly
+from jaxkern.ring.assembly import RecordProducer as RecordProducer
 from jaxkern.ring.errors import ProducerError as ProducerError
 from jaxkern.ring.errors import RingClosed as RingClosed
 from jaxkern.ring.errors import RingError as RingError
+from jaxkern.ring.mapped import map_hdf5 as map_hdf5
 from jaxkern.ring.program import pop as pop
 from jaxkern.ring.program import push as push
 from jaxkern.ring.ring import Ring as Ring
@@ -10,12 +13,15 @@ from jaxkern.ring.ring import RingSlot as RingSlot
 from jaxkern.ring.statistics import RingStats as RingStats
 
 __all__ = [
+    "Assembly",
     "ProducerError",
+    "RecordProducer",
     "Ring",
     "RingClosed",
     "RingError",
     "RingSlot",
     "RingStats",
+    "map_hdf5",
     "pop",
     "push",
 ]

@@ -223,8 +223,7 @@ class Ring:
           ProducerError: when a native producer failed.
           RingClosed: when the ring is, or becomes, closed.
         """
-        place = self._placement or self._place()
-        return place.batch(self._take(timeout, place.zero_copy)[1])
+        return self._get(timeout)[1]
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -271,6 +270,12 @@ class Ring:
 
     def __repr__(self) -> str:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
+
+    def _get(self, timeout: float | None) -> tuple[int, Any]:
+        """(index, batch)"""
+        place = self._placement or self._place()
+        index, leaves = self._take(timeout, place.zero_copy)
+        return index, place.batch(leaves)
 
     def _take(self, timeout: float | None, dlpack: bool) -> tuple[int, list[Any]]:
         outcome, message, index, leaves = self._native.take(

@@ -1,0 +1,388 @@
+// The threads' queue of batches, and how each fills its slot.
+#include "ring/assembly.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "ring/memory.h"
+
+namespace jaxkern::ring {
+namespace {
+
+// A producer runs on so many records at a time, so that a close does not wait for a whole batch.
+constexpr int64_t kRunRecords = 8;
+constexpr size_t kMessageSize = 512;
+// Batches that together stay in a processor's cache are written through it: the consumer finds
+// them there. Beyond, a store would read memory only to overwrite it.
+constexpr int64_t kCachedBytes = int64_t{8} << 20;
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+// Parameters of one producer for the records of one `submit`.
+struct Operands {
+  std::vector<std::vector<uint64_t>> data;  // of 8-byte words, so that every record's are aligned
+  std::vector<int64_t> strides;
+};
+
+struct Chunk {
+  std::vector<int64_t> records;
+  std::vector<Operands> operands;  // [leaf]
+};
+
+// One batch: records [begin, begin + count) of a chunk.
+struct Job {
+  std::shared_ptr<const Chunk> chunk;
+  int64_t begin = 0, count = 0, index = 0;
+};
+
+}  // namespace
+
+Producer::Producer(const JaxkernProducer& abi) {
+  if (abi.version != JAXKERN_PRODUCER_VERSION || abi.size < sizeof(JaxkernProducer)) {
+    throw std::invalid_argument(
+        "the producer has ABI version " + text(abi.version) + " and size " + text(abi.size) +
+        "; wanted version " + text(JAXKERN_PRODUCER_VERSION) + " and at least " +
+        text(sizeof(JaxkernProducer)) + ": build it with this jaxkern's core/producer.h");
+  }
+  bool sound = abi.retain != nullptr && abi.release != nullptr && abi.run != nullptr &&
+               abi.row_bytes >= 0 && abi.output_bytes >= 0 && abi.operands >= 0 &&
+               (abi.operands == 0 || abi.operand_bytes != nullptr);
+  for (int64_t i = 0; sound && i < abi.operands; ++i) sound = abi.operand_bytes[i] >= 0;
+  if (!sound) throw std::invalid_argument("the producer lacks a function or has a negative size");
+  abi.retain(abi.state);
+  state_ = std::shared_ptr<const JaxkernProducer>(new JaxkernProducer(abi),
+                                                  [](const JaxkernProducer* last) {
+                                                    last->release(last->state);
+                                                    delete last;
+                                                  });
+}
+
+struct Assembly::State {
+  std::shared_ptr<Ring> ring;
+  std::vector<AssemblyLeaf> leaves;
+  AssemblyOptions options;
+  bool stream = false;
+  const uint64_t generation = process_generation();
+
+  std::atomic<bool> stop{false};
+  std::mutex mutex;                        // guards everything below
+  std::condition_variable work, has_room;  // for threads; for who submits
+  std::deque<Job> jobs;
+  int64_t next = 0;  // the index of the next batch to be submitted
+  bool finished = false, short_batch = false;
+  int64_t running = 0;
+  std::mutex joining;
+  std::vector<std::thread> threads;
+
+  bool forked() const { return generation != process_generation(); }
+  void check() const;
+  void start_threads();
+  void serve();
+  Status make(const Job& job);
+  std::string fill(const Job& job, const Slot& slot);
+  std::string produce(const Job& job, size_t leaf, char* out);
+  void close();
+};
+
+void Assembly::State::check() const {
+  if (ring == nullptr) throw std::invalid_argument("there is no ring");
+  const std::vector<LeafSpec>& wanted = ring->leaves();
+  if (options.batch < 1 || options.workers < 1 || options.workers > 1024 || options.start < 0) {
+    throw std::invalid_argument("an assembly of " + text(options.workers) +
+                                " workers, batches of " + text(options.batch) + " and start " +
+                                text(options.start) +
+                                "; wanted 1 to 1024 workers, a batch of at least 1 and a start of "
+                                "0 or more");
+  }
+  if (leaves.empty() || leaves.size() + (options.mask ? 1 : 0) != wanted.size()) {
+    throw std::invalid_argument("the ring has " + text(static_cast<int64_t>(wanted.size())) +
+                                " leaves and " + text(static_cast<int64_t>(leaves.size())) +
+                                " arrays fill them; wanted one array a leaf, and at least one");
+  }
+  if (options.mask && wanted.back().bytes != options.batch) {
+    throw std::invalid_argument("the mask leaf has " + text(wanted.back().bytes) +
+                                " bytes; wanted one a record: " + text(options.batch));
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Rows& rows = leaves[i].rows;
+    const std::string name = "array " + text(static_cast<int64_t>(i));
+    if (rows.count != leaves[0].rows.count || rows.count < 0 || rows.bytes < 0 ||
+        static_cast<int32_t>(rows.cast) < 0 || static_cast<int32_t>(rows.cast) >= kCasts ||
+        (rows.base == nullptr && rows.count > 0 && rows.bytes > 0)) {
+      throw std::invalid_argument(name + " has " + text(rows.count) + " rows of " +
+                                  text(rows.bytes) + " bytes; wanted " +
+                                  text(leaves[0].rows.count) + " rows, as array 0");
+    }
+    int64_t record = rows.output_bytes(), all = 0;
+    if (leaves[i].producer) {
+      const JaxkernProducer& abi = leaves[i].producer.abi();
+      if (abi.row_bytes != rows.bytes || rows.cast != Cast::kNone) {
+        throw std::invalid_argument(name + " has rows of " + text(rows.bytes) +
+                                    " bytes; its producer reads " + text(abi.row_bytes));
+      }
+      record = abi.output_bytes;
+    }
+    if (__builtin_mul_overflow(record, options.batch, &all) || all != wanted[i].bytes) {
+      throw std::invalid_argument("leaf " + text(static_cast<int64_t>(i)) + " of the ring has " +
+                                  text(wanted[i].bytes) + " bytes; " + text(options.batch) +
+                                  " records of " + name + " make " + text(record) + " each");
+    }
+  }
+}
+
+// The records of a leaf, transformed; a message where the producer refuses.
+std::string Assembly::State::produce(const Job& job, size_t leaf, char* out) {
+  const AssemblyLeaf& source = leaves[leaf];
+  const JaxkernProducer& abi = source.producer.abi();
+  const Operands& given = job.chunk->operands[leaf];
+  std::vector<const void*> operands(given.data.size());
+  const void* rows[kRunRecords];
+  for (int64_t done = 0; done < job.count && !stop.load(std::memory_order_relaxed);) {
+    const int64_t first = job.begin + done;
+    JaxkernRecords records{};
+    records.count = std::min(kRunRecords, job.count - done);
+    for (int64_t k = 0; k < records.count; ++k) {
+      rows[k] = source.rows.at(job.chunk->records[static_cast<size_t>(first + k)]);
+    }
+    for (size_t k = 0; k < operands.size(); ++k) {
+      operands[k] = reinterpret_cast<const char*>(given.data[k].data()) + first * given.strides[k];
+    }
+    records.rows = rows;
+    records.operands = operands.data();
+    records.operand_strides = given.strides.data();
+    records.output = out + done * abi.output_bytes;
+    char message[kMessageSize] = "the producer failed without a message";
+    if (abi.run(abi.state, &records, message, sizeof message) != 0) {
+      message[kMessageSize - 1] = '\0';
+      return "records " + text(job.chunk->records[static_cast<size_t>(first)]) + " to " +
+             text(job.chunk->records[static_cast<size_t>(first + records.count - 1)]) + ": " +
+             message;
+    }
+    done += records.count;
+  }
+  return {};
+}
+
+std::string Assembly::State::fill(const Job& job, const Slot& slot) {
+  const int64_t* records = job.chunk->records.data() + job.begin;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const AssemblyLeaf& source = leaves[i];
+    const int64_t record =
+        source.producer ? source.producer.abi().output_bytes : source.rows.output_bytes();
+    char* out = slot.leaf(i);
+    if (source.producer) {
+      if (std::string problem = produce(job, i, out); !problem.empty()) return problem;
+    } else if (record > 0) {
+      gather(source.rows, records, job.count, out, stream, stop);
+    }
+    std::memset(out + job.count * record, 0,
+                static_cast<size_t>((options.batch - job.count) * record));
+  }
+  if (options.mask) {
+    char* mask = slot.leaf(leaves.size());
+    std::memset(mask, 1, static_cast<size_t>(job.count));
+    std::memset(mask + job.count, 0, static_cast<size_t>(options.batch - job.count));
+  }
+  return {};
+}
+
+// Not ok: nobody will take any more batches.
+Status Assembly::State::make(const Job& job) {
+  std::string problem;
+  try {
+    Slot slot;
+    Status status = ring->acquire(job.index, kNoDeadline, &slot);
+    if (!status.ok()) {
+      // An index that somebody else has put, or failed, is taken: the rest goes on.
+      return status.outcome == Outcome::kInvalid ? Status{} : status;
+    }
+    problem = fill(job, slot);
+    if (stop.load()) return {Outcome::kClosed, {}, -1};  // the slot is given back unfilled
+    if (problem.empty()) return ring->commit(std::move(slot));
+    return ring->fail(std::move(slot), problem);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  } catch (...) {
+    problem = "an exception that is no std::exception";
+  }
+  (void)ring->fail(job.index, problem);
+  return {};
+}
+
+void Assembly::State::serve() {
+  std::unique_lock<std::mutex> lock(mutex);
+  for (;;) {
+    work.wait(lock, [this] { return stop.load() || !jobs.empty() || finished; });
+    if (stop.load() || jobs.empty()) break;
+    const Job job = std::move(jobs.front());
+    jobs.pop_front();
+    has_room.notify_all();
+    lock.unlock();
+    const bool wanted = make(job).ok();
+    lock.lock();
+    if (!wanted) {
+      jobs.clear();
+      stop.store(true);
+      work.notify_all();
+    }
+  }
+  --running;
+  has_room.notify_all();
+}
+
+void Assembly::State::start_threads() {
+  for (int64_t i = 0; i < options.workers; ++i) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ++running;
+    }
+    try {
+      threads.emplace_back([this] { serve(); });
+    } catch (...) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        --running;
+      }
+      close();
+      throw;
+    }
+  }
+}
+
+void Assembly::State::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    stop.store(true);
+    jobs.clear();
+    work.notify_all();
+    has_room.notify_all();
+  }
+  ring->close();
+  std::lock_guard<std::mutex> lock(joining);
+  for (std::thread& thread : threads) thread.join();
+  threads.clear();
+}
+
+Assembly::Assembly(std::shared_ptr<Ring> ring, std::vector<AssemblyLeaf> leaves,
+                   const AssemblyOptions& options)
+    : state_(std::make_unique<State>()) {
+  state_->ring = std::move(ring);
+  state_->leaves = std::move(leaves);
+  state_->options = options;
+  state_->next = options.start;
+  state_->check();
+  int64_t bytes = 0;
+  for (const LeafSpec& leaf : state_->ring->leaves()) bytes += leaf.bytes;
+  state_->stream = bytes > kCachedBytes / state_->ring->capacity();
+  state_->start_threads();
+}
+
+Assembly::~Assembly() {
+  if (state_->forked()) {
+    (void)state_.release();  // its threads and who held its locks are the parent's
+  } else {
+    state_->close();
+  }
+}
+
+int64_t Assembly::submit(const int64_t* records, int64_t count,
+                         const std::vector<std::vector<AssemblyOperand>>& operands) {
+  State& s = *state_;
+  if (s.forked()) {
+    throw std::runtime_error(
+        "this assembly was made before the process forked and has no threads here; make a new one "
+        "in the child");
+  }
+  const int64_t rows = s.leaves[0].rows.count;
+  if (const int64_t at = first_outside(records, count, rows); at >= 0) {
+    throw std::out_of_range("record " + text(records[at]) + " at place " + text(at) +
+                            " is not in the arrays, which have records 0 to " + text(rows - 1));
+  }
+  auto chunk = std::make_shared<Chunk>();
+  chunk->records.assign(records, records + count);
+  chunk->operands.resize(s.leaves.size());
+  for (size_t i = 0; i < s.leaves.size(); ++i) {
+    const Producer& producer = s.leaves[i].producer;
+    const auto wanted = static_cast<size_t>(producer ? producer.abi().operands : 0);
+    const size_t given = i < operands.size() ? operands[i].size() : 0;
+    if (given != wanted) {
+      throw std::invalid_argument("leaf " + text(static_cast<int64_t>(i)) + " was given " +
+                                  text(static_cast<int64_t>(given)) +
+                                  " parameter arrays; its producer takes " +
+                                  text(static_cast<int64_t>(wanted)));
+    }
+    for (size_t k = 0; k < wanted; ++k) {
+      const AssemblyOperand& operand = operands[i][k];
+      const int64_t bytes = producer.abi().operand_bytes[k];
+      if (operand.record_bytes != bytes || (operand.records != count && operand.records != 1)) {
+        throw std::invalid_argument("parameter array " + text(static_cast<int64_t>(k)) +
+                                    " of leaf " + text(static_cast<int64_t>(i)) + " has " +
+                                    text(operand.records) + " records of " +
+                                    text(operand.record_bytes) + " bytes; wanted " + text(count) +
+                                    " or 1 of " + text(bytes));
+      }
+      const int64_t stored = operand.records == 1 ? 1 : count;
+      const int64_t stride = (bytes + 7) / 8 * 8;
+      std::vector<uint64_t> copy(static_cast<size_t>(stored * stride / 8));
+      for (int64_t r = 0; r < stored && bytes > 0; ++r) {
+        std::memcpy(reinterpret_cast<char*>(copy.data()) + r * stride,
+                    static_cast<const char*>(operand.data) + r * bytes, static_cast<size_t>(bytes));
+      }
+      chunk->operands[i].data.push_back(std::move(copy));
+      chunk->operands[i].strides.push_back(operand.records == 1 ? 0 : stride);
+    }
+  }
+  std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.finished) throw std::runtime_error("the assembly is finished and takes no more records");
+  if (s.short_batch) {
+    throw std::invalid_argument(
+        "the records before were no multiple of the batch, which only the "
+        "last ones may be");
+  }
+  if (s.stop.load()) return s.next;  // closed, here or by the consumer: nobody wants them
+  const int64_t batch = s.options.batch;
+  for (int64_t begin = 0; begin < count; begin += batch) {
+    s.jobs.push_back({chunk, begin, std::min(batch, count - begin), s.next++});
+  }
+  s.short_batch = count % batch != 0;
+  s.work.notify_all();
+  return s.next;
+}
+
+void Assembly::finish() {
+  State& s = *state_;
+  if (s.forked()) return;
+  int64_t end = 0;
+  {
+    std::lock_guard<std::mutex> lock(s.mutex);
+    if (s.finished) return;
+    s.finished = true;
+    end = s.next;
+    s.work.notify_all();
+  }
+  (void)s.ring->finish(end);
+}
+
+bool Assembly::wait_for_room(int64_t batches, Deadline deadline) {
+  State& s = *state_;
+  if (s.forked()) return true;
+  std::unique_lock<std::mutex> lock(s.mutex);
+  const auto room = [&] { return s.stop.load() || static_cast<int64_t>(s.jobs.size()) <= batches; };
+  if (deadline != kNoDeadline) return s.has_room.wait_until(lock, deadline, room);
+  s.has_room.wait(lock, room);
+  return true;
+}
+
+void Assembly::close() {
+  if (!state_->forked()) state_->close();
+}
+
+bool Assembly::closed() const { return state_->forked() || state_->stop.load(); }
+
+}  // namespace jaxkern::ring

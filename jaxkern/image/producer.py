@@ -1,0 +1,135 @@
+"""A `Compose` as a producer of records: it fills batches natively, without the interpreter."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkern.core import registry
+from jaxkern.image.batch import checked_images, checked_parameters
+from jaxkern.image.compose import Compose, Params
+from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.mixing import Mixing
+from jaxkern.image.ops import plan_attributes
+from jaxkern.image.plan import Layout, Operands, Plan
+from jaxkern.random import keys_of_words, record_words
+
+
+class ChainProducer:
+    """A fused chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
+
+    The parameters of many records are drawn by one compiled call ahead of the batches; the pixels
+    are read from the source's rows and written into the batch. The result is what
+    ``aug(record_keys(seed, epoch, records), images)`` gives.
+
+    Args:
+      aug: the chain; it must not mix images.
+      image: shape and dtype of one source image [H, W, C].
+      seed, epoch: integers that, with the record's number, decide its parameters.
+
+    Attributes:
+      struct: shape and dtype of one record's output.
+      capsule: the producer's C interface (core/producer.h); None where the chain changes nothing.
+
+    Raises:
+      ValueError: for a chain that mixes images.
+      RuntimeError: without the native library.
+
+    >>> import jax, numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.5)])
+    >>> jk.image.ChainProducer(aug, jax.ShapeDtypeStruct((8, 8, 3), np.uint8)).struct
+    ShapeDtypeStruct(shape=(4, 4, 3), dtype=float32)
+    """
+
+    def __init__(self, aug: Compose, image: Any, *, seed: int = 0, epoch: int = 0):
+        for transform in aug.transforms:
+            if isinstance(transform, Mixing):
+                raise ValueError(
+                    f"{transform!r} mixes the images of a batch, and records are made one by one; "
+                    "apply it to the batches in a Compose of its own"
+                )
+        library = registry.module("cpu")
+        if library is None:
+            raise RuntimeError(
+                "batches are filled by native code, and jaxkern's CPU library is not loaded: "
+                f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
+            )
+        self._aug = aug
+        self._image = jax.ShapeDtypeStruct(tuple(image.shape), image.dtype)
+        self._seed, self._epoch = seed, epoch
+        # The plan follows from shapes alone, so one image says it.
+        plans: list[Plan | None] = []
+
+        def trace(seed: Any, epoch: Any, ids: Any) -> Any:
+            folded = self._fold(self._draw(seed, epoch, ids), ids[0].shape[0])
+            plans.append(folded[0] if folded else None)
+            return folded[1] if folded else ()
+
+        jax.eval_shape(trace, *record_words(0, 0, np.zeros(1, np.int64)))
+        plan = plans[0]
+        self.capsule: Any = None
+        self.struct = self._image
+        if plan is not None:
+            self.struct = plan.output()
+            height, width, channels = self._image.shape
+            attributes = {k: np.asarray(v).tolist() for k, v in plan_attributes(plan).items()}
+            self.capsule = library.image_chain_producer(
+                **attributes,
+                channels=channels,
+                source_dtype=int(plan.source_dtype),
+                output_dtype=int(plan.output_dtype),
+                height=height,
+                width=width,
+            )
+        self._sample = jax.jit(trace)
+
+    def at(self, seed: int, epoch: int) -> ChainProducer:
+        """The same producer for another seed and epoch; nothing is compiled anew."""
+        other = object.__new__(ChainProducer)
+        other.__dict__.update(self.__dict__)
+        other._seed, other._epoch = seed, epoch
+        return other
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """The parameters of these records int64 [N], drawn: arrays [N or 1, ...]."""
+        if self.capsule is None:
+            return []
+        count = len(records)
+        # Few sizes, so that few programs are compiled; what a record gets depends on it alone.
+        padded = np.zeros(max(64, 1 << (count - 1).bit_length()), np.int64)
+        padded[:count] = records
+        with jax.default_device(_cpu()):
+            drawn = self._sample(*record_words(self._seed, self._epoch, padded))
+        return _per_record(drawn, count)
+
+    def operands_of(self, params: Params, count: int) -> list[np.ndarray]:
+        """The parameters of `count` records as `Compose.sample` drew them: arrays [N or 1, ...]."""
+        with jax.default_device(_cpu()):
+            folded = self._fold(params, count)
+            return [] if folded is None else _per_record(folded[1], count)
+
+    def _draw(self, seed: Any, epoch: Any, ids: Any) -> Params:
+        return self._aug.sample(keys_of_words(seed, epoch, ids), self._image.shape[:2])
+
+    def _fold(self, params: Params, count: int) -> tuple[Plan, Operands] | None:
+        aug = self._aug
+        batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))
+        given = checked_parameters(aug.transforms, params, count)
+        chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, aug.scale)
+        for transform, values in zip(aug.transforms, given, strict=True):
+            transform._fold(chain, values)
+        return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _per_record(operands: Sequence[Any], count: int) -> list[np.ndarray]:
+    arrays = [np.asarray(array) for array in operands]
+    return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
