@@ -17,7 +17,7 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kRowsAhead = 8;
 constexpr int64_t kLinesAhead = 4;
 // Shorter rows are not worth their partial lines.
-constexpr int64_t kLeastStreamed = 512;
+constexpr int64_t kLeastStreamed = 4096;
 
 void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < std::min(bytes, kLinesAhead * kLine); at += kLine) {

@@ -1,0 +1,273 @@
+// Batch assembly under closes, refusing producers and casts at random, against plain indexing;
+// build it with -fsanitize=thread and with address: usage: check_assembly [rounds] [seed].
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "image/producer.h"
+#include "ring/assembly.h"
+
+namespace {
+
+using namespace jaxkern::ring;  // NOLINT: a driver of this namespace alone
+
+std::atomic<int> g_failures{0};
+
+void expect(bool condition, const std::string& what) {
+  if (condition) return;
+  std::printf("check_assembly: %s\n", what.c_str());
+  ++g_failures;
+}
+
+template <typename Error, typename Call>
+void expect_throws(const Call& call, const std::string& part) {
+  try {
+    call();
+  } catch (const Error& error) {
+    expect(std::string(error.what()).find(part) != std::string::npos,
+           std::string("another message: ") + error.what());
+    return;
+  }
+  expect(false, "nothing was thrown: " + part);
+}
+
+// A producer that adds its parameter to each byte of a row, and refuses the record that it names.
+struct Adder {
+  static constexpr int64_t kBytes = 700;
+  std::atomic<int64_t> shares{1};
+  int64_t operand_bytes[1] = {8};
+
+  JaxkernProducer abi() {
+    JaxkernProducer made{};
+    made.version = JAXKERN_PRODUCER_VERSION;
+    made.size = sizeof made;
+    made.state = this;
+    made.retain = [](void* self) { ++static_cast<Adder*>(self)->shares; };
+    made.release = [](void* self) { --static_cast<Adder*>(self)->shares; };
+    made.row_bytes = made.output_bytes = kBytes;
+    made.operands = 1;
+    made.operand_bytes = operand_bytes;
+    made.run = [](void*, const JaxkernRecords* records, char* message, size_t size) -> int32_t {
+      for (int64_t i = 0; i < records->count; ++i) {
+        int64_t add = 0;
+        std::memcpy(
+            &add, static_cast<const char*>(records->operands[0]) + i * records->operand_strides[0],
+            sizeof add);
+        if (add < 0) {
+          std::snprintf(message, size, "refused at %d", static_cast<int>(i));
+          return 1;
+        }
+        const auto* row = static_cast<const uint8_t*>(records->rows[i]);
+        auto* out = static_cast<uint8_t*>(records->output) + i * kBytes;
+        for (int64_t k = 0; k < kBytes; ++k) out[k] = static_cast<uint8_t>(row[k] + add);
+      }
+      return 0;
+    };
+    return made;
+  }
+};
+
+struct Data {
+  explicit Data(int64_t count)
+      : rows(count), bytes(static_cast<size_t>(count * Adder::kBytes + 1)) {
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 700);
+    for (int64_t i = 0; i < count; ++i) labels.push_back(i - 3);
+  }
+  int64_t rows;
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> labels;
+
+  // Rows at odd addresses; 64-bit labels; rows for the producer.
+  std::vector<AssemblyLeaf> leaves(Adder& adder) const {
+    const auto* base = reinterpret_cast<const char*>(bytes.data());
+    return {{{base + 1, rows, Adder::kBytes, Adder::kBytes, Cast::kNone}, {}},
+            {{reinterpret_cast<const char*>(labels.data()), rows, 8, 8, Cast::kInt64ToInt32}, {}},
+            {{base, rows, Adder::kBytes, Adder::kBytes, Cast::kNone}, Producer(adder.abi())}};
+  }
+};
+
+std::shared_ptr<Ring> make_ring(int64_t batch, int64_t capacity) {
+  Options options;
+  options.capacity = capacity;
+  return Ring::create(
+      {leaf_spec("uint8", 1, {batch, Adder::kBytes}), leaf_spec("int32", 4, {batch}),
+       leaf_spec("uint8", 1, {batch, Adder::kBytes}), leaf_spec("bool", 1, {batch})},
+      options);
+}
+
+void check_batch(const Data& data, const Batch& batch, const std::vector<int64_t>& records,
+                 int64_t size) {
+  const int64_t first = batch.index() * size;
+  bool right = true;
+  for (int64_t k = 0; k < size; ++k) {
+    const bool there = first + k < static_cast<int64_t>(records.size());
+    const int64_t record = there ? records[static_cast<size_t>(first + k)] : 0;
+    const auto* row = data.bytes.data() + record * Adder::kBytes;
+    const auto* copied = reinterpret_cast<const uint8_t*>(batch.leaf(0)) + k * Adder::kBytes;
+    const auto* added = reinterpret_cast<const uint8_t*>(batch.leaf(2)) + k * Adder::kBytes;
+    for (int64_t b = 0; b < Adder::kBytes; ++b) {
+      right = right && copied[b] == (there ? row[b + 1] : 0) &&
+              added[b] == (there ? static_cast<uint8_t>(row[b] + record % 50) : 0);
+    }
+    right = right && reinterpret_cast<const int32_t*>(batch.leaf(1))[k] == (there ? record - 3 : 0);
+    right = right && batch.leaf(3)[k] == (there ? 1 : 0);
+  }
+  expect(right, "batch " + std::to_string(batch.index()) + " differs");
+}
+
+void run(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int64_t batch = 1 + static_cast<int64_t>(random() % 20);
+  const int64_t capacity = 1 + static_cast<int64_t>(random() % 4);
+  const int64_t workers = 1 + static_cast<int64_t>(random() % 4);
+  const bool closes = random() % 2 == 0, refuses = random() % 2 == 0;
+  const Data data(1 + static_cast<int64_t>(random() % 60));
+  std::vector<int64_t> records(random() % 400);
+  for (int64_t& record : records) record = static_cast<int64_t>(random()) & 0xffff;
+  for (int64_t& record : records) record %= data.rows;
+  Adder adder;
+  {
+    const std::shared_ptr<Ring> ring = make_ring(batch, capacity);
+    Assembly assembly(ring, data.leaves(adder), {batch, true, 0, workers});
+    const int64_t bad =
+        refuses && !records.empty() ? static_cast<int64_t>(random() % records.size()) : -1;
+    std::thread feeder([&] {
+      std::mt19937_64 own(seed + 1);
+      for (size_t begin = 0; begin < records.size();) {
+        const size_t most = static_cast<size_t>(batch) * (1 + own() % 4);
+        const size_t count = std::min(most, records.size() - begin);
+        std::vector<int64_t> add;
+        for (size_t k = begin; k < begin + count; ++k) {
+          add.push_back(static_cast<int64_t>(k) == bad ? -1 : records[k] % 50);
+        }
+        assembly.submit(records.data() + begin, static_cast<int64_t>(count),
+                        {{}, {}, {{add.data(), static_cast<int64_t>(count), 8}}});
+        begin += count;
+        (void)assembly.wait_for_room(static_cast<int64_t>(own() % 3), kNoDeadline);
+      }
+      assembly.finish();
+    });
+    const int64_t closing = closes ? static_cast<int64_t>(random() % 30) : -1;
+    std::thread closer;
+    const int64_t size = static_cast<int64_t>(records.size());
+    const int64_t batches = (size + batch - 1) / batch;
+    int64_t seen = 0;
+    for (;;) {
+      if (seen == closing) closer = std::thread([&] { assembly.close(); });
+      Batch got;
+      const Status status = ring->take(kNoDeadline, &got);
+      if (status.outcome == Outcome::kFinished) {
+        expect(seen == batches, "the stream ended early");
+        break;
+      }
+      if (status.outcome == Outcome::kClosed) {
+        expect(closes, "closed by nobody");
+        break;
+      }
+      expect(status.index == seen, "batch " + std::to_string(status.index) + " out of order");
+      ++seen;
+      if (status.outcome == Outcome::kFailed) {
+        expect(bad / batch == status.index && bad >= 0 &&
+                   status.message.find("refused at") != std::string::npos,
+               "another batch failed: " + status.message);
+        continue;
+      }
+      check_batch(data, got, records, batch);
+    }
+    if (closer.joinable()) closer.join();
+    feeder.join();
+  }
+  expect(adder.shares == 1, "the producer's shares were not given back");
+}
+
+void check_refusals() {
+  const Data data(10);
+  Adder adder;
+  const std::shared_ptr<Ring> ring = make_ring(4, 2);
+  const AssemblyOptions options{4, true, 0, 1};
+  auto leaves = data.leaves(adder);
+  leaves[0].rows.bytes = 699;
+  expect_throws<std::invalid_argument>([&] { Assembly(ring, leaves, options); }, "leaf 0");
+  leaves = data.leaves(adder);
+  leaves[2].rows.bytes = 1;
+  expect_throws<std::invalid_argument>([&] { Assembly(ring, leaves, options); }, "producer reads");
+  expect_throws<std::invalid_argument>([&] { Assembly(nullptr, leaves, options); }, "no ring");
+  JaxkernProducer old = adder.abi();
+  old.version = 0;
+  expect_throws<std::invalid_argument>([&] { Producer{old}; }, "ABI version 0");
+  old = adder.abi();
+  old.run = nullptr;
+  expect_throws<std::invalid_argument>([&] { Producer{old}; }, "lacks a function");
+
+  Assembly assembly(ring, data.leaves(adder), options);
+  const std::vector<int64_t> records = {1, 2, 3, 10, 0};
+  const int64_t add[5] = {};
+  const std::vector<std::vector<AssemblyOperand>> shared = {{}, {}, {{add, 1, 8}}};
+  expect_throws<std::out_of_range>([&] { assembly.submit(records.data(), 4, shared); },
+                                   "record 10 at place 3");
+  expect_throws<std::invalid_argument>([&] { assembly.submit(records.data(), 3, {}); },
+                                       "its producer takes 1");
+  expect_throws<std::invalid_argument>(
+      [&] { assembly.submit(records.data(), 3, {{}, {}, {{add, 2, 8}}}); }, "wanted 3 or 1");
+  expect(assembly.submit(records.data(), 3, shared) == 1, "one short batch");
+  expect_throws<std::invalid_argument>([&] { assembly.submit(records.data(), 3, shared); },
+                                       "no multiple");
+  assembly.finish();
+  expect_throws<std::runtime_error>([&] { assembly.submit(records.data(), 3, shared); },
+                                    "takes no more");
+}
+
+// An image chain's producer refuses bad plans and bad parameters, and gives its memory back.
+void check_chain() {
+  using namespace jaxkern::image;  // NOLINT
+  Plan plan{};
+  plan.segments = 1;
+  plan.segment[0] = {Filter::kNone, 2, 2, 0, Rounding::kKeep};
+  plan.channels = 3;
+  plan.output_dtype = Dtype::kF32;
+  Plan bad = plan;
+  bad.channels = 2;
+  expect_throws<std::invalid_argument>([&] { make_chain_producer(bad, 4, 4); }, "'channels'");
+  expect_throws<std::invalid_argument>([&] { make_chain_producer(plan, 0, 4); }, "0 x 4");
+  const JaxkernProducer* made = make_chain_producer(plan, 4, 4);
+  {
+    const Producer kept(*made);
+    made->release(made->state);
+    uint8_t image[48];
+    for (int i = 0; i < 48; ++i) image[i] = static_cast<uint8_t>(i);
+    Geometry geometry{1, 1, 2, 2, 2, 2, 0, 0, 2, 2, 0, 1, 0, 1};
+    const float affine[6] = {2, 2, 2, 1, 1, 1}, fill[3] = {};
+    const void* rows[1] = {image};
+    const void* operands[5] = {&geometry, affine, fill, nullptr, nullptr};
+    const int64_t strides[5] = {};
+    float out[12];
+    char message[100] = "";
+    const JaxkernRecords records{1, rows, operands, strides, out};
+    const auto& abi = kept.abi();
+    expect(abi.output_bytes == sizeof out, "the output's size");
+    expect(abi.run(abi.state, &records, message, sizeof message) == 0, message);
+    expect(out[0] == 2 * image[15] + 1 && out[11] == 2 * image[32] + 1, "the crop's values");
+    geometry.top = 3;
+    expect(abi.run(abi.state, &records, message, sizeof message) != 0, "a bad crop was run");
+    expect(std::string(message).find("'geometry'") != std::string::npos, message);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int rounds = count > 1 ? std::atoi(arguments[1]) : 300;
+  const auto seed = static_cast<uint64_t>(count > 2 ? std::atoll(arguments[2]) : 1);
+  check_refusals();
+  check_chain();
+  for (int i = 0; i < rounds; ++i) run(seed * 1000003 + static_cast<uint64_t>(i) * 17);
+  if (g_failures == 0) std::printf("check_assembly: %d rounds\n", rounds);
+  return g_failures == 0 ? 0 : 1;
+}
