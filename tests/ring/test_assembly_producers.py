@@ -1,0 +1,130 @@
+"""Image chains that native threads run straight into batches.
+
+Would catch: an augmentation that differs from `Compose.apply` on the same parameters, parameters of
+another record, a plan or parameters that the native side trusts, an epoch that compiles anew.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.image import (
+    ChainProducer,
+    Compose,
+    MixUp,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+)
+
+
+def bits(array) -> bytes:
+    return np.ascontiguousarray(np.asarray(array)).tobytes()
+
+
+def test_a_producer_that_refuses_fails_its_batch_only():
+    """Parameters that the kernel refuses: the batch's error, and the next ones go on."""
+
+    class Broken(ChainProducer):
+        def operands(self, records):
+            operands = super().operands(records)
+            operands[0] = operands[0].copy()
+            operands[0][records == 5, 0, 0] = 99  # a crop outside the image
+            return operands
+
+    images = np.zeros((12, 8, 8, 3), np.uint8)
+    aug = Compose([RandomCrop(4), Normalize(0.5, 0.5)])
+    producers = {"x": Broken(aug, images[0])}
+    with jk.ring.Assembly({"x": images}, np.arange(12), 2, producers=producers) as batches:
+        assert len([next(batches), next(batches)]) == 2
+        with pytest.raises(jk.ring.ProducerError, match=r"batch 2: records 4 to 5: .*'geometry'"):
+            next(batches)
+        assert len(list(batches)) == 3
+
+
+CHAINS = {
+    "crop": Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize(0.4, 0.3)]),
+    "u8": Compose([RandomCrop(20, padding=3), RandomVerticalFlip()]),
+    "bf16 NCHW": Compose(
+        [RandomResizedCrop(9, antialias=False), Normalize([0.1, 0.2, 0.3], 0.5)],
+        dtype=jnp.bfloat16,
+        layout="NCHW",
+    ),
+    "erase": Compose([Pad(2), Normalize(0.5, 0.5), RandomErasing(1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_equals_apply_on_the_same_parameters(name):
+    aug = CHAINS[name]
+    images = np.random.default_rng(0).integers(0, 256, (30, 24, 32, 3), np.uint8)
+    order = np.random.default_rng(1).permutation(30)
+    producer = ChainProducer(aug, images[0], seed=7, epoch=2)
+    arrays = {"image": images, "label": np.arange(30)}
+    batches = jk.ring.Assembly(
+        arrays, order, 8, remainder="pad", producers={"image": producer}, workers=2
+    )
+    with batches:
+        for i, batch in enumerate(batches):
+            records = order[8 * i : 8 * i + 8]
+            params = aug.sample(jk.random.record_keys(7, 2, records), (24, 32))
+            wanted = jax.jit(aug.apply)(images[records], params)
+            assert batch["image"].dtype == wanted.dtype
+            assert batch["image"].shape[1:] == wanted.shape[1:]
+            assert bits(batch["image"][: len(records)]) == bits(wanted)
+            assert not any(bits(batch["image"][len(records) :]))
+            assert batch["label"][: len(records)].tolist() == records.tolist()
+        assert i == 3
+
+
+def test_another_epoch_draws_anew_and_compiles_nothing():
+    images = np.zeros((4, 16, 16, 3), np.uint8)
+    producer = ChainProducer(CHAINS["crop"], images[0])
+    first = producer.operands(np.arange(4))
+    compiled = producer._sample._cache_size()
+    other = producer.at(0, 1)
+    assert bits(other.operands(np.arange(4))[0]) != bits(first[0])
+    assert bits(other.at(0, 0).operands(np.arange(4))[0]) == bits(first[0])
+    assert other._sample._cache_size() == compiled
+
+
+def test_a_chain_that_changes_nothing_copies():
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8)
+    producer = ChainProducer(Compose([RandomHorizontalFlip(0.0)]).eval(), images[0])
+    with jk.ring.Assembly({"x": images}, np.arange(6), 3, producers={"x": producer}) as batches:
+        np.testing.assert_array_equal(np.concatenate([b["x"] for b in batches]), images)
+
+
+def test_chains_that_cannot_be_run_record_by_record():
+    with pytest.raises(ValueError, match="mixes the images of a batch"):
+        ChainProducer(Compose([MixUp(0.2)]), np.zeros((4, 4, 3), np.uint8))
+    producer = ChainProducer(CHAINS["crop"], np.zeros((4, 4, 3), np.uint8))
+    arrays = {"x": np.zeros((5, 4, 5, 3), np.uint8)}
+    with pytest.raises(ValueError, match="reads 48"):  # rows of other images
+        jk.ring.Assembly(arrays, np.arange(4), 2, producers={"x": producer})
+
+
+def test_plans_are_checked_natively():
+    library = jk.core.registry.module("cpu")
+    plan = {"filter": [0], "size": [4, 4], "erasures": [0], "rounding": [0], "layout": 0}
+    rest = {"channels": 3, "source_dtype": 0, "output_dtype": 3, "height": 4, "width": 4}
+    assert library.image_chain_producer(**plan, **rest) is not None
+    for changed, problem in (
+        ({"filter": [9]}, "'filter' in segment 0"),
+        ({"size": [4]}, "1 segments with 1 sizes"),
+        ({"size": [0, 4]}, "'height'"),
+        ({"erasures": [99]}, "'erasures'"),
+        ({"channels": 2}, "'channels'"),
+        ({"output_dtype": 0}, "'rounding'"),
+        ({"height": 0}, "0 x 4"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            library.image_chain_producer(**{**plan, **rest, **changed})
