@@ -195,11 +195,11 @@ class PythonRing {
     Status status = call(kNow);
     if (status.outcome != Outcome::kTimeout) return status;
     const Deadline deadline = deadline_in(timeout);
-    const Visit visit(*visitors_);
     for (;;) {
       Deadline next = deadline;
       if (interruptible) next = std::min(next, Deadline(Clock::now() + kSignalPeriod));
       {
+        const Visit visit(*visitors_);  // ends before a signal's handler, which may close the ring
         nb::gil_scoped_release unlocked;
         status = call(next);
       }
