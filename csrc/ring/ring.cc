@@ -42,9 +42,12 @@ Status forked_child() {
           -1};
 }
 
-// A thread looks for a change this long before it sleeps: about what falling asleep and being woken
-// cost, so that a wait never costs more than twice the better choice.
+// A thread may look for a change this long before it sleeps: about what falling asleep and being
+// woken cost. Where that has not paid, as with long waits or busy cores, it sleeps at once, and
+// looks again one time in kProbe.
 constexpr std::chrono::microseconds kBeforeSleep(5);
+constexpr int kMostCredit = 4;
+constexpr uint32_t kProbe = 64;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -61,20 +64,22 @@ bool several_cores() {
 // `changes` counts what may make it ready.
 template <typename Ready>
 bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, int& waiting,
-          const std::atomic<uint32_t>& changes, Deadline deadline, double& total,
-          const Ready& ready) {
+          const std::atomic<uint32_t>& changes, Patience& patience, Deadline deadline,
+          double& total, const Ready& ready) {
   if (ready()) return true;
   if (deadline == kNow) return false;
   const Clock::time_point begin = Clock::now();
   const Clock::time_point sleep = std::min(begin + kBeforeSleep, deadline);
   bool done = false;
-  while (!done && several_cores() && Clock::now() < sleep) {
+  const bool looks = several_cores() && (patience.credit > 0 || ++patience.waits % kProbe == 0);
+  while (!done && looks && Clock::now() < sleep) {
     const uint32_t seen = changes.load(std::memory_order_relaxed);
     lock.unlock();
     while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
     lock.lock();
     done = ready();
   }
+  if (looks) patience.credit = std::clamp(patience.credit + (done ? 1 : -1), 0, kMostCredit);
   ++waiting;
   if (!done && deadline == kNoDeadline) {
     condition.wait(lock, ready);
@@ -214,12 +219,12 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   };
   bool done = false;
   if (next) {
-    done = wait(producers_next_, lock, waiting_next_, changes_, deadline, counts_.producer_wait,
-                settled);
+    done = wait(producers_next_, lock, waiting_next_, changes_, producers_patience_, deadline,
+                counts_.producer_wait, settled);
   } else {
     const auto waited = waited_indices_.insert(index);
-    done = wait(producers_index_, lock, waiting_index_, changes_, deadline, counts_.producer_wait,
-                settled);
+    done = wait(producers_index_, lock, waiting_index_, changes_, producers_patience_, deadline,
+                counts_.producer_wait, settled);
     waited_indices_.erase(waited);
   }
   if (!refused.ok()) return refused;
@@ -316,8 +321,8 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
-  if (!wait(consumers_, lock, waiting_take_, changes_, deadline, counts_.consumer_wait,
-            [this] { return deliverable(); })) {
+  if (!wait(consumers_, lock, waiting_take_, changes_, consumers_patience_, deadline,
+            counts_.consumer_wait, [this] { return deliverable(); })) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
