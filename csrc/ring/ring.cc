@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
@@ -43,9 +42,12 @@ Status forked_child() {
           -1};
 }
 
-// A thread looks for a change this long before it sleeps: about what falling asleep and being woken
-// cost, so that a wait never costs more than twice the better choice.
+// A thread may look for a change this long before it sleeps: about what falling asleep and being
+// woken cost. Where that has not paid, as with long waits or busy cores, it sleeps at once, and
+// looks again one time in kProbe.
 constexpr std::chrono::microseconds kBeforeSleep(5);
+constexpr int kMostCredit = 4;
+constexpr uint32_t kProbe = 64;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -62,20 +64,22 @@ bool several_cores() {
 // `changes` counts what may make it ready.
 template <typename Ready>
 bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, int& waiting,
-          const std::atomic<uint32_t>& changes, Deadline deadline, double& total,
-          const Ready& ready) {
+          const std::atomic<uint32_t>& changes, Patience& patience, Deadline deadline,
+          double& total, const Ready& ready) {
   if (ready()) return true;
   if (deadline == kNow) return false;
   const Clock::time_point begin = Clock::now();
   const Clock::time_point sleep = std::min(begin + kBeforeSleep, deadline);
   bool done = false;
-  while (!done && several_cores() && Clock::now() < sleep) {
+  const bool looks = several_cores() && (patience.credit > 0 || ++patience.waits % kProbe == 0);
+  while (!done && looks && Clock::now() < sleep) {
     const uint32_t seen = changes.load(std::memory_order_relaxed);
     lock.unlock();
     while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
     lock.lock();
     done = ready();
   }
+  if (looks) patience.credit = std::clamp(patience.credit + (done ? 1 : -1), 0, kMostCredit);
   ++waiting;
   if (!done && deadline == kNoDeadline) {
     condition.wait(lock, ready);
@@ -89,31 +93,6 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
 }
 
 }  // namespace
-
-LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> shape) {
-  LeafSpec leaf{std::move(dtype), item_size, std::move(shape), item_size};
-  bool fits = item_size > 0;
-  // An axis of size 0 makes the product exist whatever the others are.
-  const bool empty = std::find(leaf.shape.begin(), leaf.shape.end(), 0) != leaf.shape.end();
-  for (const int64_t size : leaf.shape) {
-    fits = fits && size >= 0;
-    if (!empty) fits = fits && !__builtin_mul_overflow(leaf.bytes, size, &leaf.bytes);
-  }
-  if (!fits) {
-    throw std::invalid_argument(
-        "a leaf has a negative size, no item size, or more than 2^63 - 1 bytes");
-  }
-  if (empty) leaf.bytes = 0;
-  return leaf;
-}
-
-const char* Statistics::verdict() const {
-  // A side that waits for less than 2% of the time is not held up by the other.
-  const double least = 0.02 * elapsed;
-  if (consumer_wait > 2 * producer_wait && consumer_wait > least) return "producer-bound";
-  if (producer_wait > 2 * consumer_wait && producer_wait > least) return "consumer-bound";
-  return "balanced";
-}
 
 Slot& Slot::operator=(Slot&& other) noexcept {
   abandon();
@@ -213,28 +192,6 @@ bool Ring::deliverable() const {
          (!failures_.empty() && failures_.begin()->first == next_);
 }
 
-Status Ring::ring_closed() const { return {Outcome::kClosed, "the ring is closed", -1}; }
-
-Status Ring::refuse(int64_t index, bool next) const {
-  if (closed_) return ring_closed();
-  if (end_ >= 0 && index >= end_) {
-    return {Outcome::kFinished,
-            next ? "the ring is finished: " + std::to_string(end_) + " is its end"
-                 : "index " + std::to_string(index) +
-                       " is behind the end: the ring is finished at " + std::to_string(end_),
-            -1};
-  }
-  const std::string name = "index " + std::to_string(index);
-  if (index < 0) return invalid(name + " is negative");
-  if (index < next_) return invalid(name + " was put twice: it has been delivered");
-  if (failures_.count(index) != 0) return invalid(name + " was put twice: it has failed");
-  if (index < next_ + capacity_ && entry(index).state != State::kEmpty) {
-    return invalid(name + " was put twice: it is " +
-                   (entry(index).state == State::kReady ? "ready" : "being filled"));
-  }
-  return {};
-}
-
 void Ring::name_index(int64_t index) { next_put_ = std::max(next_put_, index + 1); }
 
 std::vector<BlockRef> Ring::take_blocks() {
@@ -262,12 +219,12 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   };
   bool done = false;
   if (next) {
-    done = wait(producers_next_, lock, waiting_next_, changes_, deadline, counts_.producer_wait,
-                settled);
+    done = wait(producers_next_, lock, waiting_next_, changes_, producers_patience_, deadline,
+                counts_.producer_wait, settled);
   } else {
     const auto waited = waited_indices_.insert(index);
-    done = wait(producers_index_, lock, waiting_index_, changes_, deadline, counts_.producer_wait,
-                settled);
+    done = wait(producers_index_, lock, waiting_index_, changes_, producers_patience_, deadline,
+                counts_.producer_wait, settled);
     waited_indices_.erase(waited);
   }
   if (!refused.ok()) return refused;
@@ -364,8 +321,8 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
-  if (!wait(consumers_, lock, waiting_take_, changes_, deadline, counts_.consumer_wait,
-            [this] { return deliverable(); })) {
+  if (!wait(consumers_, lock, waiting_take_, changes_, consumers_patience_, deadline,
+            counts_.consumer_wait, [this] { return deliverable(); })) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
@@ -481,60 +438,6 @@ void Ring::wake_producers() {
 
 void Ring::wake_consumers() {
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_all();
-}
-
-std::string Ring::wait_for_batch() const {
-  std::string text = "batch " + std::to_string(next_) + ", which " +
-                     (entry(next_).state == State::kFilling ? "a producer is still filling"
-                                                            : "no producer has put");
-  std::string later;
-  for (int64_t i = next_ + 1; i < next_ + capacity_; ++i) {
-    if (entry(i).state != State::kReady) continue;
-    later += (later.empty() ? "" : ", ") + std::to_string(i);
-  }
-  return text + (later.empty() ? "" : "; later ones are ready: " + later);
-}
-
-std::string Ring::wait_for_slot(int64_t index) const {
-  return "a slot for batch " + std::to_string(index) + ": batch " + std::to_string(next_) +
-         " is the next to be delivered, and of " + std::to_string(capacity_) + " slots " +
-         std::to_string(ready_) + " are ready, " + std::to_string(filling_) + " being filled and " +
-         std::to_string(held_) + " held by the consumer";
-}
-
-Deadline Ring::pop_deadline() const {
-  return pop_timeout_.count() < 0 ? kNoDeadline : Clock::now() + pop_timeout_;
-}
-
-bool Ring::closed() const {
-  if (forked()) return true;
-  Lock lock(mutex_);
-  return closed_;
-}
-
-int64_t Ring::delivered() const {
-  if (forked()) return -1;
-  Lock lock(mutex_);
-  return next_;
-}
-
-Statistics Ring::statistics() const {
-  if (forked()) return {};
-  Lock lock(mutex_);
-  Statistics result = counts_;
-  if (first_use_ != Clock::time_point{})
-    result.elapsed = Seconds(Clock::now() - first_use_).count();
-  result.ready = ready_;
-  result.filling = filling_;
-  result.held = held_;
-  return result;
-}
-
-void Ring::count_hand_over(int64_t zero_copy, int64_t copied) {
-  if (forked()) return;
-  Lock lock(mutex_);
-  counts_.zero_copy += zero_copy;
-  counts_.copied += copied;
 }
 
 }  // namespace jaxkern::ring

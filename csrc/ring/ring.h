@@ -108,6 +108,12 @@ class Slot {
   std::vector<BlockRef> blocks_;
 };
 
+// Whether looking for a change before sleeping has paid lately.
+struct Patience {
+  int credit = 1;
+  uint32_t waits = 0;
+};
+
 // What the consumer keeps of one batch; the last owner gives everything back.
 struct Held {
   Held(std::shared_ptr<Ring> owner, int64_t which, std::vector<BlockRef> memory)
@@ -215,6 +221,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   mutable std::mutex mutex_;          // guards everything below
   std::atomic<uint32_t> changes_{0};  // read without the mutex by those who are about to wait
   std::condition_variable producers_next_, producers_index_, consumers_;
+  Patience producers_patience_, consumers_patience_;
   int waiting_next_ = 0, waiting_index_ = 0, waiting_take_ = 0;
   std::multiset<int64_t> waited_indices_;  // of producers that wait for a given index
   std::vector<Entry> entries_;             // [capacity]: index % capacity
