@@ -82,8 +82,13 @@ def kept_frames(keep: Any, n_phi: int, n_t: int) -> jax.Array:
 
 def quantization_of(quantization: Any, data: jax.Array, n_phi: int, dtype: Any) -> jax.Array:
     """Step and zero of integer data as [1 or n_phi, 2]; (1, 0) for floats."""
+    floats = jnp.issubdtype(data.dtype, jnp.floating)
+    if floats and quantization is not None:
+        raise ValueError(
+            f"quantization is given for data of {data.dtype}; wanted uint16 data, or none"
+        )
     if quantization is None:
-        if not jnp.issubdtype(data.dtype, jnp.floating):
+        if not floats:
             raise ValueError(
                 f"data is {data.dtype}, quantized, but quantization is missing; give (step, zero): "
                 "the value is zero + step * data"

@@ -98,7 +98,7 @@ def accumulate(
       f_scale: residual beyond which a robust loss takes a point as an outlier.
       symmetric: True takes the part above the diagonal for both; False takes every point; "auto"
         compares mirrored tiles of data and sigma, and wants whole matrices.
-      quantization: (step, zero), or [n_phi, 2], of data that stand for zero + step * data.
+      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
 
     Returns:
       States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper

@@ -219,6 +219,7 @@ def two_time_normal_equations(
 ) -> jax.Array:
     """`initial` [S] plus the sums over data [m, n], rows first_row .. first_row + m of the matrix.
 
+    Data are taken as they are, uint16 as zero + step * data with (step, zero) = quantization.
     The basis of a point is [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions.
     A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
     chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2.
@@ -242,6 +243,7 @@ def two_time_normal_equations(
     upper = jnp.triu_indices(2 + tangents_A.shape[0] + tangents_X.shape[0])
     factor = 2.0 if symmetric == 1 else 1.0
     step, zero = quantization[0], quantization[1]
+    quantized = jnp.issubdtype(data.dtype, jnp.integer)
 
     def add(state: jax.Array, x: dict[str, Any]) -> tuple[jax.Array, None]:
         row = jnp.clip(x["row"], 0, n - 1)
@@ -257,7 +259,9 @@ def two_time_normal_equations(
         f, a, h = slopes(apart(A), apart(X), shear_power)
         basis = [jnp.ones_like(f)[None], f[None], a * apart(tangents_A), h * apart(tangents_X)]
         flat = jnp.concatenate(basis).reshape(-1, ROW_BLOCK * n)
-        value = zero + step * x["data"].astype(dtype)
+        value = x["data"].astype(dtype)
+        if quantized:
+            value = zero + step * value
         residual = jnp.where(counts, value - (offset + contrast * f), 0.0)
         scaled = residual / jnp.where(counts, deviation, 1.0)
         rho, weight = robust(loss, (scaled / f_scale) ** 2)

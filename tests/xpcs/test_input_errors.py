@@ -62,7 +62,11 @@ def test_bad_arguments(function, change, message):
             r"keep has shape \(32,\); wanted one value for each frame: \(33,\)",
         ),
         ({"data": DATA.astype(np.uint16)}, "uint16, quantized, but quantization is missing"),
-        ({"quantization": np.ones(3)}, r"quantization has shape \(3,\); wanted \(step, zero\)"),
+        (
+            {"data": DATA.astype(np.uint16), "quantization": np.ones(3)},
+            r"quantization has shape \(3,\); wanted \(step, zero\)",
+        ),
+        ({"quantization": (2.0, 1.0)}, "quantization is given for data of float64; wanted uint16"),
     ],
 )
 def test_bad_options(change, message):
