@@ -16,8 +16,9 @@ namespace jaxkern::xpcs {
 // one rounding, and so a relative one that grows as 1/x, and as 1/x^2 in the derivative.
 constexpr double kSeriesBelow = 0.5;
 
-// A sigma that is not above this means that the point counts for nothing.
-constexpr double kLeastSigma = 1e-10;
+// A sigma that is not above this means that the point counts for nothing. It is the float nearest to
+// 1e-10, which is a little more: 1e-10 itself counts for nothing in either precision.
+constexpr double kLeastSigma = 1e-10f;
 
 // sinc and its derivative where |x| < kSeriesBelow; the next terms are below 5e-17 of the values.
 template <typename Real>

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxkern.core import compat
@@ -23,7 +24,8 @@ ROW_BLOCK = 32
 identical bits."""
 
 TILE_COLUMNS = 128
-SIGMA_FLOOR = 1e-10
+# The float32 nearest to 1e-10, a little more, so that both precisions agree on 1e-10 itself.
+SIGMA_FLOOR = float(np.float32(1e-10))
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 
 # Below this |x|, 8 terms of the series give sinc and sinc' to rounding; above it the formulas lose

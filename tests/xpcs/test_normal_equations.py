@@ -319,6 +319,18 @@ def test_32_bit_mode():
     np.testing.assert_allclose(ne.chi2, wanted["chi2"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_sigma_at_its_floor_counts_for_nothing(x64):
+    """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
+    model, contrast, offset, data, *_ = problem(40)
+    with jax.enable_x64(x64):
+        for sigma in (1e-10, np.full(data.shape, 1e-10)):
+            given = (model, PARAMS, contrast, offset, data, sigma)
+            assert xpcs.normal_equations(*given).count == 0
+            assert not np.any(xpcs.residual(*given))
+            assert xpcs.normal_equations(*given[:-1], 1.01 * sigma).count == 3 * 40 * 39
+
+
 def test_nan_spoils_what_counts():
     """Data that are not numbers where they count are seen in the sums, never dropped."""
     model, contrast, offset, data, *_ = problem(40, symmetric=True)
