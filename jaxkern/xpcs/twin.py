@@ -190,7 +190,7 @@ def _mirrored_tiles(data: jax.Array, sigma: jax.Array, kept: jax.Array) -> jax.A
     equal = equal | ~(above & kept[:, None] & kept)
     starts = ROW_BLOCK * jnp.arange(-(-n // ROW_BLOCK))[:, None]
     equal = jnp.pad(equal, ((0, starts.shape[0] * ROW_BLOCK - n), (0, 0)), constant_values=True)
-    lines = jnp.all(equal.reshape(-1, ROW_BLOCK, n), axis=1)
+    lines = jnp.all(equal.reshape(starts.shape[0], ROW_BLOCK, n), axis=1)
     tile = jnp.maximum(index - starts, 0) // TILE_COLUMNS
     tiles = jnp.ones((starts.shape[0], 1 + n // TILE_COLUMNS), bool)
     tiles = tiles.at[jnp.arange(starts.shape[0])[:, None], tile].min(lines)
@@ -223,10 +223,13 @@ def two_time_normal_equations(
 
     Data are taken as they are, uint16 as zero + step * data with (step, zero) = quantization.
     The basis of a point is [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions.
-    A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
+    NaN for rows outside the matrix. A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
     chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2.
     """
     n, m, dtype = A.shape[0], data.shape[0], A.dtype
+    initial = jnp.where((first_row >= 0) & (first_row <= n - m), initial, jnp.nan)
+    if m == 0:
+        return initial
     count = -(-m // ROW_BLOCK)
     room = count * ROW_BLOCK - m
 
