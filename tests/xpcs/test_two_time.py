@@ -232,6 +232,9 @@ def test_g2_at_outside_is_nan():
     )
     assert np.isnan(values[:-1]).all()
     assert values[-1] == 1.3
+    for far in ([0, 2**32, 0], [-(2**32), 0, 0]):
+        value = jax.jit(lambda i: xpcs.g2_at(model, PARAMS, 0.3, 1.0, i))(jnp.asarray([far]))
+        assert np.isnan(value).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 161])
