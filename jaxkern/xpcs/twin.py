@@ -21,7 +21,7 @@ from jaxkern.core.op import pvary
 
 ROW_BLOCK = 32
 """Rows whose sums are added to a state at once: chunks that split at its multiples give the
-identical bits."""
+identical bits (in f32, where the kernels sum in f64, but for the rounding between chunks)."""
 
 TILE_COLUMNS = 128
 # The float32 nearest to 1e-10, a little more, so that both precisions agree on 1e-10 itself.
@@ -223,8 +223,8 @@ def two_time_normal_equations(
 
     Data are taken as they are, uint16 as zero + step * data with (step, zero) = quantization.
     The basis of a point is [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions.
-    NaN for rows outside the matrix. A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
-    chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2.
+    A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
+    chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2. NaN for rows outside.
     """
     n, m, dtype = A.shape[0], data.shape[0], A.dtype
     initial = jnp.where((first_row >= 0) & (first_row <= n - m), initial, jnp.nan)
