@@ -352,7 +352,8 @@ def test_rows_outside_the_matrix(backend):
         if backend == "jax":
             assert np.isnan(run(row)).all()
         else:
-            with pytest.raises(jax.errors.JaxRuntimeError, match=f"'first_row' is {row} and 'dat"):
+            refused = (jax.errors.JaxRuntimeError, ValueError)  # JAX's choice, for one status
+            with pytest.raises(refused, match=f"'first_row' is {row} and 'data'"):
                 jax.block_until_ready(run(row))
 
 
