@@ -141,7 +141,7 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
         loss=settings.loss,
         f_scale=at["f_scale"],
         symmetric=settings.symmetric,
-        quantization=at["quantization"],
+        quantization=at["quantization"] if data.dtype == np.uint16 else None,
         shear_power=model.shear_power,
     )
 
