@@ -252,6 +252,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return np.asarray(room[start : start + size].view(dtype).reshape(shape))
 
 
+def lies_ready(rows: NDArray[Any]) -> bool:
+    """Whether XLA takes these rows as they lie: contiguous, aligned, in a dtype that kernels read."""
+    aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
+    return aligned and rows.dtype == kernel_dtype(rows.dtype)
+
+
 class RowBuffers:
     """Rows ready for the kernel: taken as they lie where they can be, else copied.
 
@@ -264,19 +270,31 @@ class RowBuffers:
         self._turn = 0
         self._touch = touch
 
-    def ready(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """`rows` in a dtype that kernels read, contiguous and aligned."""
-        dtype = kernel_dtype(rows.dtype)
-        aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
-        if aligned and rows.dtype == dtype:
+    def ready(
+        self, rows: NDArray[Any], *, upper_from: int | None = None, row_block: int = 1
+    ) -> NDArray[Any]:
+        """`rows` in a dtype that kernels read, contiguous and aligned.
+
+        With `upper_from`, the number of the first row, a copy holds only what a kernel reads of the
+        upper triangle: in each block of `row_block` rows the columns from the block's first row on.
+        """
+        if lies_ready(rows):
             if self._touch and rows.size:
                 # Page faults belong here, in the reading thread, and not inside the kernel.
                 rows.reshape(-1).view(np.uint8)[::4096].max()
             return rows
+        dtype = kernel_dtype(rows.dtype)
         buffer = self._buffers[self._turn]
         if buffer is None or buffer.dtype != dtype or buffer.size < rows.size:
             buffer = self._buffers[self._turn] = aligned_empty((rows.size,), dtype)
+            # What is not copied shall be numbers all the same.
+            buffer[:] = 0
         self._turn = (self._turn + 1) % len(self._buffers)
         room = buffer[: rows.size].reshape(rows.shape)
-        np.copyto(room, rows)
+        if upper_from is None:
+            np.copyto(room, rows)
+        else:
+            for first in range(0, len(rows), row_block):
+                part = np.s_[first : first + row_block, upper_from + first :]
+                np.copyto(room[part], rows[part])
         return room
