@@ -196,7 +196,10 @@ def fit(
                 "on_bad_chunk": streaming.on_bad_chunk,
                 "multistart": [multistart, seed],
             }
-            fingerprint = fingerprint_of(model, shape, opened.dtype, opened.sample, noise, how)
+            tables = program.tables_at(layout.split(start).physics)
+            fingerprint = fingerprint_of(
+                model, shape, opened.dtype, opened.sample, noise, tables, how
+            )
         problem = _Problem(
             model,
             opened,
