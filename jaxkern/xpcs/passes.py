@@ -16,6 +16,7 @@ from jaxkern.xpcs.checkpoint import PartialPass
 from jaxkern.xpcs.program import PassProgram
 from jaxkern.xpcs.sources import RowBuffers, Source, kernel_dtype, lies_ready, values
 from jaxkern.xpcs.strategy import anonymous_bytes
+from jaxkern.xpcs.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]
 
@@ -276,7 +277,9 @@ class ChunkedPass:
             part = values(self._source, rows[first : first + block])
             wanted = self._counting(chunk.first_row + first, len(part))
             if sigma is not None:
-                part = part + np.asarray(sigma[first : first + block])
+                deviation = np.asarray(sigma[first : first + block])
+                wanted &= ~(deviation <= SIGMA_FLOOR)
+                part = part + deviation
             if not np.isfinite(part[wanted]).all():
                 found.append((chunk.first_row + first) // block)
         return found
