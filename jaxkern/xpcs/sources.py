@@ -267,7 +267,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def lies_ready(rows: NDArray[Any]) -> bool:
-    """Whether XLA takes these rows as they lie: contiguous, aligned, in a dtype that kernels read."""
+    """Whether XLA takes rows as they lie: contiguous, aligned, in a dtype that kernels read."""
     aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
     return aligned and rows.dtype == kernel_dtype(rows.dtype)
 

@@ -83,7 +83,7 @@ def test_negative_sigma_of_a_file_is_told(case, tmp_path, strategy):
     sigma = np.full((3, N, N), 0.004)
     sigma[2, 3, 30] = -0.004
     np.save(tmp_path / "sigma.npy", sigma)
-    with pytest.raises(ValueError, match="sigma holds -0.004"):
+    with pytest.raises(ValueError, match=r"sigma holds -0\.004"):
         fit(case, sigma=tmp_path / "sigma.npy", strategy=strategy, symmetric=True)
 
 
