@@ -154,4 +154,5 @@ def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
         f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
         for a, b, value in covariance.nearly
     ]
-    return found
+    # Several directions may lie in the same parameters.
+    return list(dict.fromkeys(found))

@@ -10,6 +10,8 @@ import scipy.optimize
 from fit_checks import model_of
 
 import jaxkern as jk
+from jaxkern.xpcs.result import rank_warnings
+from jaxkern.xpcs.solver import covariance
 
 N = 40
 
@@ -166,6 +168,14 @@ def test_a_rank_deficient_fit_names_the_parameters():
     assert any("do not depend on idle" in line for line in found.warnings)
     assert np.isinf(found.perr[2:]).all()
     assert np.isfinite(found.perr[:2]).all()
+
+
+def test_parameters_that_trade_off_twice_are_named_once():
+    found = covariance(np.ones((3, 3)))
+    assert len(found.tradeoffs) == 2
+    assert len(set(rank_warnings(found, ["a", "b", "c"]))) == len(
+        rank_warnings(found, ["a", "b", "c"])
+    )
 
 
 def test_correlated_residuals_are_reported(case):
