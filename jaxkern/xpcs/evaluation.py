@@ -184,7 +184,9 @@ class Evaluation:
     def sums(self, x: Array) -> AngleSums:
         """The sums at the solution, from a pass at the same point."""
         if self.best is None or self.best[1].tobytes() != x.tobytes():
-            # The solver stopped at a point that is not the best one; its pass is run again.
+            # The solver stopped at a point that is not the best one; its pass is run again. Blocks
+            # that turn bad only now are left out of the sums, and there is no start to go back to.
+            self._excluded_before = self._bad.total
             states = self.way.states(self._layout.split(self.full(x)), x)
             point = self._layout.split(self.full(x))
             return assemble_states(states, self._basis, point.contrast)

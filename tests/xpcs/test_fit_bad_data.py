@@ -9,6 +9,7 @@ import pytest
 from fit_checks import assert_same_optimum, model_of
 
 import jaxkern as jk
+from jaxkern.xpcs.evaluation import Evaluation
 
 N = 96
 TIGHT = {"p0": problems.TRUTH, "ftol": 1e-14, "xtol": 1e-12, "gtol": None, "progress": False}
@@ -163,6 +164,23 @@ def test_rows_that_turn_bad_in_the_middle(case, without_blocks, tmp_path):
     assert found.success
     np.testing.assert_array_less(np.abs(found.popt - without_blocks.x), 1e-3 * found.perr)
     assert found.nfev > len(found.costs)
+
+
+def test_rows_that_turn_bad_after_the_last_step(case, monkeypatch):
+    """The sums of the result are then of the other rows, and the result says so."""
+    source = Flaky(case.data, 1, (50, 70), after=10**9)
+    sums = Evaluation.sums
+
+    def late(self, x):
+        source._after, self.best = source.reads, None  # as if the solver had stopped elsewhere
+        return sums(self, x)
+
+    monkeypatch.setattr(Evaluation, "sums", late)
+    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks"):
+        found = jk.xpcs.fit(
+            model_of(case), source, 1.0, strategy="STREAMING", streaming=streaming(), **TIGHT
+        )
+    assert found.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
 
 
 def test_all_rows_bad(case):
