@@ -2,8 +2,8 @@
 
 C++ and CUDA kernels as XLA custom calls, with pure JAX in their place where there is no kernel:
 ``jaxkern.image`` (fused augmentation), ``jaxkern.xpcs`` (X-ray photon correlation spectroscopy),
-``jaxkern.random`` (keys per record), and `Op`, the recipe that makes a kernel of your own behave
-the same.
+``jaxkern.ring`` (batches between threads), ``jaxkern.random`` (keys per record), and `Op`, the
+recipe that makes a kernel of your own behave the same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from jaxkern.core.registry import load as load_library
 if TYPE_CHECKING:
     from jaxkern import image as image
     from jaxkern import performance as performance
+    from jaxkern import pipeline as pipeline
     from jaxkern import random as random
+    from jaxkern import ring as ring
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
+    from jaxkern.pipeline import DevicePlacement as DevicePlacement
+    from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
+    "DevicePlacement",
     "Op",
     "backend",
     "doctor",
@@ -38,23 +43,29 @@ __all__ = [
     "image",
     "load_library",
     "performance",
+    "pipeline",
+    "prefetch_to_device",
     "random",
+    "ring",
     "testing",
     "xpcs",
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "random", "testing", "xpcs")
+_DOMAINS = ("image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
+_PIPELINE = ("DevicePlacement", "prefetch_to_device")
 
 
 def __getattr__(name: str) -> Any:
     if name in _DOMAINS:
         return importlib.import_module(f"jaxkern.{name}")
+    if name in _PIPELINE:
+        return getattr(importlib.import_module("jaxkern.pipeline"), name)
     raise AttributeError(f"module 'jaxkern' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DOMAINS})
+    return sorted({*globals(), *_DOMAINS, *_PIPELINE})
 
 
 _registry.load_own()
