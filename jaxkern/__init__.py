@@ -2,8 +2,8 @@
 
 C++ and CUDA kernels as XLA custom calls, with pure JAX in their place where there is no kernel:
 ``jaxkern.image`` (fused augmentation), ``jaxkern.xpcs`` (X-ray photon correlation spectroscopy),
-``jaxkern.random`` (keys per record), and `Op`, the recipe that makes a kernel of your own behave
-the same.
+``jaxkern.ring`` (batches between threads), ``jaxkern.random`` (keys per record), and `Op`, the
+recipe that makes a kernel of your own behave the same.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxkern import image as image
     from jaxkern import performance as performance
     from jaxkern import random as random
+    from jaxkern import ring as ring
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
 
@@ -39,12 +40,13 @@ __all__ = [
     "load_library",
     "performance",
     "random",
+    "ring",
     "testing",
     "xpcs",
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "random", "testing", "xpcs")
+_DOMAINS = ("image", "performance", "random", "ring", "testing", "xpcs")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,8 @@
 #include "core/module.h"
 #include "core/simd_level.h"
 #include "image/handlers.h"
+#include "ring/bind.h"
+#include "ring/handlers.h"
 #include "xpcs/handlers.h"
 
 namespace nb = nanobind;
@@ -17,6 +19,8 @@ nb::dict registrations() {
   table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCpu);
   table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCpu);
   table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCpu);
+  table["jaxkern.ring_pop.v1"] = capsule(JaxkernRingPopCpu);
+  table["jaxkern.ring_push.v1"] = capsule(JaxkernRingPushCpu);
   table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cpu);
   table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCpu);
   table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCpu);
@@ -33,6 +37,7 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::ring::define_ring(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");

@@ -1,0 +1,492 @@
+// The ring's states under one mutex: who may fill, what may be delivered, who is woken.
+#include "ring/ring.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace jaxkern::ring {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+struct Names {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::weak_ptr<Ring>> rings;
+  const uint64_t generation = process_generation();
+};
+
+// Never destroyed: leases may end in other threads while the process exits. A forked child starts
+// anew, because the parent's lock may be held for ever.
+Names& names() {
+  static std::atomic<Names*> all{new Names};
+  Names* current = all.load();
+  while (current->generation != process_generation()) {
+    if (Names* fresh = new Names; all.compare_exchange_strong(current, fresh)) {
+      current = fresh;
+    } else {
+      delete fresh;
+    }
+  }
+  return *current;
+}
+
+Status invalid(std::string message) { return {Outcome::kInvalid, std::move(message), -1}; }
+
+Status forked_child() {
+  return {Outcome::kForked,
+          "this ring was made before the process forked and has no producers here; make a new "
+          "ring in the child",
+          -1};
+}
+
+// Waits until `ready()`, and adds the time to `total`. False when the deadline came first.
+template <typename Ready>
+bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, int& waiting,
+          Deadline deadline, double& total, const Ready& ready) {
+  if (ready()) return true;
+  if (deadline == kNow) return false;
+  const Clock::time_point begin = Clock::now();
+  ++waiting;
+  bool done = true;
+  if (deadline == kNoDeadline) {
+    condition.wait(lock, ready);
+  } else {
+    done = condition.wait_until(lock, deadline, ready);
+  }
+  --waiting;
+  total += Seconds(Clock::now() - begin).count();
+  return done;
+}
+
+}  // namespace
+
+LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> shape) {
+  LeafSpec leaf{std::move(dtype), item_size, std::move(shape), item_size};
+  bool fits = item_size > 0;
+  // An axis of size 0 makes the product exist whatever the others are.
+  const bool empty = std::find(leaf.shape.begin(), leaf.shape.end(), 0) != leaf.shape.end();
+  for (const int64_t size : leaf.shape) {
+    fits = fits && size >= 0;
+    if (!empty) fits = fits && !__builtin_mul_overflow(leaf.bytes, size, &leaf.bytes);
+  }
+  if (!fits) {
+    throw std::invalid_argument(
+        "a leaf has a negative size, no item size, or more than 2^63 - 1 bytes");
+  }
+  if (empty) leaf.bytes = 0;
+  return leaf;
+}
+
+const char* Statistics::verdict() const {
+  // A side that waits for less than 2% of the time is not held up by the other.
+  const double least = 0.02 * elapsed;
+  if (consumer_wait > 2 * producer_wait && consumer_wait > least) return "producer-bound";
+  if (producer_wait > 2 * consumer_wait && producer_wait > least) return "consumer-bound";
+  return "balanced";
+}
+
+Slot& Slot::operator=(Slot&& other) noexcept {
+  abandon();
+  ring_ = std::move(other.ring_);
+  index_ = other.index_;
+  blocks_ = std::move(other.blocks_);
+  other.ring_.reset();
+  other.blocks_.clear();
+  return *this;
+}
+
+void Slot::abandon() {
+  if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
+    ring->abandoned(index_, std::move(blocks_));
+  }
+  ring_.reset();
+}
+
+Held::~Held() {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i]) ring->give_back(i, std::move(blocks[i]));
+  }
+  ring->unheld();
+}
+
+Lease::~Lease() { held_->ring->give_back(leaf_, std::move(held_->blocks[leaf_])); }
+
+const LeafSpec& Lease::spec() const { return held_->ring->leaves()[leaf_]; }
+
+Ring::Ring(std::vector<LeafSpec> leaves, const Options& options)
+    : leaves_(std::move(leaves)),
+      capacity_(options.capacity),
+      key_(options.key),
+      pop_timeout_(options.pop_timeout),
+      allocator_(options.allocator),
+      entries_(static_cast<size_t>(options.capacity)),
+      free_(leaves_.size()),
+      next_(options.start),
+      next_put_(options.start) {
+  counts_.occupancy.assign(static_cast<size_t>(capacity_) + 1, 0);
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    free_[i].reserve(static_cast<size_t>(capacity_));
+    for (int64_t k = 0; k < capacity_; ++k) {
+      free_[i].push_back(
+          std::make_shared<Block>(allocator_, static_cast<size_t>(leaves_[i].bytes)));
+    }
+  }
+}
+
+std::shared_ptr<Ring> Ring::create(std::vector<LeafSpec> leaves, const Options& options) {
+  constexpr int64_t kMostSlots = int64_t{1} << 20;
+  if (options.capacity < 1 || options.capacity > kMostSlots) {
+    throw std::invalid_argument("capacity is " + std::to_string(options.capacity) +
+                                "; wanted 1 to " + std::to_string(kMostSlots) + " slots");
+  }
+  if (options.start < 0) {
+    throw std::invalid_argument("start is " + std::to_string(options.start) +
+                                "; wanted an index of 0 or more");
+  }
+  // In a forked child, a condition on which the parent's threads wait cannot be destroyed.
+  std::shared_ptr<Ring> ring(new Ring(std::move(leaves), options), [](Ring* last) {
+    if (!last->forked()) delete last;
+  });
+  if (options.key != 0) {
+    Names& all = names();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    if (!all.rings.emplace(options.key, ring).second) {
+      throw std::invalid_argument("the ring's key is in use");
+    }
+  }
+  return ring;
+}
+
+std::shared_ptr<Ring> Ring::find(uint64_t key) {
+  Names& all = names();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.rings.find(key);
+  return found == all.rings.end() ? nullptr : found->second.lock();
+}
+
+Ring::~Ring() {
+  if (key_ == 0) return;
+  Names& all = names();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.rings.erase(key_);
+}
+
+int64_t Ring::limit() const {
+  // A batch that the consumer holds occupies its slot, so that there are never more than
+  // `capacity`; but a consumer that keeps batches gets at most half of them for that: what it
+  // keeps beyond is its own memory, and producers go on.
+  return next_ + capacity_ - std::min(held_, capacity_ / 2);
+}
+
+bool Ring::deliverable() const {
+  return closed_ || (end_ >= 0 && next_ >= end_) || entry(next_).state == State::kReady ||
+         (!failures_.empty() && failures_.begin()->first == next_);
+}
+
+Status Ring::ring_closed() const { return {Outcome::kClosed, "the ring is closed", -1}; }
+
+Status Ring::refuse(int64_t index, bool next) const {
+  if (closed_) return ring_closed();
+  if (end_ >= 0 && index >= end_) {
+    return {Outcome::kFinished,
+            next ? "the ring is finished: " + std::to_string(end_) + " is its end"
+                 : "index " + std::to_string(index) +
+                       " is behind the end: the ring is finished at " + std::to_string(end_),
+            -1};
+  }
+  const std::string name = "index " + std::to_string(index);
+  if (index < 0) return invalid(name + " is negative");
+  if (index < next_) return invalid(name + " was put twice: it has been delivered");
+  if (failures_.count(index) != 0) return invalid(name + " was put twice: it has failed");
+  if (index < next_ + capacity_ && entry(index).state != State::kEmpty) {
+    return invalid(name + " was put twice: it is " +
+                   (entry(index).state == State::kReady ? "ready" : "being filled"));
+  }
+  return {};
+}
+
+void Ring::name_index(int64_t index) { next_put_ = std::max(next_put_, index + 1); }
+
+std::vector<BlockRef> Ring::take_blocks() {
+  std::vector<BlockRef> blocks(leaves_.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (free_[i].empty()) {  // the consumer keeps it: see limit()
+      blocks[i] = std::make_shared<Block>(allocator_, static_cast<size_t>(leaves_[i].bytes));
+    } else {
+      blocks[i] = std::move(free_[i].back());
+      free_[i].pop_back();
+    }
+  }
+  return blocks;
+}
+
+Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
+  if (forked()) return forked_child();
+  const bool next = index == kNextIndex;
+  Lock lock(mutex_);
+  if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
+  Status refused;
+  const auto settled = [&] {
+    refused = refuse(next ? next_put_ : index, next);
+    return !refused.ok() || (next ? next_put_ : index) < limit();
+  };
+  bool done = false;
+  if (next) {
+    done = wait(producers_next_, lock, waiting_next_, deadline, counts_.producer_wait, settled);
+  } else {
+    const auto waited = waited_indices_.insert(index);
+    done = wait(producers_index_, lock, waiting_index_, deadline, counts_.producer_wait, settled);
+    waited_indices_.erase(waited);
+  }
+  if (!refused.ok()) return refused;
+  if (next) index = next_put_;
+  if (!done) return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_slot(index), index};
+  std::vector<BlockRef> blocks = take_blocks();  // may throw: nothing has changed yet
+  name_index(index);
+  entry(index).state = State::kFilling;
+  ++filling_;
+  if (waiting_next_ > 0 && next_put_ < limit()) producers_next_.notify_one();
+  lock.unlock();
+  slot->abandon();
+  slot->ring_ = shared_from_this();
+  slot->index_ = index;
+  slot->blocks_ = std::move(blocks);
+  return {Outcome::kOk, {}, index};
+}
+
+Status Ring::commit(Slot&& slot) {
+  if (forked()) return forked_child();
+  if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
+  const int64_t index = slot.index_;
+  Lock lock(mutex_);
+  if (closed_) {
+    lock.unlock();
+    slot.abandon();
+    return ring_closed();
+  }
+  Entry& target = entry(index);
+  target.blocks = std::move(slot.blocks_);
+  target.state = State::kReady;
+  --filling_;
+  ++ready_;
+  const bool wake = index == next_ && waiting_take_ > 0;
+  lock.unlock();
+  if (wake) consumers_.notify_one();
+  slot.ring_.reset();
+  return {Outcome::kOk, {}, index};
+}
+
+Status Ring::fail(int64_t index, const std::string& message) {
+  if (forked()) return forked_child();
+  Lock lock(mutex_);
+  const bool next = index == kNextIndex;
+  if (next) index = next_put_;
+  if (Status refused = refuse(index, next); !refused.ok()) return refused;
+  name_index(index);
+  failures_.emplace(index, message);
+  if (index == next_) wake_consumers();
+  return {Outcome::kOk, {}, index};
+}
+
+Status Ring::fail(Slot&& slot, const std::string& message) {
+  if (forked()) return forked_child();
+  if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
+  const int64_t index = slot.index_;
+  slot.abandon();
+  return fail(index, message);
+}
+
+Status Ring::finish(int64_t end) {
+  if (forked()) return forked_child();
+  Lock lock(mutex_);
+  if (closed_) return ring_closed();
+  int64_t last = next_put_ - 1;
+  if (!waited_indices_.empty()) last = std::max(last, *waited_indices_.rbegin());
+  if (end == kNextIndex) end = end_ >= 0 ? end_ : last + 1;
+  if (end_ >= 0 && end != end_) {
+    return invalid("the ring is finished at " + std::to_string(end_) + "; it cannot end at " +
+                   std::to_string(end));
+  }
+  if (end <= last || end < next_) {
+    return invalid("the end " + std::to_string(end) + " is not behind batch " +
+                   std::to_string(std::max(last, next_ - 1)) + ", which was put");
+  }
+  end_ = end;
+  wake_producers();
+  wake_consumers();
+  return {Outcome::kOk, {}, end};
+}
+
+Status Ring::take(Deadline deadline, Batch* batch) {
+  if (forked()) return forked_child();
+  batch->release();
+  Lock lock(mutex_);
+  if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
+  const int64_t came = ready_;
+  if (!wait(consumers_, lock, waiting_take_, deadline, counts_.consumer_wait,
+            [this] { return deliverable(); })) {
+    return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
+  }
+  if (closed_) return ring_closed();
+  if (end_ >= 0 && next_ >= end_) return {Outcome::kFinished, "the ring is finished", -1};
+  const int64_t index = next_++;
+  const auto failure = failures_.find(index);
+  Status status{Outcome::kOk, {}, index};
+  std::vector<BlockRef> blocks;
+  if (failure != failures_.end()) {
+    status = {Outcome::kFailed, std::move(failure->second), index};
+    failures_.erase(failure);
+    ++counts_.failures;
+  } else {
+    Entry& source = entry(index);
+    blocks = std::move(source.blocks);
+    source.blocks.clear();
+    source.state = State::kEmpty;
+    --ready_;
+    if (!leaves_.empty()) ++held_;
+    ++counts_.batches;
+    for (const LeafSpec& leaf : leaves_) counts_.bytes += leaf.bytes;
+    ++counts_.occupancy[static_cast<size_t>(std::min(came, capacity_))];
+  }
+  if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
+  wake_producers();
+  lock.unlock();
+  if (status.ok())
+    batch->held_ = std::make_shared<Held>(shared_from_this(), index, std::move(blocks));
+  return status;
+}
+
+void Ring::close() {
+  if (forked()) return;
+  std::vector<std::vector<BlockRef>> memory;
+  std::vector<Entry> entries;
+  Lock lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  failures_.clear();
+  memory.swap(free_);
+  free_.resize(leaves_.size());
+  for (Entry& each : entries_) {
+    if (each.state != State::kReady) continue;
+    entries.push_back(std::move(each));
+    each = {};
+  }
+  ready_ = 0;
+  wake_producers();
+  wake_consumers();
+}
+
+// Unlocked while blocks are freed: unmapping large memory takes long.
+void Ring::give_back(size_t leaf, BlockRef block) {
+  if (forked()) {
+    new BlockRef(std::move(block));  // leaked: the lock may be held by a thread that is not here
+    return;
+  }
+  std::vector<BlockRef> unwanted;
+  Lock lock(mutex_);
+  put_back(leaf, std::move(block), &unwanted);
+  lock.unlock();
+}
+
+void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted) {
+  // Memory that the ring keeps, filled or not, is never more than its slots.
+  const int64_t kept = static_cast<int64_t>(free_[leaf].size()) + filling_ + ready_;
+  if (closed_ || kept >= capacity_) {
+    unwanted->push_back(std::move(block));
+  } else {
+    free_[leaf].push_back(std::move(block));
+  }
+}
+
+void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
+  if (forked()) {
+    new std::vector<BlockRef>(std::move(blocks));
+    return;
+  }
+  std::vector<BlockRef> unwanted;
+  Lock lock(mutex_);
+  entry(index).state = State::kEmpty;
+  --filling_;
+  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), &unwanted);
+  lock.unlock();
+}
+
+void Ring::unheld() {
+  if (forked() || leaves_.empty()) return;
+  Lock lock(mutex_);
+  --held_;
+  wake_producers();
+}
+
+void Ring::wake_producers() {
+  if (waiting_index_ > 0) producers_index_.notify_all();  // only one of them may be the right one
+  if (waiting_next_ == 0) return;
+  if (closed_ || end_ >= 0) {
+    producers_next_.notify_all();
+  } else if (next_put_ < limit()) {
+    producers_next_.notify_one();
+  }
+}
+
+void Ring::wake_consumers() {
+  if (waiting_take_ > 0 && deliverable()) consumers_.notify_all();
+}
+
+std::string Ring::wait_for_batch() const {
+  std::string text = "batch " + std::to_string(next_) + ", which " +
+                     (entry(next_).state == State::kFilling ? "a producer is still filling"
+                                                            : "no producer has put");
+  std::string later;
+  for (int64_t i = next_ + 1; i < next_ + capacity_; ++i) {
+    if (entry(i).state != State::kReady) continue;
+    later += (later.empty() ? "" : ", ") + std::to_string(i);
+  }
+  return text + (later.empty() ? "" : "; later ones are ready: " + later);
+}
+
+std::string Ring::wait_for_slot(int64_t index) const {
+  return "a slot for batch " + std::to_string(index) + ": batch " + std::to_string(next_) +
+         " is the next to be delivered, and of " + std::to_string(capacity_) + " slots " +
+         std::to_string(ready_) + " are ready, " + std::to_string(filling_) + " being filled and " +
+         std::to_string(held_) + " held by the consumer";
+}
+
+Deadline Ring::pop_deadline() const {
+  return pop_timeout_.count() < 0 ? kNoDeadline : Clock::now() + pop_timeout_;
+}
+
+bool Ring::closed() const {
+  if (forked()) return true;
+  Lock lock(mutex_);
+  return closed_;
+}
+
+int64_t Ring::delivered() const {
+  if (forked()) return -1;
+  Lock lock(mutex_);
+  return next_;
+}
+
+Statistics Ring::statistics() const {
+  if (forked()) return {};
+  Lock lock(mutex_);
+  Statistics result = counts_;
+  if (first_use_ != Clock::time_point{})
+    result.elapsed = Seconds(Clock::now() - first_use_).count();
+  result.ready = ready_;
+  result.filling = filling_;
+  result.held = held_;
+  return result;
+}
+
+void Ring::count_hand_over(int64_t zero_copy, int64_t copied) {
+  if (forked()) return;
+  Lock lock(mutex_);
+  counts_.zero_copy += zero_copy;
+  counts_.copied += copied;
+}
+
+}  // namespace jaxkern::ring

@@ -1,0 +1,131 @@
+"""Batches in and out of a ring in the middle of a jitted program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jaxkern.core import compat, registry
+from jaxkern.ring.ring import Ring
+from jaxkern.ring.structure import Structure
+
+POP, PUSH = "jaxkern.ring_pop.v1", "jaxkern.ring_push.v1"
+
+
+def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
+    """The next batch, inside jitted code: the program waits for it where it stands.
+
+    The token orders pops: each takes the token of the one before, so that ``lax.scan`` takes
+    batches in order without returning to Python. The ring itself travels in the token: a compiled
+    function serves every ring of the same structure.
+
+    Args:
+      ring: the `Ring`, or the structure of its batches; only the structure matters.
+      token: uint32 [2], from ``ring.token()`` or from the pop or push before.
+
+    Returns:
+      (batch, token).
+
+    Raises:
+      jax.errors.JaxRuntimeError: where the program runs, when the producer failed (with its
+        message), the ring is closed, has ended, has another structure, or the batch did not come
+        within the ring's ``pop_timeout``. Nothing else interrupts a program that waits.
+      NotImplementedError: under ``vmap``, in a program over several devices, and on a platform
+        without the native library.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> ring.put(np.ones(2, np.float32)), ring.put(np.full(2, 2.0, np.float32))
+      (0, 1)
+      >>> @jax.jit
+      ... def total(token):
+      ...     def step(carry, _):
+      ...         batch, token = jk.ring.pop(ring, carry[1])
+      ...         return (carry[0] + batch.sum(), token), None
+      ...     return jax.lax.scan(step, (0.0, token), length=2)[0][0]
+      >>> float(total(ring.token()))
+      6.0
+    """
+    structure = _structure(ring)
+    results = [jax.ShapeDtypeStruct((2,), jnp.uint32), *structure.leaves]
+    call = jax.ffi.ffi_call(POP, results, has_side_effect=True)
+    token, *leaves = call(_checked.bind(_token(token), target=POP))
+    return structure.treedef.unflatten(leaves), token
+
+
+def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
+    """Puts a batch, inside jitted code, behind the last one; waits while the ring is full.
+
+    Args:
+      ring: the `Ring`, or the structure of its batches; only the structure matters.
+      token: uint32 [2], from ``ring.token()`` or from the push or pop before.
+      batch: a pytree of arrays like the ring's structure.
+
+    Returns:
+      The token for the next push or pop.
+
+    Raises:
+      ValueError: when a shape, a dtype or the tree differs from the ring's.
+      jax.errors.JaxRuntimeError: as for `pop`.
+    """
+    structure = _structure(ring)
+    leaves = structure.program_leaves(batch)
+    call = jax.ffi.ffi_call(PUSH, jax.ShapeDtypeStruct((2,), jnp.uint32), has_side_effect=True)
+    result: jax.Array = call(_checked.bind(_token(token), target=PUSH), *leaves)
+    return result
+
+
+def _structure(ring: Any) -> Structure:
+    structure = ring._structure if isinstance(ring, Ring) else Structure(ring)
+    for name, leaf in zip(structure.names, structure.leaves, strict=True):
+        if leaf.dtype.name.endswith(("int4", "uint4", "int2", "uint2", "float4_e2m1fn")):
+            raise TypeError(
+                f"{name} has dtype {leaf.dtype}, which programs pack; put it as uint8 and unpack "
+                "it behind the pop"
+            )
+    return structure
+
+
+def _token(token: Any) -> jax.Array:
+    token = jnp.asarray(token)
+    if token.shape != (2,) or token.dtype != jnp.uint32:
+        raise ValueError(
+            f"the token is {token.dtype}{list(token.shape)}; wanted uint32[2]: what ring.token() "
+            "or the last pop or push returned"
+        )
+    return token
+
+
+# The identity on a token; its rules refuse what a pop cannot do.
+_checked = Primitive("jaxkern_ring_token")
+_checked.def_impl(lambda token, target: token)
+_checked.def_abstract_eval(lambda token, target: token)
+
+
+def _refuse_vmap(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "jaxkern.ring.pop and push under vmap: a batch is taken once, in order; pop outside and "
+        "map over the batch"
+    )
+
+
+def _lower(ctx: Any, token: Any, *, target: str) -> Any:
+    if compat.is_partitioned(ctx):
+        raise NotImplementedError(
+            "jaxkern.ring.pop and push in a program over several devices: each of them would take "
+            "its own batch; use ring.get() of Ring(..., device=sharding) outside"
+        )
+    for platform in ctx.platforms or ctx.module_context.platforms:
+        problem = registry.missing(target, platform)
+        if problem is not None:
+            raise NotImplementedError(f"jaxkern.ring.pop and push on {platform}: {problem}")
+    return [token]
+
+
+batching.primitive_batchers[_checked] = _refuse_vmap
+mlir.register_lowering(_checked, _lower)

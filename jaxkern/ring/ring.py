@@ -1,0 +1,373 @@
+"""The ring as a Python object: producers put, a training loop gets."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.core import compat, registry
+from jaxkern.ring import errors
+from jaxkern.ring.statistics import RingStats
+from jaxkern.ring.structure import Structure
+
+_NEXT = -1  # kNextIndex of csrc/ring/ring.h
+_open: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+class RingSlot:
+    """A slot that a producer fills in place; see `Ring.slot`.
+
+    Attributes:
+      index: of the batch.
+      batch: the pytree of NumPy arrays to fill. They must not be written after the ``with`` block.
+    """
+
+    def __init__(self, ring: Ring, native: Any):
+        self._ring, self._native = ring, native
+        self.index: int = native.index
+        self.batch = ring._structure.treedef.unflatten(ring._structure.views(native.leaves()))
+
+    def __enter__(self) -> RingSlot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.batch = None
+        if exception is None:
+            self._ring._check(self._ring._native.commit(self._native), None)
+        else:
+            self._ring._fail(exception, self.index, self._native)
+
+
+class Ring:
+    """A bounded ring of batches between threads: any number of producers, delivery by index.
+
+    Each slot holds one batch of fixed shapes and dtypes. Batches leave strictly by index, whatever
+    the order in which producers finish; a producer that is ``capacity`` batches ahead waits. On the
+    CPU an array that `get` returns is the slot's own memory, which is filled anew only after the
+    array is gone. The memory is ``capacity`` slots plus what a consumer keeps beyond half of them.
+
+    Args:
+      struct: the pytree of ``jax.ShapeDtypeStruct`` (or of arrays) that every batch matches.
+      capacity: the number of slots.
+      start: the index of the first batch.
+      device: where `get` puts batches: a device or a sharding; None for JAX's default device. The
+        arrays are committed to it.
+      pop_timeout: seconds that `pop` and `push` in jitted code wait at most, since nothing can
+        interrupt them; None for ever.
+
+    Raises:
+      ValueError: for a capacity below 1.
+      TypeError: when a leaf of ``struct`` has no shape and dtype.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((2,), np.float32)}, capacity=2)
+      >>> ring.put({"x": np.ones(2, np.float32)})
+      0
+      >>> ring.finish()
+      >>> [float(batch["x"].sum()) for batch in ring]
+      [2.0]
+    """
+
+    def __init__(
+        self,
+        struct: Any,
+        capacity: int = 4,
+        *,
+        start: int = 0,
+        device: jax.Device | jax.sharding.Sharding | None = None,
+        pop_timeout: float | None = 300.0,
+    ):
+        library = registry.module("cpu")
+        if library is None:
+            raise errors.RingError(
+                "the ring is native code, and jaxkern's CPU library is not loaded: "
+                f"{registry.missing('jaxkern.ring', 'cpu')}"
+            )
+        self._structure = Structure(struct)
+        self._key = secrets.randbits(64) | 1  # 0 is no key
+        self._native = library.Ring(
+            self._structure.native(),
+            capacity,
+            start,
+            self._key,
+            -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
+        )
+        self._capacity = capacity
+        self._start = start
+        self._device = device
+        self._placement: _Placement | None = None
+        self._errors: dict[int, BaseException] = {}
+        self._errors_lock = threading.Lock()
+        _open.add(self)
+
+    @property
+    def struct(self) -> Any:
+        """The pytree of ``jax.ShapeDtypeStruct`` that every batch matches."""
+        return self._structure.tree()
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
+        return self._capacity
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ring is closed."""
+        return bool(self._native.closed)
+
+    def put(self, batch: Any, index: int | None = None, timeout: float | None = None) -> int:
+        """Copies a batch into a slot; waits while the ring is full.
+
+        Args:
+          batch: a pytree of arrays like the ring's structure.
+          index: its place in the stream; None for the one after the highest so far.
+          timeout: seconds to wait for a slot; None for ever.
+
+        Returns:
+          The batch's index.
+
+        Raises:
+          ValueError: when a shape, a dtype or the tree differs, or the index was put before.
+          TimeoutError: when no slot came free in time.
+          RingClosed: when the ring is, or becomes, closed.
+          RingError: when the index is behind the end, or the process was forked.
+        """
+        buffers = self._structure.buffers(batch)
+        status = self._native.put(_index(index), buffers, _wait(timeout), _interruptible())
+        return self._check(status, timeout)
+
+    def slot(self, index: int | None = None, timeout: float | None = None) -> RingSlot:
+        """A slot to fill in place, without the copy of `put`; waits while the ring is full.
+
+        The ``with`` block's end delivers the batch; an exception in it becomes the batch's error,
+        and goes on in the producer too.
+
+        Example:
+          >>> import jax, numpy as np, jaxkern as jk
+          >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+          >>> with ring.slot() as slot:
+          ...     slot.batch[:] = slot.index
+          >>> ring.get()
+          Array([0., 0.], dtype=float32)
+        """
+        *status, native = self._native.acquire(_index(index), _wait(timeout), _interruptible())
+        self._check(status, timeout)
+        return RingSlot(self, native)
+
+    def fail(self, error: BaseException, index: int | None = None) -> int:
+        """Delivers an exception in the place of a batch: `get` raises it after all earlier ones.
+
+        Args:
+          error: any exception; it keeps its traceback.
+          index: its place in the stream; None for the one after the highest so far.
+
+        Returns:
+          The index.
+        """
+        return self._fail(error, _index(index), None)
+
+    def finish(self, count: int | None = None) -> None:
+        """Ends the stream. Everything that was put is still delivered, then `get` stops.
+
+        Args:
+          count: the index after the last batch, so that producers may still put earlier ones; None
+            for the one after the highest so far.
+
+        Raises:
+          ValueError: when a batch at or behind the end was put, or another end was set.
+        """
+        self._check(self._native.finish(_NEXT if count is None else _index(count)), None)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next batch, as a pytree of ``jax.Array``; waits until it is there.
+
+        Args:
+          timeout: seconds to wait; None for ever (Ctrl-C interrupts).
+
+        Raises:
+          StopIteration: when the stream has ended.
+          TimeoutError: when the batch did not come in time; it names what is missing.
+          BaseException: what the batch's producer failed with, with its traceback.
+          ProducerError: when a native producer failed.
+          RingClosed: when the ring is, or becomes, closed.
+        """
+        place = self._placement or self._place()
+        outcome, message, index, leaves = self._native.take(
+            _wait(timeout), _interruptible(), place.zero_copy
+        )
+        if outcome != errors.OK:
+            self._raise(outcome, message, index, timeout)
+        return place.batch(leaves)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.get()
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Ends the ring at once: wakes both sides and drops what was not delivered. Idempotent.
+
+        Arrays that were delivered stay valid.
+
+        Args:
+          timeout: seconds to wait for the threads that were waiting in the ring to leave it.
+        """
+        self._native.close(_wait(timeout))
+        self._errors.clear()
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def token(self) -> jax.Array:
+        """uint32 [2]: the ring's name for the first `pop` or `push` of a jitted program."""
+        words = (self._key & 0xFFFFFFFF, self._key >> 32)
+        return jnp.asarray(np.array(words, np.uint32))
+
+    def stats(self) -> RingStats:
+        """What has happened so far, see `RingStats`."""
+        return RingStats(**self._native.statistics())
+
+    def state(self) -> dict[str, int | None]:
+        """Where the stream is: ``last_delivered`` (None before the first batch) and ``next``.
+
+        Batches that are ready in the ring and were not taken do not count.
+        """
+        following = int(self._native.delivered)
+        return {
+            "last_delivered": following - 1 if following > self._start else None,
+            "next": following,
+        }
+
+    def __repr__(self) -> str:
+        return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
+
+    def _place(self) -> _Placement:
+        self._placement = _Placement(self._structure, self._native, self._device)
+        return self._placement
+
+    def _check(self, status: Any, timeout: float | None) -> int:
+        outcome, message, index = status
+        if outcome != errors.OK:
+            raise errors.problem(outcome, message, timeout)
+        return int(index)
+
+    def _fail(self, error: BaseException, index: int, slot: Any) -> int:
+        if not isinstance(error, BaseException):
+            raise TypeError(f"error is {error!r}; wanted an exception")
+        message = f"{type(error).__name__}: {error}"
+        with self._errors_lock:  # a consumer that finds the failure finds the exception too
+            if slot is None:
+                status = self._native.fail(index, message)
+            else:
+                status = self._native.fail_slot(slot, message)
+            if status[0] == errors.OK:
+                self._errors[status[2]] = error
+        return self._check(status, None)
+
+    def _raise(self, outcome: int, message: str, index: int, timeout: float | None) -> None:
+        if outcome == errors.FINISHED:
+            raise StopIteration
+        if outcome != errors.FAILED:
+            raise errors.problem(outcome, message, timeout)
+        with self._errors_lock:
+            error = self._errors.pop(index, None)
+        if error is None:
+            raise errors.ProducerError(f"batch {index}: {message}")
+        if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
+            raise RuntimeError(f"the producer of batch {index} raised StopIteration") from error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+
+class _Placement:
+    """How leaves become arrays where the ring delivers."""
+
+    def __init__(self, structure: Structure, native: Any, device: Any):
+        self._structure, self._native, self._device = structure, native, device
+        one = _one_device(device)
+        self.zero_copy = one is not None and one.platform == "cpu"
+        self._one = one
+        self._arrays = len(structure.leaves)
+
+    def batch(self, leaves: list[Any]) -> Any:
+        if self.zero_copy:
+            arrays = [self._own(i, leaf) for i, leaf in enumerate(leaves)]
+            self._native.count_hand_over(self._arrays, 0)
+        else:
+            # JAX keeps the host array, and that the slot, until the transfer has ended.
+            arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
+            self._native.count_hand_over(0, self._arrays)
+        return self._structure.treedef.unflatten(arrays)
+
+    def _own(self, i: int, leaf: Any) -> jax.Array:
+        if isinstance(leaf, np.ndarray):  # a dtype that DLPack has no code for
+            struct = self._structure.leaves[i]
+            view = leaf.view(struct.dtype).reshape(struct.shape)
+            placed: jax.Array = jax.device_put(view, self._one)
+            return placed
+        return compat.array_from_dlpack(leaf, self._one)
+
+
+def _one_device(device: Any) -> Any:
+    """The single device that arrays go to, or None."""
+    if device is None:
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+        if device is None or isinstance(device, str):
+            return jax.local_devices(backend=device)[0]
+    if isinstance(device, jax.sharding.Sharding):
+        devices = list(device.device_set)
+        return devices[0] if len(devices) == 1 and device.memory_kind is None else None
+    return device
+
+
+def _index(index: int | None) -> int:
+    if index is None:
+        return _NEXT
+    if index < 0:
+        raise ValueError(f"index is {index}; wanted 0 or more, or None")
+    return int(index)
+
+
+def _seconds(name: str, value: float) -> float:
+    if not value >= 0:
+        raise ValueError(f"{name} is {value}; wanted seconds, 0 or more, or None")
+    return float(value)
+
+
+def _wait(timeout: float | None) -> float:
+    return -1.0 if timeout is None else _seconds("timeout", timeout)
+
+
+def _interruptible() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _close_open() -> None:
+    for ring in list(_open):
+        ring.close(timeout=1.0)
+
+
+# Before Python waits for threads that are not daemons, which may wait in a ring; an ordinary exit
+# hook would come after.
+getattr(threading, "_register_atexit", atexit.register)(_close_open)

@@ -1,0 +1,319 @@
+// The ring under many producers, with errors, abandoned slots, timeouts and closes at random; build
+// it with -fsanitize=thread and with address: usage: check_ring [rounds] [seed].
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ring/ring.h"
+
+namespace {
+
+using jaxkern::ring::Batch;
+using jaxkern::ring::Clock;
+using jaxkern::ring::Deadline;
+using jaxkern::ring::kNextIndex;
+using jaxkern::ring::kNoDeadline;
+using jaxkern::ring::kNow;
+using jaxkern::ring::Lease;
+using jaxkern::ring::Options;
+using jaxkern::ring::Outcome;
+using jaxkern::ring::Ring;
+using jaxkern::ring::Slot;
+using jaxkern::ring::Status;
+
+std::atomic<int> g_failures{0};
+
+void expect(bool condition, const std::string& what) {
+  if (condition) return;
+  std::printf("check_ring: %s\n", what.c_str());
+  ++g_failures;
+}
+
+Deadline in(int microseconds) { return Clock::now() + std::chrono::microseconds(microseconds); }
+
+// What index i's leaves hold: a wrong or torn batch is seen, and a slot that is written while it is
+// held is a data race.
+void fill(const Slot& slot) {
+  for (size_t leaf = 0; leaf < slot.size(); ++leaf) {
+    auto* values = reinterpret_cast<int64_t*>(slot.leaf(leaf));
+    const size_t count = slot.block(leaf)->bytes() / sizeof(int64_t);
+    for (size_t k = 0; k < count; ++k) values[k] = slot.index() * 1000 + static_cast<int64_t>(leaf);
+  }
+}
+
+bool holds(const char* data, size_t bytes, int64_t index, size_t leaf) {
+  const auto* values = reinterpret_cast<const int64_t*>(data);
+  for (size_t k = 0; k < bytes / sizeof(int64_t); ++k) {
+    if (values[k] != index * 1000 + static_cast<int64_t>(leaf)) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<Ring> make(int64_t capacity, int64_t start = 0, uint64_t key = 0) {
+  Options options;
+  options.capacity = capacity;
+  options.start = start;
+  options.key = key;
+  return Ring::create(
+      {jaxkern::ring::leaf_spec("int64", 8, {5, 3}), jaxkern::ring::leaf_spec("int64", 8, {}),
+       jaxkern::ring::leaf_spec("float32", 4, {0, 7})},
+      options);
+}
+
+struct Plan {
+  int64_t count = 0;
+  bool explicit_indices = false;
+  bool closes = false, closes_behind = false;  // somewhere in the stream; when it has ended
+  int64_t failing = -1;                        // every index that this divides fails; -1: none
+};
+
+bool fails(const Plan& plan, int64_t index) {
+  return plan.failing > 0 && index % plan.failing == plan.failing - 1;
+}
+
+void produce(const std::shared_ptr<Ring>& ring, const Plan& plan, std::atomic<int64_t>& ticket,
+             uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (;;) {
+    const int64_t wanted = plan.explicit_indices ? ticket.fetch_add(1) : kNextIndex;
+    if (wanted >= plan.count) return;
+    for (;;) {
+      Slot slot;
+      const Status status = ring->acquire(
+          wanted, random() % 3 == 0 ? in(static_cast<int>(random() % 200)) : kNoDeadline, &slot);
+      if (status.outcome == Outcome::kTimeout) {
+        expect(status.message.rfind("a slot for batch ", 0) == 0, "timeout: " + status.message);
+        continue;
+      }
+      if (!status.ok()) {
+        const bool ended = status.outcome == Outcome::kFinished && !plan.explicit_indices;
+        const bool closed =
+            status.outcome == Outcome::kClosed && (plan.closes || plan.closes_behind);
+        expect(ended || closed, "a producer was refused: " + status.message);
+        return;
+      }
+      if (plan.explicit_indices && random() % 8 == 0) continue;  // abandons the slot
+      fill(slot);
+      if (random() % 16 == 0) std::this_thread::yield();
+      const int64_t index = slot.index();
+      const Status done = fails(plan, index)
+                              ? ring->fail(std::move(slot), "bad " + std::to_string(index))
+                              : ring->commit(std::move(slot));
+      expect(done.ok() || (plan.closes && done.outcome == Outcome::kClosed),
+             "a commit failed: " + done.message);
+      break;
+    }
+  }
+}
+
+struct Kept {
+  int64_t index;
+  size_t leaf;
+  std::unique_ptr<Lease> lease;
+};
+
+void check(const Kept& kept) {
+  expect(holds(kept.lease->data(), static_cast<size_t>(kept.lease->spec().bytes), kept.index,
+               kept.leaf),
+         "a slot was written while a lease held it");
+}
+
+void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
+             std::vector<Kept>& kept) {
+  std::mt19937_64 random(seed);
+  const int64_t close_at =
+      plan.closes ? static_cast<int64_t>(random() % static_cast<uint64_t>(plan.count + 1)) : -1;
+  int64_t next = 0;
+  for (;;) {
+    if (next == close_at) {
+      ring->close();
+      Batch batch;
+      expect(ring->take(kNoDeadline, &batch).outcome == Outcome::kClosed, "take after close");
+      return;
+    }
+    Batch batch;
+    const uint64_t way = random() % 4;
+    const Status status = ring->take(
+        way == 0 ? kNow : (way == 1 ? in(static_cast<int>(random() % 100)) : kNoDeadline), &batch);
+    if (status.outcome == Outcome::kTimeout) continue;
+    if (status.outcome == Outcome::kFinished) break;
+    expect(status.index == next, "batch " + std::to_string(status.index) + " came as " +
+                                     std::to_string(next) + ": " + status.message);
+    if (fails(plan, next)) {
+      expect(status.outcome == Outcome::kFailed && status.message == "bad " + std::to_string(next),
+             "an error was lost");
+    } else {
+      expect(status.ok(), "take failed: " + status.message);
+      for (size_t leaf = 0; leaf < batch.size(); ++leaf) {
+        expect(holds(batch.leaf(leaf), static_cast<size_t>(ring->leaves()[leaf].bytes), next, leaf),
+               "a batch is torn");
+        if (random() % 3 == 0) kept.push_back({next, leaf, batch.lease(leaf)});
+      }
+    }
+    ++next;
+    if (random() % 4 == 0) batch.release();
+    while (!kept.empty() && random() % 3 != 0) {
+      check(kept.back());
+      kept.pop_back();
+    }
+  }
+  expect(next == plan.count,
+         "the tail was lost: " + std::to_string(next) + " of " + std::to_string(plan.count));
+}
+
+void stress(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Plan plan;
+  plan.count = static_cast<int64_t>(random() % 60);
+  plan.explicit_indices = random() % 2 == 0;
+  plan.closes = random() % 4 == 0;
+  plan.closes_behind = random() % 2 == 0;
+  plan.failing = random() % 3 == 0 ? static_cast<int64_t>(2 + random() % 5) : -1;
+  std::shared_ptr<Ring> ring = make(static_cast<int64_t>(1 + random() % 5));
+  std::atomic<int64_t> ticket{0};
+  std::vector<Kept> kept;
+  std::vector<std::thread> threads;
+  const uint64_t producers = 1 + random() % 4;
+  // Producers that take the next index learn the end from the ring.
+  expect(ring->finish(plan.count).ok(), "finish");
+  for (uint64_t i = 0; i < producers; ++i) {
+    threads.emplace_back([&, i] { produce(ring, plan, ticket, seed * 31 + i); });
+  }
+  consume(ring, plan, seed * 17, kept);
+  if (plan.closes_behind) ring->close();
+  for (std::thread& thread : threads) thread.join();
+  const jaxkern::ring::Statistics counts = ring->statistics();
+  if (!plan.closes) {
+    expect(counts.batches + counts.failures == plan.count, "the count of batches is wrong");
+    expect(counts.filling == 0 && counts.ready == 0, "a slot is lost");
+  }
+  // What is kept outlives the ring, and ends in another thread.
+  ring.reset();
+  std::thread([kept = std::move(kept)]() mutable {
+    for (const Kept& each : kept) check(each);
+    kept.clear();
+  }).join();
+}
+
+// Takers and closers in several threads: every index is delivered to exactly one of them.
+void several_consumers(uint64_t seed) {
+  const auto ring = make(3);
+  constexpr int64_t kCount = 200;
+  std::atomic<int64_t> ticket{0}, delivered{0};
+  Plan plan;
+  plan.count = kCount;
+  plan.explicit_indices = true;
+  expect(ring->finish(kCount).ok(), "finish");
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] { produce(ring, plan, ticket, seed + i); });
+    threads.emplace_back([&] {
+      Batch batch;
+      while (ring->take(kNoDeadline, &batch).ok()) ++delivered;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect(delivered == kCount, "several consumers lost a batch");
+}
+
+void refusals() {
+  const auto ring = make(2, 10);
+  Slot a, b;
+  expect(ring->acquire(9, kNow, &a).outcome == Outcome::kInvalid, "an index below the start");
+  expect(ring->acquire(11, kNow, &a).ok(), "an index in the window");
+  expect(ring->acquire(11, kNow, &b).outcome == Outcome::kInvalid, "an index that is being filled");
+  expect(ring->acquire(12, kNow, &b).outcome == Outcome::kTimeout, "an index beyond the window");
+  expect(ring->commit(std::move(a)).ok(), "commit");
+  expect(ring->commit(std::move(a)).outcome == Outcome::kInvalid, "a slot committed twice");
+  expect(ring->fail(11, "late").outcome == Outcome::kInvalid, "a failure of a ready batch");
+  Batch batch;
+  const Status late = ring->take(in(100), &batch);
+  expect(late.message == "batch 10, which no producer has put; later ones are ready: 11",
+         "the gap is not named: " + late.message);
+  expect(ring->fail(10, "first").ok(), "fail");
+  expect(ring->finish(11).outcome == Outcome::kInvalid, "an end before a batch that was put");
+  expect(ring->finish().index == 12, "the end behind the highest index");
+  expect(ring->finish(13).outcome == Outcome::kInvalid, "a second end");
+  expect(ring->take(kNow, &batch).outcome == Outcome::kFailed, "the failure comes first");
+  expect(ring->take(kNow, &batch).index == 11, "then the batch behind it");
+  expect(ring->take(kNow, &batch).outcome == Outcome::kFinished, "then the end");
+  for (const auto& bad : {std::pair<int64_t, int64_t>{0, 0}, {-1, 0}, {1, -1}}) {
+    bool refused = false;
+    try {
+      make(bad.first, bad.second);
+    } catch (const std::invalid_argument&) {
+      refused = true;
+    }
+    expect(refused, "a capacity or a start was accepted");
+  }
+}
+
+// Memory: as many slots as the capacity, and what the consumer keeps beyond half of them.
+void memory() {
+  constexpr int64_t kCapacity = 4, kCount = 32;
+  const auto ring = make(kCapacity);
+  std::vector<Batch> all;
+  std::vector<const char*> addresses;
+  for (int64_t i = 0; i < kCount; ++i) {
+    Slot slot;
+    expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a consumer that keeps all stalls");
+    fill(slot);
+    expect(ring->commit(std::move(slot)).ok(), "commit");
+    Batch batch;
+    expect(ring->take(kNow, &batch).ok(), "take");
+    for (const char* other : addresses) expect(other != batch.leaf(0), "a held slot was reused");
+    addresses.push_back(batch.leaf(0));
+    all.push_back(std::move(batch));
+  }
+  expect(ring->statistics().held == kCount, "held batches are miscounted");
+  all.clear();
+  expect(ring->statistics().held == 0, "released batches are miscounted");
+  // One batch at a time: never more addresses than slots.
+  addresses.clear();
+  for (int64_t i = 0; i < 50; ++i) {
+    Slot slot;
+    expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "acquire");
+    expect(ring->commit(std::move(slot)).ok(), "commit");
+    Batch batch;
+    expect(ring->take(kNow, &batch).ok(), "take");
+    bool known = false;
+    for (const char* other : addresses) known = known || other == batch.leaf(0);
+    if (!known) addresses.push_back(batch.leaf(0));
+    expect(reinterpret_cast<uintptr_t>(batch.leaf(0)) % jaxkern::ring::kAlignment == 0,
+           "alignment");
+  }
+  expect(addresses.size() <= kCapacity, "more slots than the capacity");
+}
+
+void keys() {
+  auto ring = make(2, 0, 77);
+  expect(Ring::find(77) == ring, "a ring is not found by its key");
+  expect(Ring::find(78) == nullptr, "an unknown key finds a ring");
+  ring.reset();
+  expect(Ring::find(77) == nullptr, "a ring outlives its owner");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 300;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  refusals();
+  memory();
+  keys();
+  for (int i = 0; i < rounds && g_failures == 0; ++i) {
+    stress(seed + static_cast<uint64_t>(i));
+    if (i % 10 == 0) several_consumers(seed + static_cast<uint64_t>(i));
+    if (g_failures) std::printf("check_ring: round with seed %d\n", static_cast<int>(seed) + i);
+  }
+  std::printf("check_ring: %s\n", g_failures ? "FAILED" : "passed");
+  return g_failures ? 1 : 0;
+}
