@@ -26,7 +26,11 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     >>> record_keys(0, 1, np.array([7, 2**40])).shape
     (2,)
     """
-    ids = _halves(record_ids, "record_ids", rank=1)
+    return _keys_of(seed, epoch, _halves(record_ids, "record_ids", rank=1))
+
+
+def _keys_of(seed: Any, epoch: Any, ids: tuple[Any, Any]) -> jax.Array:
+    """`record_keys` of ids given as the high and the low 32 bits of each."""
     # Of one kind whatever JAX's default is: others give a sample that depends on its place.
     key = jax.random.key(np.uint32(0), impl="threefry2x32")
     for name, value in (("seed", seed), ("epoch", epoch)):
