@@ -23,22 +23,38 @@ from jaxkern.core.registry import load as load_library
 if TYPE_CHECKING:
     from jaxkern import image as image
     from jaxkern import performance as performance
+    from jaxkern import pipeline as pipeline
     from jaxkern import random as random
     from jaxkern import ring as ring
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
+    from jaxkern.pipeline import DevicePlacement as DevicePlacement
+    from jaxkern.pipeline import ElementOperator as ElementOperator
+    from jaxkern.pipeline import ElementOperatorConfig as ElementOperatorConfig
+    from jaxkern.pipeline import OperatorNode as OperatorNode
+    from jaxkern.pipeline import Pipeline as Pipeline
+    from jaxkern.pipeline import from_source as from_source
+    from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
+    "DevicePlacement",
+    "ElementOperator",
+    "ElementOperatorConfig",
     "Op",
+    "OperatorNode",
+    "Pipeline",
     "backend",
     "doctor",
     "export_targets",
+    "from_source",
     "get_include",
     "image",
     "load_library",
     "performance",
+    "pipeline",
+    "prefetch_to_device",
     "random",
     "ring",
     "testing",
@@ -46,17 +62,28 @@ __all__ = [
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "random", "ring", "testing", "xpcs")
+_DOMAINS = ("image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
+_PIPELINE = (
+    "DevicePlacement",
+    "ElementOperator",
+    "ElementOperatorConfig",
+    "OperatorNode",
+    "Pipeline",
+    "from_source",
+    "prefetch_to_device",
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _DOMAINS:
         return importlib.import_module(f"jaxkern.{name}")
+    if name in _PIPELINE:
+        return getattr(importlib.import_module("jaxkern.pipeline"), name)
     raise AttributeError(f"module 'jaxkern' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DOMAINS})
+    return sorted({*globals(), *_DOMAINS, *_PIPELINE})
 
 
 _registry.load_own()

@@ -143,9 +143,9 @@ class PythonRing {
 
   // (outcome, message, index), and a slot where the outcome is 0.
   nb::tuple acquire(int64_t index, double timeout, bool interruptible) {
-    auto slot = std::make_unique<PythonSlot>();
+    PythonSlot slot;
     const Status status = wait(timeout, interruptible, [&](Deadline deadline) {
-      return ring_->acquire(index, deadline, &slot->slot);
+      return ring_->acquire(index, deadline, &slot.slot);
     });
     nb::object held = status.ok() ? nb::cast(std::move(slot)) : nb::none();
     return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, held);

@@ -379,16 +379,14 @@ void Ring::close() {
   wake_consumers();
 }
 
-// Unlocked while blocks are freed: unmapping large memory takes long.
 void Ring::give_back(size_t leaf, BlockRef block) {
   if (forked()) {
     new BlockRef(std::move(block));  // leaked: the lock may be held by a thread that is not here
     return;
   }
-  std::vector<BlockRef> unwanted;
+  std::vector<BlockRef> unwanted;  // before the lock: unmapping takes long, and comes after it
   Lock lock(mutex_);
   put_back(leaf, std::move(block), &unwanted);
-  lock.unlock();
 }
 
 void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted) {
@@ -411,7 +409,12 @@ void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   entry(index).state = State::kEmpty;
   --filling_;
   for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), &unwanted);
-  lock.unlock();
+  // The index is free again: where none behind it was put, the next producer gets it.
+  next_put_ = failures_.empty() ? next_ : failures_.rbegin()->first + 1;
+  for (int64_t i = next_; i < next_ + capacity_; ++i) {
+    if (entry(i).state != State::kEmpty) name_index(i);
+  }
+  wake_producers();
 }
 
 void Ring::unheld() {

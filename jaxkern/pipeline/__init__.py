@@ -15,6 +15,9 @@ from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
+from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
+from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
 from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarning
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
@@ -24,6 +27,7 @@ __all__ = [
     "BatchSource",
     "Cache",
     "Conditional",
+    "DevicePlacement",
     "Element",
     "ElementOperator",
     "ElementOperatorConfig",
@@ -33,9 +37,11 @@ __all__ = [
     "OperatorNode",
     "Pipeline",
     "PipelineIterator",
+    "Prefetcher",
     "Probabilistic",
     "Rebatch",
     "RecompilationWarning",
     "Stage",
     "from_source",
+    "prefetch_to_device",
 ]

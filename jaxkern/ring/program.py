@@ -91,8 +91,8 @@ def _structure(ring: Any) -> Structure:
     return structure
 
 
-def _token(token: Any) -> jax.Array:
-    token = jnp.asarray(token)
+def _token(given: Any) -> jax.Array:
+    token: jax.Array = jnp.asarray(given)
     if token.shape != (2,) or token.dtype != jnp.uint32:
         raise ValueError(
             f"the token is {token.dtype}{list(token.shape)}; wanted uint32[2]: what ring.token() "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -26,6 +27,8 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 class RingSlot:
     """A slot that a producer fills in place; see `Ring.slot`.
 
+    Without a ``with`` block, `commit`, `fail` or `abandon` ends it.
+
     Attributes:
       index: of the batch.
       batch: the pytree of NumPy arrays to fill. They must not be written after the ``with`` block.
@@ -45,11 +48,25 @@ class RingSlot:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.batch = None
         if exception is None:
-            self._ring._check(self._ring._native.commit(self._native), None)
+            self.commit()
         else:
-            self._ring._fail(exception, self.index, self._native)
+            self.fail(exception)
+
+    def commit(self) -> None:
+        """Delivers the batch."""
+        self.batch = None
+        self._ring._check(self._ring._native.commit(self._native), None)
+
+    def fail(self, error: BaseException) -> None:
+        """Delivers an exception in the batch's place."""
+        self.batch = None
+        self._ring._fail(error, self.index, self._native)
+
+    def abandon(self) -> None:
+        """Gives the slot back unfilled: its index may be put by somebody else."""
+        self.batch = None
+        self._native.abandon()
 
 
 class Ring:
@@ -207,12 +224,7 @@ class Ring:
           RingClosed: when the ring is, or becomes, closed.
         """
         place = self._placement or self._place()
-        outcome, message, index, leaves = self._native.take(
-            _wait(timeout), _interruptible(), place.zero_copy
-        )
-        if outcome != errors.OK:
-            self._raise(outcome, message, index, timeout)
-        return place.batch(leaves)
+        return place.batch(self._take(timeout, place.zero_copy)[1])
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -259,6 +271,14 @@ class Ring:
 
     def __repr__(self) -> str:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
+
+    def _take(self, timeout: float | None, dlpack: bool) -> tuple[int, list[Any]]:
+        outcome, message, index, leaves = self._native.take(
+            _wait(timeout), _interruptible(), dlpack
+        )
+        if outcome != errors.OK:
+            self._raise(outcome, message, index, timeout)
+        return index, leaves
 
     def _place(self) -> _Placement:
         self._placement = _Placement(self._structure, self._native, self._device)
@@ -364,8 +384,17 @@ def _interruptible() -> bool:
 
 
 def _close_open() -> None:
-    for ring in list(_open):
+    rings = [ring for ring in list(_open) if not ring.closed]
+    for ring in rings:
         ring.close(timeout=1.0)
+    if not rings:
+        return
+    # Python ends daemon threads where they next need its lock; in native code, such as the return
+    # of a program that waited for a batch, that ends the process. They have a moment to leave it.
+    deadline = time.monotonic() + 0.5
+    for thread in threading.enumerate():
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # Before Python waits for threads that are not daemons, which may wait in a ring; an ordinary exit

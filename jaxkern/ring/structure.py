@@ -88,7 +88,7 @@ def _leaf(position: int, leaf: Any) -> jax.ShapeDtypeStruct:
 def _dlpack_code(dtype: np.dtype) -> int:
     if dtype.name == "bfloat16":
         return _DLPACK_BFLOAT
-    return _DLPACK_CODES.get(dtype.kind, -1)
+    return _DLPACK_CODES.get(dtype.kind, -1) if dtype.isbuiltin == 1 else -1
 
 
 def _buffer(name: str, leaf: Any, want: jax.ShapeDtypeStruct) -> Any:

@@ -1,0 +1,128 @@
+"""Fetches the items of any iterator ahead of the consumer, in a thread, onto a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from jaxkern.ring import Ring, RingClosed
+
+
+def prefetch_to_device(
+    iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None
+) -> Prefetcher:
+    """An iterator over the same pytrees as ``jax.Array``, fetched and sent ahead by a thread.
+
+    The thread takes items from ``iterator`` and puts them on the device while the consumer works on
+    earlier ones, so that a step takes the longer of the two times and not their sum. It stays at
+    most ``buffer_size`` items ahead. An exception of the iterator is raised in its place, after all
+    items before it, with its traceback.
+
+    Args:
+      iterator: of pytrees of arrays (or of numbers).
+      buffer_size: items that are fetched but not consumed, at most.
+      sharding: a ``jax.sharding.Sharding``, a ``jax.Device``, or a pytree of them that is a prefix
+        of the items; None for JAX's default device.
+
+    Raises:
+      ValueError: for a ``buffer_size`` below 1.
+      TypeError: when ``iterator`` is not iterable.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> batches = ({"x": np.full(2, i, np.float32)} for i in range(3))
+      >>> [float(batch["x"].sum()) for batch in jk.prefetch_to_device(batches)]
+      [0.0, 2.0, 4.0]
+    """
+    return Prefetcher(iterator, buffer_size, sharding)
+
+
+class Prefetcher(Iterator[Any]):
+    """What `jaxkern.prefetch_to_device` returns: an iterator that a ``with`` block closes."""
+
+    def __init__(self, iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None):
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size is {buffer_size}; wanted 1 or more")
+        # A ring of batches without leaves: it orders, bounds and ends, and the items stand beside.
+        self._ring = Ring((), capacity=buffer_size)
+        self._items: dict[int, Any] = {}
+        # The thread must not hold the iterator that the consumer drops.
+        self._thread = threading.Thread(
+            target=_fetch,
+            args=(self._ring, self._items, iter(iterator), sharding),
+            name="jaxkern-prefetch",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def __next__(self) -> Any:
+        return self.get()
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next item; see `jaxkern.ring.Ring.get` for what it raises."""
+        index, _ = self._ring._take(timeout, False)
+        return self._items.pop(index)
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Ends the thread and drops what was fetched. Idempotent.
+
+        Args:
+          timeout: seconds to wait for the thread, which may be in the middle of an item.
+        """
+        self._ring.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        self._items.clear()
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        ring = getattr(self, "_ring", None)
+        if ring is not None:
+            ring.close(timeout=0)
+
+
+def _fetch(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding: Any) -> None:
+    try:
+        while _fetch_one(ring, items, iterator, sharding):
+            pass
+        ring.finish()
+    except RingClosed:
+        items.clear()
+    finally:
+        close = getattr(iterator, "close", None)  # runs the `finally` blocks of a generator
+        if close is not None:
+            close()
+
+
+def _fetch_one(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding: Any) -> bool:
+    """False when the iterator has ended."""
+    slot = ring.slot()
+    try:
+        item = next(iterator)
+    except StopIteration:
+        slot.abandon()
+        return False
+    except BaseException as error:
+        slot.fail(error)
+        return isinstance(error, Exception)
+    try:
+        items[slot.index] = jax.device_put(item, sharding)
+    except Exception as error:
+        slot.fail(error)
+    else:
+        slot.commit()
+    return True

@@ -1,0 +1,134 @@
+"""Items of any iterator, fetched ahead onto a device or over a mesh.
+
+Would catch: no overlap of fetching and consuming, an error that comes early or late, an item too
+many taken ahead, a thread that survives its iterator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+
+import jax
+import numpy as np
+import pytest
+
+import jaxkern as jk
+
+
+def test_items_and_placement():
+    items = [{"x": np.full((4, 2), i, np.float32), "n": i} for i in range(7)]
+    device = jax.devices()[1]
+    got = list(jk.DevicePlacement(device).prefetch_to_device(iter(items), buffer_size=3))
+    assert [int(g["n"]) for g in got] == list(range(7))
+    assert all(g["x"].devices() == {device} for g in got)
+    mesh = jax.make_mesh((4,), ("data",))
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
+    for i, x in enumerate(jk.prefetch_to_device((b["x"] for b in items), sharding=sharding)):
+        assert x.sharding == sharding
+        np.testing.assert_array_equal(x, items[i]["x"])
+    assert jk.DevicePlacement(sharding).put(items[0]["x"]).sharding == sharding
+
+
+def test_shapes_may_change_and_lists_are_taken():
+    got = list(jk.prefetch_to_device([np.zeros(n) for n in range(5)]))
+    assert [g.shape for g in got] == [(n,) for n in range(5)]
+    assert list(jk.prefetch_to_device([])) == []
+
+
+def test_fetching_and_consuming_overlap():
+    count, pause = 12, 0.03
+
+    def slow():
+        for i in range(count):
+            time.sleep(pause)
+            yield np.int32(i)
+
+    start = time.monotonic()
+    got = []
+    for item in jk.prefetch_to_device(slow()):
+        time.sleep(pause)
+        got.append(int(item))
+    elapsed = time.monotonic() - start
+    assert got == list(range(count))
+    # The sum is 2 * count pauses, the maximum count + 1; a loaded machine sleeps longer.
+    assert elapsed < 1.6 * count * pause
+
+
+def test_errors_arrive_in_place():
+    def source():
+        yield np.int32(0)
+        yield np.int32(1)
+        raise LookupError("the third")
+
+    fetched = jk.prefetch_to_device(source(), buffer_size=8)
+    assert [int(next(fetched)), int(next(fetched))] == [0, 1]
+    with pytest.raises(LookupError, match="the third") as caught:
+        next(fetched)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-1] == "source"
+    with pytest.raises(StopIteration):
+        next(fetched)
+
+
+def test_an_item_that_cannot_be_placed_fails_alone():
+    fetched = jk.prefetch_to_device(iter([np.int32(0), object(), np.int32(2)]))
+    assert int(next(fetched)) == 0
+    with pytest.raises(TypeError):
+        next(fetched)
+    assert [int(x) for x in fetched] == [2]
+
+
+def test_never_more_than_the_buffer_ahead():
+    taken = 0
+
+    def source():
+        nonlocal taken
+        for i in range(10):
+            taken += 1
+            yield np.int32(i)
+
+    fetched = jk.prefetch_to_device(source(), buffer_size=2)
+    for i in range(10):
+        time.sleep(0.02)
+        assert taken <= i + 2
+        assert int(next(fetched)) == i
+
+
+def test_closing_ends_the_thread_and_the_generator():
+    ended = threading.Event()
+
+    def source():
+        try:
+            while True:
+                yield np.zeros(2)
+        finally:
+            ended.set()
+
+    before = threading.active_count()
+    with jk.prefetch_to_device(source()) as fetched:
+        next(fetched)
+    assert ended.wait(5)
+    assert threading.active_count() == before
+    with pytest.raises(jk.ring.RingClosed):
+        next(fetched)
+    fetched.close()
+
+
+def test_timeouts_and_bad_input():
+    gate = threading.Event()
+
+    def source():
+        gate.wait(20)
+        yield np.zeros(2)
+
+    fetched = jk.prefetch_to_device(source())
+    with pytest.raises(TimeoutError, match=r"waited 0\.01 s for batch 0"):
+        fetched.get(0.01)
+    gate.set()
+    assert fetched.get(20).shape == (2,)
+    with pytest.raises(ValueError, match="buffer_size is 0"):
+        jk.prefetch_to_device(iter([]), 0)
+    with pytest.raises(TypeError, match="not iterable"):
+        jk.prefetch_to_device(3)

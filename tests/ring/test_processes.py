@@ -1,0 +1,162 @@
+"""Ctrl-C, fork, interpreter exit and garbage collection, each in a process of its own.
+
+Would catch: a get that cannot be interrupted, a child that hangs on its parent's ring, an exit that
+waits for a producer or crashes under one, a dropped ring whose producers wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PREAMBLE = """
+import gc, os, signal, sys, threading, time
+import numpy as np
+import jaxkern as jk
+x = np.zeros(4, np.float32)
+"""
+
+
+def run(code: str, *, signal_after: str | None = None, timeout: float = 40) -> str:
+    """What the process prints; a signal follows the line that it is given."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-u", "-c", PREAMBLE + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    if signal_after is not None:
+        assert process.stdout.readline().strip() == signal_after
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"the process hangs; it printed {process.communicate()[0]!r}")
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("call", ["ring.get()", "full.put(x)", "next(fetched)"])
+def test_control_c_interrupts(call):
+    output = run(
+        f"""
+ring, full = jk.ring.Ring(x), jk.ring.Ring(x, capacity=1)
+full.put(x)
+fetched = jk.prefetch_to_device(time.sleep(60) for _ in range(1))
+print("waiting")
+start = time.monotonic()
+try:
+    {call}
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 2)
+ring.put(x)
+print(ring.get().tolist())
+""",
+        signal_after="waiting",
+    )
+    assert output.splitlines() == ["interrupted True", "[0.0, 0.0, 0.0, 0.0]"]
+
+
+def test_a_forked_child_gets_an_error():
+    output = run(
+        """
+ring = jk.ring.Ring(x, capacity=1)
+ring.put(x)
+blocked = threading.Thread(target=lambda: ring.put(x), daemon=True)
+blocked.start()
+getter = threading.Thread(target=jk.ring.Ring(x).get, daemon=True)
+getter.start()
+array = ring.get()
+time.sleep(0.1)
+child = os.fork()
+if child == 0:
+    for call in (ring.get, lambda: ring.put(x), ring.slot, ring.finish):
+        try:
+            call()
+        except jk.ring.RingError as error:
+            print(error)
+    ring.close()
+    del array, ring
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(array.tolist(), ring.get().tolist())
+"""
+    )
+    lines = output.splitlines()
+    assert len(lines) == 5
+    assert all("made before the process forked" in line for line in lines[:4])
+    assert lines[4] == "[0.0, 0.0, 0.0, 0.0] [0.0, 0.0, 0.0, 0.0]"
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_exit_with_live_producers_and_consumers(daemon):
+    output = run(
+        f"""
+def produce(ring):
+    try:
+        while True:
+            ring.put(x)
+    except jk.ring.RingClosed:
+        pass
+def consume(ring):
+    try:
+        while True:
+            ring.get()
+    except jk.ring.RingClosed:
+        pass
+rings = [jk.ring.Ring(x) for _ in range(4)]
+for ring in rings[:3]:
+    for _ in range(2):
+        threading.Thread(target=produce, args=(ring,), daemon={daemon}).start()
+threading.Thread(target=consume, args=(rings[3],), daemon={daemon}).start()
+kept = [rings[0].get() for _ in range(3)]
+fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
+next(fetched)
+print("end")
+"""
+    )
+    assert output.splitlines() == ["end"]
+
+
+def test_exit_while_a_program_waits():
+    run(
+        """
+import jax
+ring = jk.ring.Ring(x)
+pop = jax.jit(lambda token: jk.ring.pop(ring, token))
+threading.Thread(target=lambda: pop(ring.token()), daemon=True).start()
+time.sleep(0.5)
+"""
+    )
+
+
+def test_a_ring_that_is_dropped_closes():
+    output = run(
+        """
+import weakref
+def produce(ring):  # holds the native ring only, as a pipeline's threads do
+    status = (0,)
+    while status[0] == 0:
+        status = ring.put(-1, [x], -1.0, False)
+    print(status[1])
+ring = jk.ring.Ring(x)
+fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
+next(fetched)
+thread = fetched._thread
+ring.itself = ring  # only the garbage collector frees it
+del ring, fetched
+gc.collect()
+thread.join(10)
+print(thread.is_alive(), len(jk.ring.ring._open))
+"""
+    )
+    assert output.splitlines() == ["False 0"]

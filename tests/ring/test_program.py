@@ -1,0 +1,230 @@
+"""Pop and push inside jitted programs.
+
+Would catch: batches out of order in a scan, a training loop that differs from Python's, an error or
+a close that a program does not raise, a stale or foreign token, a program that starves the producer
+that it waits for, a recompilation for every ring.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+
+STRUCT = {"x": jax.ShapeDtypeStruct((8, 3), np.float32), "y": jax.ShapeDtypeStruct((8,), np.int32)}
+
+
+def batches(count: int) -> list[dict]:
+    rng = np.random.default_rng(0)
+    return [
+        {"x": rng.normal(size=(8, 3)).astype(np.float32), "y": rng.integers(0, 2, 8, np.int32)}
+        for _ in range(count)
+    ]
+
+
+def feed(ring, items, delay: float = 0.0) -> threading.Thread:
+    def produce():
+        for item in items:
+            time.sleep(delay)
+            ring.put(item)
+        ring.finish()
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    return thread
+
+
+def update(weights, batch):
+    def loss(w):
+        logits = batch["x"] @ w
+        return jnp.mean(jnp.logaddexp(0, logits) - batch["y"] * logits)
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    return weights - 0.5 * gradient, value
+
+
+@jax.jit
+def epoch(weights, token):
+    def step(carry, _):
+        batch, token = jk.ring.pop(STRUCT, carry[1])
+        weights, value = update(carry[0], batch)
+        return (weights, token), value
+
+    (weights, token), losses = jax.lax.scan(step, (weights, token), length=30)
+    return weights, token, losses
+
+
+def test_a_scan_trains_as_the_python_loop_does():
+    items = batches(30)
+    weights, losses = jnp.zeros(3), []
+    for item in items:
+        weights, value = jax.jit(update)(weights, item)
+        losses.append(float(value))
+    for delay in (0.0, 0.001):
+        ring = jk.ring.Ring(STRUCT, capacity=3, pop_timeout=20)
+        thread = feed(ring, items, delay)
+        got, token, got_losses = epoch(jnp.zeros(3), ring.token())
+        np.testing.assert_array_equal(token, ring.token())
+        np.testing.assert_allclose(got, weights, rtol=1e-5)
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
+        assert ring.state()["last_delivered"] == 29
+        assert ring.stats().copied == 60
+        thread.join(10)
+    assert epoch._cache_size() == 1  # one program for every ring of the structure
+
+
+def test_a_token_differs_between_rings():
+    tokens = {tuple(np.asarray(jk.ring.Ring(STRUCT).token()).tolist()) for _ in range(20)}
+    assert len(tokens) == 20
+
+
+@pytest.fixture
+def pop():
+    return jax.jit(lambda token: jk.ring.pop(STRUCT, token)[0])
+
+
+def raises(code: str, message: str):
+    return pytest.raises(jax.errors.JaxRuntimeError, match=rf"(?s){code}.*{message}")
+
+
+def test_what_goes_wrong_raises_with_its_message(pop):
+    ring = jk.ring.Ring(STRUCT, pop_timeout=0.05)
+    with raises("DEADLINE_EXCEEDED", "batch 0, which no producer has put"):
+        jax.block_until_ready(pop(ring.token()))
+    ring.put(batches(1)[0])
+    ring.fail(ValueError("a broken file"))
+    ring.finish()
+    jax.block_until_ready(pop(ring.token()))
+    with raises("ABORTED", "the producer of batch 1 failed: ValueError: a broken file"):
+        jax.block_until_ready(pop(ring.token()))
+    with raises("OUT_OF_RANGE", "the ring is finished"):
+        jax.block_until_ready(pop(ring.token()))
+    token = ring.token()
+    ring.close()
+    with raises("NOT_FOUND", "closed or gone"):
+        jax.block_until_ready(pop(token))
+    del ring
+    with raises("NOT_FOUND", "closed or gone"):
+        jax.block_until_ready(pop(token))
+    other = jk.ring.Ring({"x": np.zeros((8, 3), np.float32), "y": np.zeros(9, np.int32)})
+    with raises("INVALID_ARGUMENT", r"leaf 1 .* is int32\[8\]; the ring's is int32\[9\]"):
+        jax.block_until_ready(pop(other.token()))
+    fewer = jk.ring.Ring(np.zeros(3, np.float32))
+    with raises("INVALID_ARGUMENT", "the program's batch has 2 leaves; the ring's has 1"):
+        jax.block_until_ready(pop(fewer.token()))
+
+
+def test_closing_wakes_a_waiting_program(pop):
+    ring = jk.ring.Ring(STRUCT, pop_timeout=60)
+    token = ring.token()
+    timer = threading.Timer(0.2, ring.close)
+    timer.start()
+    start = time.monotonic()
+    with raises("CANCELLED", "the ring is closed"):
+        jax.block_until_ready(pop(token))
+    assert time.monotonic() - start < 10
+    timer.join()
+
+
+def test_a_producer_that_runs_programs_is_not_starved():
+    struct = jax.ShapeDtypeStruct((128, 128), np.float32)
+    ring = jk.ring.Ring(struct, capacity=2, pop_timeout=30)
+    make = jax.jit(lambda key: jnp.tanh(jax.random.normal(key, (128, 128)) @ jnp.ones((128, 128))))
+
+    @jax.jit
+    def total(token):
+        def step(token, _):
+            batch, token = jk.ring.pop(struct, token)
+            return token, (batch @ batch).sum()
+
+        return jax.lax.scan(step, token, length=20)[1]
+
+    made = [np.asarray(make(jax.random.key(i))) for i in range(20)]
+
+    def produce():
+        time.sleep(0.2)  # the program waits by now
+        for i in range(20):
+            ring.put(make(jax.random.key(i)))
+        ring.finish()
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    got = total(ring.token())
+    np.testing.assert_allclose(got, [(m @ m).sum() for m in made], rtol=1e-3)
+    thread.join(10)
+
+
+def test_push_fills_the_ring_and_waits():
+    struct = jax.ShapeDtypeStruct((3,), np.float32)
+    ring = jk.ring.Ring(struct, capacity=2, pop_timeout=20)
+
+    @jax.jit
+    def produce(token):
+        def step(token, i):
+            return jk.ring.push(struct, token, jnp.full(3, i)), None
+
+        return jax.lax.scan(step, token, jnp.arange(12.0))[0]
+
+    def run():
+        jax.block_until_ready(produce(ring.token()))
+        ring.finish()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert [a.tolist() for a in ring] == [[i] * 3 for i in range(12)]
+    thread.join(10)
+    with raises("OUT_OF_RANGE", "the ring is finished"):
+        jax.block_until_ready(produce(ring.token()))
+
+
+def test_a_batch_passes_through_two_rings():
+    struct = jax.ShapeDtypeStruct((), np.int32)
+    first, second = (jk.ring.Ring(struct, capacity=8, pop_timeout=10) for _ in range(2))
+    for i in range(5):
+        first.put(np.int32(i))
+
+    @jax.jit
+    def move(a, b):
+        def step(tokens, _):
+            batch, a = jk.ring.pop(struct, tokens[0])
+            return (a, jk.ring.push(struct, tokens[1], batch * 10)), None
+
+        return jax.lax.scan(step, (a, b), length=5)[0]
+
+    jax.block_until_ready(move(first.token(), second.token()))
+    assert [int(second.get(5)) for _ in range(5)] == [0, 10, 20, 30, 40]
+
+
+def test_what_a_program_cannot_do_is_refused():
+    ring = jk.ring.Ring(STRUCT)
+    token = ring.token()
+    with pytest.raises(NotImplementedError, match="under vmap"):
+        jax.vmap(lambda t: jk.ring.pop(STRUCT, t)[0]["y"])(jnp.stack([token, token]))
+    with pytest.raises(ValueError, match=r"the token is int32\[2\]; wanted uint32\[2\]"):
+        jk.ring.pop(ring, jnp.zeros(2, jnp.int32))
+    with pytest.raises(ValueError, match=r"batch\['y'\] is int32\[9\]; the ring wants int32\[8\]"):
+        jk.ring.push(ring, token, {"x": jnp.zeros((8, 3)), "y": jnp.zeros(9, jnp.int32)})
+    with pytest.raises(TypeError, match="programs pack"):
+        jk.ring.pop(jax.ShapeDtypeStruct((2,), jnp.int4), token)
+    mesh = jax.make_mesh((4,), ("data",))
+    spread = jax.device_put(jnp.zeros(4), jax.NamedSharding(mesh, jax.P("data")))
+    with pytest.raises(NotImplementedError, match="over several devices"):
+        jax.jit(lambda t, s: jk.ring.pop(STRUCT, t)[0]["y"].sum() + s)(token, spread)
+
+
+def test_gradients_pass_by_a_pop():
+    struct = jax.ShapeDtypeStruct((3,), np.float32)
+    ring = jk.ring.Ring(struct)
+    ring.put(np.array([1, 2, 3], np.float32))
+
+    @jax.jit
+    def gradient(w, token):
+        return jax.grad(lambda w: (w * jk.ring.pop(struct, token)[0]).sum())(w)
+
+    assert gradient(jnp.ones(3), ring.token()).tolist() == [1, 2, 3]
