@@ -169,7 +169,8 @@ class Epoch:
                     error.add_note(f"in node {self.plan.names[vertex]!r} of the pipeline")
                 raise
             made[vertex, batch] = found
-        return made[vertex, batch]
+        block: Block = made[vertex, batch]
+        return block
 
     def shared_block(self, vertex: Vertex, batch: int) -> Block:
         """One batch that several batches behind it are cut from."""

@@ -80,9 +80,7 @@ def explain(plan: Plan, record: int, epoch: int) -> Explanation:
         batch, at = divmod(place, plan.streams[vertex].batch_size)
         fields: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
         where = "device" if vertex in plan.on_device else "host"
-        stages.append(
-            Stage(plan.names[vertex], vertex.node.describe(), where, batch, at, fields)
-        )
+        stages.append(Stage(plan.names[vertex], vertex.node.describe(), where, batch, at, fields))
     return Explanation(record, epoch, tuple(stages))
 
 

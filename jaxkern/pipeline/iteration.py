@@ -160,4 +160,5 @@ def _spread(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
     array = np.asarray(leaf)
     spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim])
     placed = jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    return jax.make_array_from_process_local_data(placed, array)
+    spread: jax.Array = jax.make_array_from_process_local_data(placed, array)
+    return spread

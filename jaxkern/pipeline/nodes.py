@@ -125,7 +125,8 @@ class EpochOrder:
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         positions = np.minimum(rows, self._last_row) * self._count + self._index
-        return np.minimum(positions, self._last)  # a shard may have no record at all
+        positions = np.minimum(positions, self._last)  # a shard may have no record at all
+        return np.asarray(positions)
 
     def _block(self, first: int) -> np.ndarray:
         assert self._order is not None
@@ -192,7 +193,8 @@ class Rebatch(Node):
         size = epoch.plan.streams[before].batch_size
         rows = epoch.plan.streams[vertex].rows_of(batch)
         end = min(rows.stop, epoch.plan.streams[before].rows)
-        parts, records = [], []
+        parts: list[tuple[Data, np.ndarray | slice]] = []
+        records: list[np.ndarray] = []
         for source in range(rows.start // size, max(-(-end // size), 1)):
             block = epoch.shared_block(before, source)
             kept = slice(max(rows.start - source * size, 0), end - source * size)
@@ -276,7 +278,9 @@ class _Records:
         fields: Data = {}
         for name, store in self._fields.items():
             if isinstance(store, _Images):
-                fields[name] = row.ragged_of([store.images[r] for r in records.tolist()], *store.limits)
+                fields[name] = row.ragged_of(
+                    [store.images[r] for r in records.tolist()], *store.limits
+                )
             else:
                 fields[name] = jax.tree.map(lambda values: values.take(records, axis=0), store)
         return fields

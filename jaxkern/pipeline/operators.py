@@ -275,4 +275,7 @@ class _OfBatches:
             raise TypeError(
                 f"{named(self._fn)} returned a {type(result).__name__}; wanted a dict of fields"
             )
-        return jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), result)
+        return {
+            name: jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), value)
+            for name, value in result.items()
+        }

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+Array = np.ndarray[Any, Any]
+
 _ROUNDS = 8
 _LISTED = 4096  # records up to which the order is a list
 _MAX_RECORDS = 2**62  # so that a half stays below 2**32
@@ -23,15 +25,17 @@ _U64 = np.uint64
 class Permutation:
     """A permutation of 0..count-1 that (seed, epoch) names; evaluated at any positions.
 
-    Args:
-      count: the number of records, 1 to 2**62.
-      seed, epoch: integers.
+        Args:
+          count: the number of records, 1 to 2**62.
+          seed, epoch: integers.
 
-    >>> import numpy as np
-    >>> from jaxkern.pipeline.order import Permutation
-    >>> order = Permutation(10**12, seed=0, epoch=3)
-    >>> int(order.position_of(order(np.array([7])))[0])
-    7
+        >>> import numpy as np
+
+    Array = np.ndarray[Any, Any]
+        >>> from jaxkern.pipeline.order import Permutation
+        >>> order = Permutation(10**12, seed=0, epoch=3)
+        >>> int(order.position_of(order(np.array([7])))[0])
+        7
     """
 
     def __init__(self, count: int, seed: int, epoch: int) -> None:
@@ -42,27 +46,29 @@ class Permutation:
         self._a = _U64(math.isqrt(count - 1) + 1)  # ceil(sqrt(count))
         self._b = _U64(-(-count // int(self._a)))
 
-    def __call__(self, positions: Any) -> np.ndarray:
+    def __call__(self, positions: Any) -> Array:
         """The records int64 [N] at these positions [N]."""
         positions = self._checked(positions)
-        if self.count <= _LISTED:
-            return _listed(self.count, self._keys)[0][positions]
-        return self._walk(positions, self._forward)
+        if self.count > _LISTED:
+            return self._walk(positions, self._forward)
+        records: Array = _listed(self.count, self._keys)[0][positions]
+        return records
 
-    def position_of(self, records: Any) -> np.ndarray:
+    def position_of(self, records: Any) -> Array:
         """The positions int64 [N] of these records [N]: the inverse."""
         records = self._checked(records)
-        if self.count <= _LISTED:
-            return _listed(self.count, self._keys)[1][records]
-        return self._walk(records, self._backward)
+        if self.count > _LISTED:
+            return self._walk(records, self._backward)
+        positions: Array = _listed(self.count, self._keys)[1][records]
+        return positions
 
-    def _checked(self, values: Any) -> np.ndarray:
-        values = np.asarray(values, np.int64)
-        if values.size and not (values.min() >= 0 and values.max() < self.count):
-            raise IndexError(f"positions from {values.min()} to {values.max()} of {self.count}")
-        return values
+    def _checked(self, values: Any) -> Array:
+        checked: Array = np.asarray(values, np.int64)
+        if checked.size and not (checked.min() >= 0 and checked.max() < self.count):
+            raise IndexError(f"{checked.min()} to {checked.max()} of {self.count}")
+        return checked
 
-    def _walk(self, values: np.ndarray, step: Any) -> np.ndarray:
+    def _walk(self, values: Array, step: Any) -> Array:
         count = _U64(self.count)
         walked = step(values.astype(_U64))
         outside = np.flatnonzero(walked >= count)
@@ -71,14 +77,14 @@ class Permutation:
             outside = outside[walked[outside] >= count]
         return np.asarray(walked.astype(np.int64))
 
-    def _forward(self, x: np.ndarray) -> np.ndarray:
+    def _forward(self, x: Array) -> Array:
         left, right = x // self._b, x % self._b
         for r in range(0, _ROUNDS, 2):
             left = (left + _reduced(right, self._keys[r], self._a)) % self._a
             right = (right + _reduced(left, self._keys[r + 1], self._b)) % self._b
         return left * self._b + right
 
-    def _backward(self, x: np.ndarray) -> np.ndarray:
+    def _backward(self, x: Array) -> Array:
         left, right = x // self._b, x % self._b
         for r in range(_ROUNDS - 2, -1, -2):
             right = (right + self._b - _reduced(left, self._keys[r + 1], self._b)) % self._b
@@ -91,20 +97,21 @@ def _round_keys(count: int, seed: int, epoch: int) -> tuple[np.uint64, ...]:
     return tuple(_U64(k) for k in np.frombuffer(hashlib.blake2b(name).digest(), "<u8"))
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mixed(x: Array) -> Array:
     """A bijection of 64-bit words in which every bit depends on every other (Stafford's mix 13)."""
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
     return x ^ (x >> _U64(31))
 
 
-def _reduced(x: np.ndarray, key: np.uint64, limit: np.uint64) -> np.ndarray:
+def _reduced(x: Array, key: np.uint64, limit: np.uint64) -> Array:
     """A hash of x in [0, limit), limit below 2**32."""
-    return ((_mixed(_mixed(x ^ key) + key) >> _U64(32)) * limit) >> _U64(32)
+    hashed: Array = _mixed(_mixed(x ^ key) + key) >> _U64(32)
+    return (hashed * limit) >> _U64(32)
 
 
 @functools.lru_cache(maxsize=16)
-def _listed(count: int, keys: tuple[np.uint64, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _listed(count: int, keys: tuple[np.uint64, ...]) -> tuple[Array, Array]:
     """The permutation and its inverse, as lists."""
     values = _mixed(_mixed(np.arange(count, dtype=_U64) ^ keys[0]) + keys[1])
     order = np.argsort(values, kind="stable")

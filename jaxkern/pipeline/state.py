@@ -88,4 +88,6 @@ def _first_difference(there: list[str], here: list[str]) -> str:
         if old != new:
             return f"node {number} is {old!r} there and {new!r} here"
     longer, where = (there, "there") if len(there) > len(here) else (here, "here")
-    return f"{where} only is node {min(len(there), len(here))}: {longer[min(len(there), len(here))]!r}"
+    return (
+        f"{where} only is node {min(len(there), len(here))}: {longer[min(len(there), len(here))]!r}"
+    )

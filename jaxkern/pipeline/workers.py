@@ -113,5 +113,3 @@ def _alike(one: Joint, other: Joint) -> bool:
         a.shape == b.shape and a.dtype == b.dtype
         for a, b in zip(one.leaves, other.leaves, strict=True)
     )
-
-
