@@ -106,8 +106,9 @@ def _mixed(x: Array) -> Array:
 
 def _reduced(x: Array, key: np.uint64, limit: np.uint64) -> Array:
     """A hash of x in [0, limit), limit below 2**32."""
-    hashed: Array = _mixed(_mixed(x ^ key) + key) >> _U64(32)
-    return (hashed * limit) >> _U64(32)
+    high = _mixed(_mixed(x ^ key) + key) >> _U64(32)
+    reduced: Array = (high * limit) >> _U64(32)
+    return reduced
 
 
 @functools.lru_cache(maxsize=16)
