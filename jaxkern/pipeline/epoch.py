@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
@@ -14,6 +15,7 @@ from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
 from jaxkern.pipeline.program import Joint, Program, fold_salt, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
+from jaxkern.random import _epoch_key
 
 
 class Unit(NamedTuple):
@@ -114,6 +116,9 @@ class Epoch:
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan = plan
         self.number = number
+        key = _epoch_key(plan.stream.seed, number)
+        #: uint32 [2], the data of the key that the records' keys are folded from
+        self.key = np.asarray(jax.random.key_data(key))
         self._orders: dict[tuple[Any, ...], EpochOrder] = {}
         self._lock = threading.Lock()
         self._shared = Shared(keep=16)
@@ -144,6 +149,8 @@ class Epoch:
             where = f"in batch {batch} of epoch {self.number}"
             if where not in getattr(error, "__notes__", ()):
                 error.add_note(where)
+            if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
+                raise RuntimeError(f"{error.args} was raised as StopIteration {where}") from error
             raise
         finally:
             self._local.made = {}

@@ -50,10 +50,9 @@ class PipelineIterator(Iterator[Data]):
         return self
 
     def __next__(self) -> Data:
-        if self._index >= self._plan.stream.batches:
+        if self._made - len(self._ahead) >= self._plan.stream.batches:
             self.close()
             raise StopIteration
-        self._index += 1
         ready = self._ahead.popleft() if self._ahead else self._outcome(None)
         assert ready is not None
         if isinstance(ready, BaseException):
@@ -61,7 +60,7 @@ class PipelineIterator(Iterator[Data]):
                 raise ready
             finally:
                 del ready  # its traceback holds this frame
-        self._delivered = self._index
+        self._delivered = self._made - len(self._ahead)
         # The program of the next batch runs while the consumer works on this one.
         if self._tail is not None and self._workers is not None and not self._ahead:
             following = self._outcome(0.0)
@@ -96,7 +95,7 @@ class PipelineIterator(Iterator[Data]):
             self._workers.close()
 
     def _start(self, batch: int) -> None:
-        self._index = self._delivered = batch
+        self._delivered = batch
         self._run = Epoch(self._plan, self._epoch)
         self._tail = self._plan.tail
         self._workers: Workers | None = None
@@ -109,14 +108,16 @@ class PipelineIterator(Iterator[Data]):
             return None
         try:
             unit = self._unit(timeout)
-        except TimeoutError as error:
-            if timeout is not None:
+        except BaseException as error:
+            if self._workers is None:
+                self._made += not isinstance(error, KeyboardInterrupt)
+                return error
+            before, self._made = self._made, self._workers.next_index
+            if self._made > before:
+                return error
+            if isinstance(error, TimeoutError) and timeout is not None:
                 return None
-            self._made += 1
-            return error
-        except Exception as error:
-            self._made += 1
-            return error
+            raise  # an interrupted wait: the batch is still to come
         self._made += 1
         try:
             return self._placed(unit)
@@ -152,7 +153,7 @@ class PipelineIterator(Iterator[Data]):
         joint = unit.joint._replace(leaves=leaves)
         if self._tail is None:
             return joint.batches()[0]
-        return self._tail(joint, records, self._epoch)
+        return self._tail(joint, records, self._run.key)
 
 
 def _spread(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:

@@ -15,7 +15,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Vertex
 from jaxkern.pipeline.nodes import merged
 from jaxkern.pipeline.rows import Data
-from jaxkern.random import _keys_of
+from jaxkern.random import _fold_records
 
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch, Plan
@@ -90,30 +90,36 @@ class Program:
         blocks = [epoch.block(vertex, batch) for vertex in self.frontier]
         records = blocks[0].records
         joint = Joint.of([block.data for block in blocks])
-        return Block(self(joint, halves(records), epoch.number), records)
+        return Block(self(joint, halves(records), epoch.key), records)
 
-    def __call__(self, joint: Joint, records: Any, epoch: int) -> Data:
-        """The batch that the program makes; records are uint32 [N, 2], see `halves`."""
-        data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, np.uint32(epoch))
+    def __call__(self, joint: Joint, records: Any, key: Any) -> Data:
+        """The batch that the program makes.
+
+        Args:
+          joint: the batches of the frontier.
+          records: uint32 [N, 2], see `halves`.
+          key: uint32 [2], the data of the epoch's key.
+        """
+        data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
         return data
 
     def spec(self, joint: Joint, records: np.ndarray) -> Data:
         """The shapes of what it makes; compiles nothing."""
 
-        def evaluate(leaves: list[Any], ids: Any, epoch: Any) -> Data:
-            return self._evaluate(Joint(leaves, joint.places, joint.tree), ids, epoch)
+        def evaluate(leaves: list[Any], ids: Any, key: Any) -> Data:
+            return self._evaluate(Joint(leaves, joint.places, joint.tree), ids, key)
 
-        spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.uint32(0))
+        spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.zeros(2, np.uint32))
         return spec
 
     def _traced(
-        self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, epoch: Any
+        self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, key: Any
     ) -> Data:
         joint = Joint(leaves, places, tree)
         self._count(joint.batches())
-        return self._evaluate(joint, records, epoch)
+        return self._evaluate(joint, records, key)
 
-    def _evaluate(self, joint: Joint, records: Any, epoch: Any) -> Data:
+    def _evaluate(self, joint: Joint, records: Any, key: Any) -> Data:
         found: dict[Vertex, Data] = dict(zip(self.frontier, joint.batches(), strict=True))
         keys: Any = None
         for vertex in self._vertices:
@@ -126,8 +132,8 @@ class Program:
             given = None
             if node.stochastic:
                 if keys is None:
-                    seed = self._plan.streams[vertex].seed
-                    keys = _keys_of(seed, epoch, (records[:, 0], records[:, 1]))
+                    first = jax.random.wrap_key_data(key, impl="threefry2x32")
+                    keys = _fold_records(first, records[:, 0], records[:, 1])
                 given = self._plan.keys_for(vertex, keys)
             try:
                 result = node.apply_batch(batches[0], given)

@@ -31,8 +31,8 @@ def check_rows(data: Any, rows: int, who: str) -> None:
     """Raises where `data` is no batch of so many rows; `who` returned it."""
     if not isinstance(data, dict) or not data:
         raise TypeError(
-            f"{who} returned {'an empty dict' if data == {} else type(data).__name__}; wanted a "
-            "dict of fields"
+            f"{who} returned {'an empty dict' if isinstance(data, dict) else type(data).__name__}; "
+            "wanted a dict of fields"
         )
     for path, value in jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]:
         name = jax.tree_util.keystr(path)

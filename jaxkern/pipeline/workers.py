@@ -49,10 +49,16 @@ class Workers:
             name = f"jaxkern-pipeline-{number}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def get(self, timeout: float | None = None) -> Unit:
-        """The next unit; raises as `Ring.get`."""
+    @property
+    def next_index(self) -> int:
+        """Of the unit that `get` returns or fails with."""
         index = self.ring.state()["next"]
         assert index is not None
+        return index
+
+    def get(self, timeout: float | None = None) -> Unit:
+        """The next unit; raises as `Ring.get`."""
+        index = self.next_index
         arrays = self.ring.get(timeout)
         aside = self._aside.pop(index, None)
         if aside is not None:

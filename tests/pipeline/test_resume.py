@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from batches import arrays, assert_same, epoch_of
@@ -15,7 +16,14 @@ import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import Cache, Probabilistic, Rebatch
 
-AUGMENT = im.Compose([im.RandomCrop(4)])
+
+
+def noisy(element, key):
+    noise = jax.random.uniform(key, (2,))
+    return element.update_data({"noise": noise + element["image"][0, 0, 0]})
+
+
+AUGMENT = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy)
 
 
 def scaled(batch):
@@ -154,10 +162,12 @@ def test_a_state_of_other_nodes_is_refused():
     state = iter(make("plain")).get_state()
     with pytest.raises(ValueError, match="node 2 is .*function scaled.*|here only is node 2"):
         iter(make("rebatched")).set_state(state)
-    other = im.Compose([im.RandomCrop(5)])
-    pipe = jk.from_source(arrays(), 5, True, 2) >> jk.OperatorNode(other)
+    crops = [
+        jk.from_source(arrays(), 5) >> jk.OperatorNode(im.Compose([im.RandomCrop(size)]))
+        for size in (4, 5)
+    ]
     with pytest.raises(ValueError, match="node 1 is 'Compose#.*' there and 'Compose#.*' here"):
-        iter(pipe).set_state(state)
+        iter(crops[0]).set_state(iter(crops[1]).get_state())
     pipe = plain(jk.from_source(arrays(24), 5, True, 2))
     with pytest.raises(ValueError, match="records is 23 there and 24 here"):
         iter(pipe).set_state(state)
