@@ -19,8 +19,7 @@ from jaxkern.pipeline import Cache, Probabilistic, Rebatch
 
 
 def noisy(element, key):
-    noise = jax.random.uniform(key, (2,))
-    return element.update_data({"noise": noise + element["image"][0, 0, 0]})
+    return element.update_data({"noise": jax.random.key_data(key) + element["label"]})
 
 
 AUGMENT = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy)
