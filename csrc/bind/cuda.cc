@@ -1,8 +1,11 @@
 // The CUDA module: which FFI target is which handler, and what the machine code is for.
 #include <cuda_runtime_api.h>
 
+#include <cstring>
+
 #include "core/module.h"
 #include "image/cuda_handlers.h"
+#include "ring/cuda_handlers.h"
 #include "xpcs/cuda_handlers.h"
 
 namespace nb = nanobind;
@@ -15,6 +18,8 @@ nb::dict registrations() {
   table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCuda);
   table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCuda);
   table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCuda);
+  table["jaxkern.ring_pop.v1"] = capsule(JaxkernRingPopCuda);
+  table["jaxkern.ring_push.v1"] = capsule(JaxkernRingPushCuda);
   table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cuda);
   table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCuda);
   table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCuda);
@@ -38,6 +43,20 @@ NB_MODULE(_cuda, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  m.def(
+      "set_ring_access",
+      [](const nb::capsule& access) {
+        if (std::strcmp(access.name(), jaxkern::ring::kProgramAccess) != 0) {
+          throw nb::type_error("what the CPU module's ring_access() returns is wanted");
+        }
+        jaxkern::ring::set_program_access(
+            static_cast<const jaxkern::ring::ProgramAccess*>(access.data()));
+      },
+      nb::arg("access"), "Where the rings of jitted programs are.");
+  m.def(
+      "pinned_allocator",
+      [] { return nb::capsule(&jaxkern::ring::pinned_allocator(), jaxkern::ring::kAllocator); },
+      nb::sig("def pinned_allocator() -> object"), "Page-locked memory for the slots of a ring.");
   m.def(
       "cuda_runtime", [] { return CUDART_VERSION; },
       "The version of the CUDA runtime inside this module: 1000 * major + 10 * minor.");

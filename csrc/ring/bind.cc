@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ring/dlpack.h"
+#include "ring/program_ring.h"
 #include "ring/ring.h"
 
 namespace nb = nanobind;
@@ -88,7 +89,7 @@ class Visit {
 class PythonRing {
  public:
   PythonRing(const nb::list& leaves, int64_t capacity, int64_t start, uint64_t key,
-             double pop_timeout) {
+             double pop_timeout, const nb::object& allocator) {
     std::vector<LeafSpec> specs;
     for (nb::handle leaf : leaves) {
       const auto [dtype, item_size, shape, code] =
@@ -101,6 +102,11 @@ class PythonRing {
     options.capacity = capacity;
     options.start = start;
     options.key = key;
+    if (!allocator.is_none()) {
+      const auto given = nb::cast<nb::capsule>(allocator);
+      if (std::strcmp(given.name(), kAllocator) != 0) throw nb::type_error("not an allocator");
+      options.allocator = *static_cast<const Allocator*>(given.data());
+    }
     if (pop_timeout >= 0) {
       options.pop_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
           std::chrono::duration<double>(std::min(pop_timeout, 1e9)));
@@ -189,11 +195,11 @@ class PythonRing {
     Status status = call(kNow);
     if (status.outcome != Outcome::kTimeout) return status;
     const Deadline deadline = deadline_in(timeout);
-    const Visit visit(*visitors_);
     for (;;) {
       Deadline next = deadline;
       if (interruptible) next = std::min(next, Deadline(Clock::now() + kSignalPeriod));
       {
+        const Visit visit(*visitors_);  // ends before a signal's handler, which may close the ring
         nb::gil_scoped_release unlocked;
         status = call(next);
       }
@@ -254,6 +260,11 @@ nb::dict statistics(const PythonRing& self) {
 }  // namespace
 
 void define_ring(nb::module_& module) {
+  // A ring that a daemon thread still holds when the interpreter ends is closed, not leaked.
+  nb::set_leak_warnings(false);
+  module.def(
+      "ring_access", [] { return nb::capsule(&program_access(), kProgramAccess); },
+      nb::sig("def ring_access() -> object"), "The rings, for the CUDA module.");
   nb::class_<PythonSlot>(module, "RingSlot")
       .def_prop_ro("index", [](const PythonSlot& self) { return self.slot.index(); })
       .def(
@@ -272,8 +283,9 @@ void define_ring(nb::module_& module) {
       .def("abandon", [](PythonSlot& self) { self.slot.abandon(); }, "Gives the slot back.");
 
   nb::class_<PythonRing>(module, "Ring", nb::is_weak_referenceable())
-      .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double>(), nb::arg("leaves"),
-           nb::arg("capacity"), nb::arg("start"), nb::arg("key"), nb::arg("pop_timeout"),
+      .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double, const nb::object&>(),
+           nb::arg("leaves"), nb::arg("capacity"), nb::arg("start"), nb::arg("key"),
+           nb::arg("pop_timeout"), nb::arg("allocator").none(),
            "leaves: (dtype, item size, shape, DLPack type code or -1)")
       .def("put", &PythonRing::put, nb::arg("index"), nb::arg("buffers"), nb::arg("timeout"),
            nb::arg("interruptible"))

@@ -79,6 +79,11 @@ inline std::string differs(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer
          spec.dtype + shape_text(ffi::AnyBuffer::Dimensions(spec.shape.data(), spec.shape.size()));
 }
 
+inline ffi::Error another_count(const char* op, size_t given, size_t wanted) {
+  return refused(op, "the program's batch has " + std::to_string(given) +
+                         " leaves; the ring's has " + std::to_string(wanted));
+}
+
 // A take or an acquire that did not succeed, as the program's error.
 inline ffi::Error failure(const char* op, const Status& status) {
   const std::string name = std::string(op) + ": ";

@@ -65,9 +65,7 @@ ffi::Future Pop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out,
   if (ring == nullptr || ring->closed()) return settled(no_ring(kPop));
   std::vector<Leaf> leaves;
   if (results.size() != ring->leaves().size()) {
-    return settled(refused(kPop, "the program's batch has " + std::to_string(results.size()) +
-                                     " leaves; the ring's has " +
-                                     std::to_string(ring->leaves().size())));
+    return settled(another_count(kPop, results.size(), ring->leaves().size()));
   }
   for (size_t i = 0; i < results.size(); ++i) {
     auto result = results.get<ffi::AnyBuffer>(i);
@@ -99,9 +97,7 @@ ffi::Future Push(ffi::AnyBuffer token, ffi::RemainingArgs operands,
   if (ring == nullptr || ring->closed()) return settled(no_ring(kPush));
   std::vector<Leaf> leaves;
   if (operands.size() != ring->leaves().size()) {
-    return settled(refused(kPush, "the program's batch has " + std::to_string(operands.size()) +
-                                      " leaves; the ring's has " +
-                                      std::to_string(ring->leaves().size())));
+    return settled(another_count(kPush, operands.size(), ring->leaves().size()));
   }
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto operand = operands.get<ffi::AnyBuffer>(i);

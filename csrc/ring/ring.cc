@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 
 namespace jaxkern::ring {
@@ -42,18 +42,44 @@ Status forked_child() {
           -1};
 }
 
+// A thread looks for a change this long before it sleeps: about what falling asleep and being woken
+// cost, so that a wait never costs more than twice the better choice.
+constexpr std::chrono::microseconds kBeforeSleep(5);
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool several_cores() {
+  static const bool several = std::thread::hardware_concurrency() > 1;
+  return several;
+}
+
 // Waits until `ready()`, and adds the time to `total`. False when the deadline came first.
+// `changes` counts what may make it ready.
 template <typename Ready>
 bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, int& waiting,
-          Deadline deadline, double& total, const Ready& ready) {
+          const std::atomic<uint32_t>& changes, Deadline deadline, double& total,
+          const Ready& ready) {
   if (ready()) return true;
   if (deadline == kNow) return false;
   const Clock::time_point begin = Clock::now();
+  const Clock::time_point sleep = std::min(begin + kBeforeSleep, deadline);
+  bool done = false;
+  while (!done && several_cores() && Clock::now() < sleep) {
+    const uint32_t seen = changes.load(std::memory_order_relaxed);
+    lock.unlock();
+    while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
+    lock.lock();
+    done = ready();
+  }
   ++waiting;
-  bool done = true;
-  if (deadline == kNoDeadline) {
+  if (!done && deadline == kNoDeadline) {
     condition.wait(lock, ready);
-  } else {
+    done = true;
+  } else if (!done) {
     done = condition.wait_until(lock, deadline, ready);
   }
   --waiting;
@@ -62,31 +88,6 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
 }
 
 }  // namespace
-
-LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> shape) {
-  LeafSpec leaf{std::move(dtype), item_size, std::move(shape), item_size};
-  bool fits = item_size > 0;
-  // An axis of size 0 makes the product exist whatever the others are.
-  const bool empty = std::find(leaf.shape.begin(), leaf.shape.end(), 0) != leaf.shape.end();
-  for (const int64_t size : leaf.shape) {
-    fits = fits && size >= 0;
-    if (!empty) fits = fits && !__builtin_mul_overflow(leaf.bytes, size, &leaf.bytes);
-  }
-  if (!fits) {
-    throw std::invalid_argument(
-        "a leaf has a negative size, no item size, or more than 2^63 - 1 bytes");
-  }
-  if (empty) leaf.bytes = 0;
-  return leaf;
-}
-
-const char* Statistics::verdict() const {
-  // A side that waits for less than 2% of the time is not held up by the other.
-  const double least = 0.02 * elapsed;
-  if (consumer_wait > 2 * producer_wait && consumer_wait > least) return "producer-bound";
-  if (producer_wait > 2 * consumer_wait && producer_wait > least) return "consumer-bound";
-  return "balanced";
-}
 
 Slot& Slot::operator=(Slot&& other) noexcept {
   abandon();
@@ -186,28 +187,6 @@ bool Ring::deliverable() const {
          (!failures_.empty() && failures_.begin()->first == next_);
 }
 
-Status Ring::ring_closed() const { return {Outcome::kClosed, "the ring is closed", -1}; }
-
-Status Ring::refuse(int64_t index, bool next) const {
-  if (closed_) return ring_closed();
-  if (end_ >= 0 && index >= end_) {
-    return {Outcome::kFinished,
-            next ? "the ring is finished: " + std::to_string(end_) + " is its end"
-                 : "index " + std::to_string(index) +
-                       " is behind the end: the ring is finished at " + std::to_string(end_),
-            -1};
-  }
-  const std::string name = "index " + std::to_string(index);
-  if (index < 0) return invalid(name + " is negative");
-  if (index < next_) return invalid(name + " was put twice: it has been delivered");
-  if (failures_.count(index) != 0) return invalid(name + " was put twice: it has failed");
-  if (index < next_ + capacity_ && entry(index).state != State::kEmpty) {
-    return invalid(name + " was put twice: it is " +
-                   (entry(index).state == State::kReady ? "ready" : "being filled"));
-  }
-  return {};
-}
-
 void Ring::name_index(int64_t index) { next_put_ = std::max(next_put_, index + 1); }
 
 std::vector<BlockRef> Ring::take_blocks() {
@@ -235,10 +214,12 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   };
   bool done = false;
   if (next) {
-    done = wait(producers_next_, lock, waiting_next_, deadline, counts_.producer_wait, settled);
+    done = wait(producers_next_, lock, waiting_next_, changes_, deadline, counts_.producer_wait,
+                settled);
   } else {
     const auto waited = waited_indices_.insert(index);
-    done = wait(producers_index_, lock, waiting_index_, deadline, counts_.producer_wait, settled);
+    done = wait(producers_index_, lock, waiting_index_, changes_, deadline, counts_.producer_wait,
+                settled);
     waited_indices_.erase(waited);
   }
   if (!refused.ok()) return refused;
@@ -274,6 +255,7 @@ Status Ring::commit(Slot&& slot) {
   ++ready_;
   const bool wake = index == next_ && waiting_take_ > 0;
   lock.unlock();
+  ++changes_;  // unlocked, so that who sees it need not wait for the mutex
   if (wake) consumers_.notify_one();
   slot.ring_.reset();
   return {Outcome::kOk, {}, index};
@@ -295,8 +277,16 @@ Status Ring::fail(Slot&& slot, const std::string& message) {
   if (forked()) return forked_child();
   if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
   const int64_t index = slot.index_;
-  slot.abandon();
-  return fail(index, message);
+  const std::shared_ptr<Ring> self = std::move(slot.ring_);
+  std::vector<BlockRef> unwanted;
+  Lock lock(mutex_);
+  empty(index, std::move(slot.blocks_), &unwanted);
+  if (closed_) return ring_closed();
+  failures_.emplace(index, message);
+  if (index == next_) wake_consumers();
+  lock.unlock();
+  ++changes_;
+  return {Outcome::kOk, {}, index};
 }
 
 Status Ring::finish(int64_t end) {
@@ -326,7 +316,7 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
-  if (!wait(consumers_, lock, waiting_take_, deadline, counts_.consumer_wait,
+  if (!wait(consumers_, lock, waiting_take_, changes_, deadline, counts_.consumer_wait,
             [this] { return deliverable(); })) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
@@ -354,6 +344,7 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
   wake_producers();
   lock.unlock();
+  ++changes_;
   if (status.ok())
     batch->held_ = std::make_shared<Held>(shared_from_this(), index, std::move(blocks));
   return status;
@@ -399,6 +390,12 @@ void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted
   }
 }
 
+void Ring::empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted) {
+  entry(index).state = State::kEmpty;
+  --filling_;
+  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), unwanted);
+}
+
 void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   if (forked()) {
     new std::vector<BlockRef>(std::move(blocks));
@@ -406,9 +403,7 @@ void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   }
   std::vector<BlockRef> unwanted;
   Lock lock(mutex_);
-  entry(index).state = State::kEmpty;
-  --filling_;
-  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), &unwanted);
+  empty(index, std::move(blocks), &unwanted);
   // The index is free again: where none behind it was put, the next producer gets it.
   next_put_ = failures_.empty() ? next_ : failures_.rbegin()->first + 1;
   for (int64_t i = next_; i < next_ + capacity_; ++i) {
@@ -422,6 +417,8 @@ void Ring::unheld() {
   Lock lock(mutex_);
   --held_;
   wake_producers();
+  lock.unlock();
+  ++changes_;
 }
 
 void Ring::wake_producers() {
@@ -436,60 +433,6 @@ void Ring::wake_producers() {
 
 void Ring::wake_consumers() {
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_all();
-}
-
-std::string Ring::wait_for_batch() const {
-  std::string text = "batch " + std::to_string(next_) + ", which " +
-                     (entry(next_).state == State::kFilling ? "a producer is still filling"
-                                                            : "no producer has put");
-  std::string later;
-  for (int64_t i = next_ + 1; i < next_ + capacity_; ++i) {
-    if (entry(i).state != State::kReady) continue;
-    later += (later.empty() ? "" : ", ") + std::to_string(i);
-  }
-  return text + (later.empty() ? "" : "; later ones are ready: " + later);
-}
-
-std::string Ring::wait_for_slot(int64_t index) const {
-  return "a slot for batch " + std::to_string(index) + ": batch " + std::to_string(next_) +
-         " is the next to be delivered, and of " + std::to_string(capacity_) + " slots " +
-         std::to_string(ready_) + " are ready, " + std::to_string(filling_) + " being filled and " +
-         std::to_string(held_) + " held by the consumer";
-}
-
-Deadline Ring::pop_deadline() const {
-  return pop_timeout_.count() < 0 ? kNoDeadline : Clock::now() + pop_timeout_;
-}
-
-bool Ring::closed() const {
-  if (forked()) return true;
-  Lock lock(mutex_);
-  return closed_;
-}
-
-int64_t Ring::delivered() const {
-  if (forked()) return -1;
-  Lock lock(mutex_);
-  return next_;
-}
-
-Statistics Ring::statistics() const {
-  if (forked()) return {};
-  Lock lock(mutex_);
-  Statistics result = counts_;
-  if (first_use_ != Clock::time_point{})
-    result.elapsed = Seconds(Clock::now() - first_use_).count();
-  result.ready = ready_;
-  result.filling = filling_;
-  result.held = held_;
-  return result;
-}
-
-void Ring::count_hand_over(int64_t zero_copy, int64_t copied) {
-  if (forked()) return;
-  Lock lock(mutex_);
-  counts_.zero_copy += zero_copy;
-  counts_.copied += copied;
 }
 
 }  // namespace jaxkern::ring

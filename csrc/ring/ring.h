@@ -14,6 +14,7 @@
 #ifndef JAXKERN_RING_RING_H_
 #define JAXKERN_RING_RING_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -197,6 +198,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void give_back(size_t leaf, BlockRef block);
   void wake_producers();
   void wake_consumers();
+  void empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted);
   void abandoned(int64_t index, std::vector<BlockRef> blocks);
   void unheld();
   void put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted);
@@ -210,7 +212,8 @@ class Ring : public std::enable_shared_from_this<Ring> {
   const std::chrono::nanoseconds pop_timeout_;
   const Allocator allocator_;
 
-  mutable std::mutex mutex_;  // guards everything below
+  mutable std::mutex mutex_;          // guards everything below
+  std::atomic<uint32_t> changes_{0};  // read without the mutex by those who are about to wait
   std::condition_variable producers_next_, producers_index_, consumers_;
   int waiting_next_ = 0, waiting_index_ = 0, waiting_take_ = 0;
   std::multiset<int64_t> waited_indices_;  // of producers that wait for a given index

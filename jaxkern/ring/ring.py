@@ -123,6 +123,7 @@ class Ring:
             start,
             self._key,
             -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
+            _allocator(device),
         )
         self._capacity = capacity
         self._start = start
@@ -361,6 +362,16 @@ def _one_device(device: Any) -> Any:
     return device
 
 
+def _allocator(device: Any) -> Any:
+    """Page-locked memory where batches go to a GPU, else None."""
+    library = registry.module("cuda")
+    if library is None:
+        return None
+    one = _one_device(device)
+    devices = [one] if one is not None else device.device_set
+    return library.pinned_allocator() if all(d.platform == "gpu" for d in devices) else None
+
+
 def _index(index: int | None) -> int:
     if index is None:
         return _NEXT
@@ -383,6 +394,12 @@ def _interruptible() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
+def _join_cuda() -> None:
+    cpu, cuda = registry.module("cpu"), registry.module("cuda")
+    if cpu is not None and cuda is not None:
+        cuda.set_ring_access(cpu.ring_access())
+
+
 def _close_open() -> None:
     rings = [ring for ring in list(_open) if not ring.closed]
     for ring in rings:
@@ -397,6 +414,7 @@ def _close_open() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+_join_cuda()
 # Before Python waits for threads that are not daemons, which may wait in a ring; an ordinary exit
 # hook would come after.
 getattr(threading, "_register_atexit", atexit.register)(_close_open)
