@@ -101,14 +101,14 @@ def _mixed(x: Array) -> Array:
     """A bijection of 64-bit words in which every bit depends on every other (Stafford's mix 13)."""
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
+    mixed: Array = x ^ (x >> _U64(31))
+    return mixed
 
 
 def _reduced(x: Array, key: np.uint64, limit: np.uint64) -> Array:
     """A hash of x in [0, limit), limit below 2**32."""
     high = _mixed(_mixed(x ^ key) + key) >> _U64(32)
-    reduced: Array = (high * limit) >> _U64(32)
-    return reduced
+    return (high * limit) >> _U64(32)
 
 
 @functools.lru_cache(maxsize=16)

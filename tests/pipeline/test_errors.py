@@ -77,7 +77,10 @@ def test_a_failing_jax_node_is_named():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda b: {"x": b["label"][:3]}, r"node .* returned batch\['x'\] = int32\[3\] with 3 rows"),
+        (
+            lambda b: {"x": b["label"][:3]},
+            r"node .* returned batch\['x'\] = int32\[3\] with 3 rows",
+        ),
         (lambda b: {"x": b["label"].sum()}, "wanted the 5 rows of the batch"),
         (lambda b: {}, "returned an empty dict"),
         (lambda b: b["label"], "wanted a dict of fields"),

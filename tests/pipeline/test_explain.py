@@ -52,7 +52,9 @@ def test_each_stage_is_shown(pipe):
         fields = found.stages[names.index(name)].fields
         np.testing.assert_array_equal(fields["image"], source["image"][record])
         assert fields["record"] == record
-    np.testing.assert_array_equal(found.stages[3].fields["image"], source["image"][record] // 2 + 100)
+    np.testing.assert_array_equal(
+        found.stages[3].fields["image"], source["image"][record] // 2 + 100
+    )
     assert found.stages[4].fields["label"] == -source["label"][record]
     text = str(found)
     assert text.startswith(f"record {record} in epoch ")

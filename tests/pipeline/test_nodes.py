@@ -127,9 +127,7 @@ def test_probabilistic():
     pipe = jk.from_source({"record": np.arange(2000)}, 64, shuffle=True, seed=3)
     pipe = pipe >> Probabilistic(lambda b: {"record": -b["record"]}, 0.25)
     first, second = epoch_of(pipe), epoch_of(pipe)
-    chosen = [
-        {abs(r) for r in column(e, "record").tolist() if r < 0} for e in (first, second)
-    ]
+    chosen = [{abs(r) for r in column(e, "record").tolist() if r < 0} for e in (first, second)]
     assert all(abs(len(c) - 500) < 5 * np.sqrt(2000 * 0.25 * 0.75) for c in chosen)
     assert abs(len(chosen[0] & chosen[1]) - 125) < 60
     again = jk.from_source({"record": np.arange(2000)}, 2000, seed=3, num_workers=0)
@@ -216,7 +214,9 @@ def test_a_changing_shape_is_reported_with_its_node(num_workers):
         return {"x": np.ones((len(batch["record"]), width), np.float32)}
 
     pipe = base(24, num_workers=num_workers) >> grow >> jk.OperatorNode(lambda b: {"x": b["x"] + 1})
-    with pytest.warns(RecompilationWarning, match=r"grow\['x'\]: float32\[N, 1\], now float32\[N, 2"):
+    with pytest.warns(
+        RecompilationWarning, match=r"grow\['x'\]: float32\[N, 1\], now float32\[N, 2"
+    ):
         shapes = [batch["x"].shape for batch in pipe]
     assert shapes == [(6, 1), (6, 2)] * 2
     (count,) = pipe.compilations.values()

@@ -83,7 +83,9 @@ def test_epochs_and_seeds_are_independent(count):
 
 def test_cycle_type_is_that_of_a_random_permutation():
     """Fixed points over many epochs: a network of too few rounds has too few or too many."""
-    fixed = [(Permutation(4099, 3, e)(np.arange(4099)) == np.arange(4099)).sum() for e in range(300)]
+    fixed = [
+        (Permutation(4099, 3, e)(np.arange(4099)) == np.arange(4099)).sum() for e in range(300)
+    ]
     assert abs(np.mean(fixed) - 1) < 4.5 / math.sqrt(300)
 
 

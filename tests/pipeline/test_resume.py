@@ -17,7 +17,6 @@ from jaxkern import image as im
 from jaxkern.pipeline import Cache, Probabilistic, Rebatch
 
 
-
 def noisy(element, key):
     return element.update_data({"noise": jax.random.key_data(key) + element["label"]})
 
@@ -159,13 +158,13 @@ def test_a_state_of_other_options_is_refused(options, message):
 
 def test_a_state_of_other_nodes_is_refused():
     state = iter(make("plain")).get_state()
-    with pytest.raises(ValueError, match="node 2 is .*function scaled.*|here only is node 2"):
+    with pytest.raises(ValueError, match=r"node 2 is .*function scaled.*|here only is node 2"):
         iter(make("rebatched")).set_state(state)
     crops = [
         jk.from_source(arrays(), 5) >> jk.OperatorNode(im.Compose([im.RandomCrop(size)]))
         for size in (4, 5)
     ]
-    with pytest.raises(ValueError, match="node 1 is 'Compose#.*' there and 'Compose#.*' here"):
+    with pytest.raises(ValueError, match=r"node 1 is 'Compose#.*' there and 'Compose#.*' here"):
         iter(crops[0]).set_state(iter(crops[1]).get_state())
     pipe = plain(jk.from_source(arrays(24), 5, True, 2))
     with pytest.raises(ValueError, match="records is 23 there and 24 here"):

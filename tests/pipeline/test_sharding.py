@@ -56,7 +56,7 @@ def test_a_mesh_wants_full_batches():
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
     with pytest.raises(ValueError, match="add drop_remainder=True or pad_remainder=True"):
         jk.from_source(arrays(), 8, sharding=sharding)
-    with pytest.raises(TypeError, match="wanted a jax.sharding.NamedSharding"):
+    with pytest.raises(TypeError, match=r"wanted a jax\.sharding\.NamedSharding"):
         jk.from_source(arrays(), 8, drop_remainder=True, sharding=jax.devices()[0])
 
 
@@ -105,8 +105,11 @@ def test_two_processes(tmp_path):
     real = [f["record"][f["mask"]] for f in found]
     assert sorted(np.concatenate(real).tolist()) == list(range(23))
     assert [len(r) for r in real] == [12, 11]
-    one = {int(r): tuple(k) for f in found for r, k in zip(
-        f["record"].reshape(-1), f["key"].reshape(-1, 2).tolist(), strict=True)}
+    one = {
+        int(r): tuple(k)
+        for f in found
+        for r, k in zip(f["record"].reshape(-1), f["key"].reshape(-1, 2).tolist(), strict=True)
+    }
     alone = jk.from_source(arrays(), 23, seed=8) >> jk.ElementOperator(
         jk.ElementOperatorConfig(stochastic=True),
         lambda element, key: element.update_data({"key": jax.random.key_data(key)}),
