@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline.epoch import Epoch, Plan, Unit
+from jaxkern.pipeline.program import Program
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers
@@ -38,7 +39,6 @@ class PipelineIterator(Iterator[Data]):
         self._prefetch_size = prefetch_size
         self._sharding = sharding
         self._resumed = resumed
-        self._delivered = 0  # where a state points: behind the last batch delivered
         self._start(0)
 
     @property
@@ -91,15 +91,16 @@ class PipelineIterator(Iterator[Data]):
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
-        if self._workers is not None:
-            self._workers.close()
+        if self._closing is not None:
+            self._closing()
 
     def _start(self, batch: int) -> None:
-        self._delivered = batch
+        self._delivered = batch  # where a state points: behind the last batch delivered
         self._run = Epoch(self._plan, self._epoch)
-        self._tail = self._plan.tail
+        self._tail: Program | None = self._plan.tail
         self._workers: Workers | None = None
-        self._made = batch  # units taken so far
+        self._closing: weakref.finalize[Any, Any] | None = None
+        self._made: int = batch  # units taken so far
         self._ahead: deque[Data | BaseException] = deque()
 
     def _outcome(self, timeout: float | None) -> Data | BaseException | None:
@@ -136,7 +137,7 @@ class PipelineIterator(Iterator[Data]):
                 self._prefetch_size,
                 None if self._sharding is None else jax.local_devices(backend="cpu")[0],
             )
-            weakref.finalize(self, self._workers.close)
+            self._closing = weakref.finalize(self, self._workers.close)
         return self._workers.get(timeout)
 
     def _placed(self, unit: Unit) -> Data:

@@ -220,8 +220,13 @@ class _OfElements:
         self.stream_name: str | None = op.config.stream_name or "element"
 
     def describe(self) -> str:
+        plain = {
+            name: value
+            for name, value in sorted(vars(self._op).items())
+            if isinstance(value, int | float | str | tuple | None)
+        }
         fn = "" if self._op.fn is None else f", {named(self._op.fn)}"
-        return f"{named(self._op)}({self._op.config}{fn})"
+        return f"{named(self._op)}({self._op.config}{fn})#{digest(repr(plain))}"
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         # Ragged images have no axis of records to map over; they pass by.

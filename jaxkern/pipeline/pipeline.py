@@ -34,8 +34,9 @@ def from_source(
     num_workers: int = 2,
     prefetch_size: int = 4,
     drop_remainder: bool = False,
-    pad_remainder: bool = False,
     shard: tuple[int, int] | None = None,
+    *,
+    pad_remainder: bool = False,
     sharding: jax.sharding.NamedSharding | None = None,
 ) -> Pipeline:
     """A pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
@@ -55,10 +56,10 @@ def from_source(
       prefetch_size: batches that are made ahead at most.
       drop_remainder: whether records that fill no batch are left out of the epoch. Otherwise the
         last batch is smaller.
-      pad_remainder: whether the last batch is filled up instead, by repeating the last record; a
-        field "mask" (bool [batch_size]) says which rows are real, in every batch.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
         process index and count.
+      pad_remainder: whether the last batch is filled up instead, by repeating the last record; a
+        field "mask" (bool [batch_size]) says which rows are real, in every batch.
       sharding: a NamedSharding over the devices of all processes whose first axis is the batch's;
         batches come out as global arrays of batch_size * count records, and all processes get
         equally many, so that the remainder must be dropped or padded.

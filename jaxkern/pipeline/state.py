@@ -1,4 +1,8 @@
-"""The state of an iteration: where it is, and which pipeline it belongs to."""
+"""The state of an iteration: where it is, and which pipeline it belongs to.
+
+A pipeline is known by its options and by its nodes: Python functions by their names, operators by
+their settings.
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,12 @@ def noisy(element, key):
     return element.update_data({"noise": jax.random.key_data(key) + element["label"]})
 
 
+class Noise(jk.ElementOperator):
+    def __init__(self, level):
+        super().__init__(jk.ElementOperatorConfig(stochastic=True))
+        self.level = level
+
+
 AUGMENT = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy)
 
 
@@ -167,6 +173,9 @@ def test_a_state_of_other_nodes_is_refused():
     with pytest.raises(ValueError, match=r"node 1 is 'Compose#.*' there and 'Compose#.*' here"):
         iter(crops[0]).set_state(iter(crops[1]).get_state())
     pipe = plain(jk.from_source(arrays(24), 5, True, 2))
+    noises = [jk.from_source(arrays(), 5) >> jk.OperatorNode(Noise(level)) for level in (0.1, 0.2)]
+    with pytest.raises(ValueError, match=r"node 1 is 'Noise.*' there and 'Noise"):
+        iter(noises[0]).set_state(iter(noises[1]).get_state())
     with pytest.raises(ValueError, match="records is 23 there and 24 here"):
         iter(pipe).set_state(state)
 
