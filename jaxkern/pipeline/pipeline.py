@@ -114,7 +114,7 @@ class Pipeline:
     >>> double = lambda batch: {"double": 2 * batch["x"]}
     >>> pipe = base & base >> double
     >>> [{name: x.tolist() for name, x in batch.items()} for batch in pipe]
-    [{'x': [1, 2], 'double': [2, 4]}, {'x': [3], 'double': [6]}]
+    [{'double': [2, 4], 'x': [1, 2]}, {'double': [6], 'x': [3]}]
     """
 
     def __init__(self, output: Vertex, options: _Options) -> None:
