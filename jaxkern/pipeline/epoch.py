@@ -38,7 +38,7 @@ class Plan:
       vertices: all, inputs first.
       names: of the vertices; unique.
       streams: behind the vertices.
-      on_device: the vertices that are JAX code.
+      compiled: the vertices that are JAX code, and where it runs.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
 
@@ -48,7 +48,7 @@ class Plan:
         self.lock = threading.Lock()
         self.names: dict[Vertex, str] = {}
         self.streams: dict[Vertex, Stream] = {}
-        self.on_device: set[Vertex] = set()
+        self.compiled: dict[Vertex, str] = {}
         self.first: Unit | None = None
         self._salts: dict[Vertex, int | None] = {}
         self._programs: dict[Vertex, Program] = {}
@@ -61,9 +61,11 @@ class Plan:
             self.names[vertex] = node.name if again == 1 else f"{node.name}#{again}"
             node.check_place(vertex.ordered()[:-1])
             self.streams[vertex] = node.stream([self.streams[v] for v in vertex.inputs])
-            merges = isinstance(node, Merge) and any(v in self.on_device for v in vertex.inputs)
-            if node.on_device or merges:
-                self.on_device.add(vertex)
+            where = node.compiled_for
+            if isinstance(node, Merge) and "device" in map(self.compiled.get, vertex.inputs):
+                where = "device"
+            if where is not None:
+                self.compiled[vertex] = where
             if getattr(node, "stochastic", False):
                 self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
                 draws[node.stream_name] += 1
@@ -76,7 +78,8 @@ class Plan:
     @property
     def tail(self) -> Program | None:
         """The program that ends the pipeline, which runs where batches are delivered."""
-        return self.program(self.output) if self.output in self.on_device else None
+        on_device = self.compiled.get(self.output) == "device"
+        return self.program(self.output) if on_device else None
 
     @property
     def frontier(self) -> tuple[Vertex, ...]:
@@ -166,7 +169,7 @@ class Epoch:
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
-                if vertex in self.plan.on_device:
+                if vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:
                     found = vertex.node.block(self, vertex, batch)

@@ -20,7 +20,7 @@ class Stage:
     Attributes:
       name: of the node.
       node: its description.
-      where: "host" for Python code in worker threads, "device" for JAX code.
+      where: "host" for code in worker threads, "device" for JAX code on JAX's device.
       batch, row: where the record is in the stream there.
       fields: its fields: NumPy arrays without the batch's axis.
     """
@@ -79,7 +79,7 @@ def explain(plan: Plan, record: int, epoch: int) -> Explanation:
     for vertex in plan.vertices:
         batch, at = divmod(place, plan.streams[vertex].batch_size)
         fields: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
-        where = "device" if vertex in plan.on_device else "host"
+        where = "device" if plan.compiled.get(vertex) == "device" else "host"
         stages.append(Stage(plan.names[vertex], vertex.node.describe(), where, batch, at, fields))
     return Explanation(record, epoch, tuple(stages))
 

@@ -70,11 +70,13 @@ class Node:
 
     Attributes:
       name: in messages, states and explanations.
-      on_device: whether it is JAX code, which compiles into one program with its neighbours.
+      compiled_for: where its JAX code runs, which compiles into one program with its neighbours
+        there: on JAX's "device", as batches are delivered, or on the "host" in worker threads; None
+        for Python code.
     """
 
     name: str = ""
-    on_device = False
+    compiled_for: Literal["device", "host"] | None = None
 
     def describe(self) -> str:
         """What must be equal for two pipelines to give the same batches; in a state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class OperatorNode(Node):
         `jaxkern.random.record_keys`; or a JAX function of the batch, a dict, that treats records
         alike whatever their batch.
       name: in messages, states and explanations.
+      on: "device", where JAX computes, as batches are delivered; or "host", on the CPU in the
+        worker threads, so that the device gets ready batches.
       image, label: the fields that a Compose acts on.
     Raises: TypeError for anything else.
 
@@ -34,13 +36,20 @@ class OperatorNode(Node):
     [2.0, 4.0]
     """
 
-    on_device = True
-
     def __init__(
-        self, op: Any, name: str | None = None, *, image: str = "image", label: str = "label"
+        self,
+        op: Any,
+        name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
+        image: str = "image",
+        label: str = "label",
     ) -> None:
+        if on not in ("device", "host"):
+            raise ValueError(f"on is {on!r}; wanted 'device' or 'host'")
         self.op = as_operator(op, image, label)
         self.name = name or named(op)
+        self.compiled_for = on
 
     @property
     def stochastic(self) -> bool:
@@ -53,7 +62,11 @@ class OperatorNode(Node):
         return self.op.stream_name
 
     def describe(self) -> str:
-        return self.op.describe()
+        return self._placed(self.op.describe())
+
+    def _placed(self, text: str) -> str:
+        """A description, which tells the host's arithmetic from the device's."""
+        return text if self.compiled_for == "device" else f"{text} on the host"
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """The batch after the step; traced."""
@@ -69,6 +82,7 @@ class Probabilistic(OperatorNode):
     Args:
       op: as for `OperatorNode`.
       probability: 0 to 1.
+      on: as for `OperatorNode`.
 
     >>> import jaxkern as jk
     >>> from jaxkern.pipeline import Probabilistic
@@ -78,10 +92,17 @@ class Probabilistic(OperatorNode):
     True
     """
 
-    def __init__(self, op: Any, probability: float, name: str | None = None) -> None:
+    def __init__(
+        self,
+        op: Any,
+        probability: float,
+        name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
+    ) -> None:
         if not 0 <= probability <= 1:
             raise ValueError(f"probability is {probability}; wanted 0 to 1")
-        super().__init__(op, name or f"Probabilistic({named(op)})")
+        super().__init__(op, name or f"Probabilistic({named(op)})", on=on)
         self.probability = float(probability)
 
     @property
@@ -94,7 +115,7 @@ class Probabilistic(OperatorNode):
         return self.op.stream_name or "probabilistic"
 
     def describe(self) -> str:
-        return f"Probabilistic({self.op.describe()}, {self.probability})"
+        return self._placed(f"Probabilistic({self.op.describe()}, {self.probability})")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Both outcomes, and for each record the one that its key draws."""
@@ -113,6 +134,7 @@ class Conditional(OperatorNode):
       predicate: ``predicate(element) -> bool``, in JAX, of one record.
       op: where it holds; as for `OperatorNode`.
       otherwise: where it does not; None keeps the record.
+      on: as for `OperatorNode`.
 
     >>> import jaxkern as jk
     >>> from jaxkern.pipeline import Conditional
@@ -129,8 +151,10 @@ class Conditional(OperatorNode):
         op: Any,
         otherwise: Any = None,
         name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
     ) -> None:
-        super().__init__(op, name or f"Conditional({named(op)})")
+        super().__init__(op, name or f"Conditional({named(op)})", on=on)
         self.predicate = predicate
         self.otherwise = None if otherwise is None else as_operator(otherwise)
 
@@ -144,7 +168,7 @@ class Conditional(OperatorNode):
 
     def describe(self) -> str:
         other = None if self.otherwise is None else self.otherwise.describe()
-        return f"Conditional({named(self.predicate)}, {self.op.describe()}, {other})"
+        return self._placed(f"Conditional({named(self.predicate)}, {self.op.describe()}, {other})")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Both outcomes, and for each record the one that its predicate names."""

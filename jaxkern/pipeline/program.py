@@ -73,8 +73,10 @@ class Program:
     def __init__(self, plan: Plan, root: Vertex) -> None:
         self._plan, self._root = plan, root
         region = _region(plan, root)
-        self._vertices = [vertex for vertex in region if vertex in plan.on_device]
-        self.frontier = tuple(vertex for vertex in region if vertex not in plan.on_device)
+        self._where = plan.compiled[root]
+        inside = {vertex for vertex in region if plan.compiled.get(vertex) == self._where}
+        self._vertices = [vertex for vertex in region if vertex in inside]
+        self.frontier = tuple(vertex for vertex in region if vertex not in inside)
         self.compilations = 0
         self._seen: list[dict[str, str]] = []
         self._lock = threading.Lock()
@@ -89,8 +91,13 @@ class Program:
         """One batch, in a worker thread."""
         blocks = [epoch.block(vertex, batch) for vertex in self.frontier]
         records = blocks[0].records
-        joint = Joint.of([block.data for block in blocks])
-        return Block(self(joint, halves(records), epoch.key), records)
+        if self._where == "device":
+            joint = Joint.of([block.data for block in blocks])
+            return Block(self(joint, halves(records), epoch.key), records)
+        joint = Joint.of([row.on_host(block.data) for block in blocks])
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            data = self(joint, halves(records), epoch.key)
+        return Block(row.on_host(data), records)
 
     def __call__(self, joint: Joint, records: Any, key: Any) -> Data:
         """The batch that the program makes.
@@ -188,10 +195,10 @@ def salt_of(stream_name: str | None, occurrence: int) -> int | None:
 
 
 def _region(plan: Plan, root: Vertex) -> list[Vertex]:
-    """The JAX vertices that end in root without anything else between, and those just before."""
+    """The JAX vertices that end in root with nothing of another kind between, and those before."""
     inside = {root}
     for vertex in reversed(root.ordered()):
-        if vertex in inside and vertex in plan.on_device:
+        if vertex in inside and plan.compiled.get(vertex) == plan.compiled[root]:
             inside.update(vertex.inputs)
     return [vertex for vertex in root.ordered() if vertex in inside]
 

@@ -290,6 +290,27 @@ def test_cache_behind_chance_is_refused():
         len(pipe)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_host_computes_what_the_device_does(num_workers):
+    """The host's program is one, ends where the device's begins, and gives the same values."""
+    flip = im.Compose([im.RandomHorizontalFlip(0.5)])
+
+    def pipe_of(on):
+        pipe = base(24, num_workers=num_workers) >> jk.OperatorNode(Draw("u"), "draw", on=on)
+        pipe = pipe >> jk.OperatorNode(flip, "flip", on=on)
+        return pipe >> jk.OperatorNode(lambda b: {**b, "label": -b["label"]}, "negate")
+
+    device, host = pipe_of("device"), pipe_of("host")
+    assert_same(epoch_of(host), epoch_of(device))
+    assert device.compilations == {"draw >> flip >> negate": 1}
+    assert host.compilations == {"draw >> flip": 1, "negate": 1}
+    assert [stage.where for stage in host.explain(0).stages] == ["host"] * 3 + ["device"]
+    with pytest.raises(ValueError, match=r"node 1 is .* there and .* on the host' here"):
+        iter(host).set_state(iter(device).get_state())
+    with pytest.raises(ValueError, match="on is 'gpu'"):
+        jk.OperatorNode(flip, on="gpu")
+
+
 @pytest.mark.parametrize("host", [False, True])
 def test_branches_meet(host):
     reads = []
