@@ -14,7 +14,7 @@ from jaxkern.pipeline.epoch import Epoch, Plan, Unit
 from jaxkern.pipeline.program import Program
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
-from jaxkern.pipeline.workers import Workers
+from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
 
 
@@ -143,6 +143,11 @@ class PipelineIterator(Iterator[Data]):
     def _placed(self, unit: Unit) -> Data:
         leaves, records = unit.joint.leaves, unit.records
         if self._sharding is not None:
+            if holds_ragged(unit.joint):
+                raise ValueError(
+                    "images of different sizes cannot be spread over a mesh; bring them to one "
+                    'size before, on the host: OperatorNode(aug, on="host")'
+                )
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
             records = _spread(records, self._sharding)
         else:

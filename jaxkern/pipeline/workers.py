@@ -36,7 +36,7 @@ class Workers:
         first = epoch.plan.first
         assert first is not None
         self._usual = first
-        self._in_slots = not _varies(first.joint)
+        self._in_slots = not holds_ragged(first.joint)
         leaves = first.joint.leaves if self._in_slots else []
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
@@ -108,7 +108,7 @@ class Workers:
         slot["records"][...] = unit.records
 
 
-def _varies(joint: Joint) -> bool:
+def holds_ragged(joint: Joint) -> bool:
     """Whether the batches hold Ragged images, whose buffers have no fixed length."""
     return any(is_ragged(x) for x in jax.tree.leaves(joint.batches(), is_leaf=is_ragged))
 

@@ -3,6 +3,10 @@ that do not say which record, node or argument is meant."""
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
+
 import numpy as np
 import pytest
 from batches import arrays
@@ -49,6 +53,52 @@ def test_a_record_that_fails_does_so_in_its_place(num_workers, bad, error):
         assert f"in batch {index} of epoch 0" in notes
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+class Slow(Fragile):
+    """Records from some number on come when `go` is set."""
+
+    def __init__(self, ready):
+        super().__init__({})
+        self.ready = ready
+        self.waiting, self.go = threading.Event(), threading.Event()
+
+    def __getitem__(self, i):
+        if i >= self.ready:
+            self.waiting.set()
+            assert self.go.wait(30)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("how", ["close", "forget", "state"])
+@pytest.mark.parametrize("taken", [1, 3])
+def test_leaving_while_workers_read(how, taken):
+    """Nothing waits for a source that does not answer."""
+    source = Slow(5 * taken)
+    iterator = iter(jk.from_source(source, 5, num_workers=2, prefetch_size=2))
+    for _ in range(taken):
+        next(iterator)
+    if taken > 1:  # the first batch is made without workers
+        assert source.waiting.wait(20)
+    state = iterator.get_state()
+    assert state["batch"] == taken
+    start = time.monotonic()
+    if how == "close":
+        iterator.close()
+        iterator.close()
+    elif how == "forget":
+        del iterator
+        gc.collect()
+    else:
+        iterator.set_state(state)
+    assert time.monotonic() - start < 10
+    source.go.set()
+    if how == "state":
+        assert sum(len(batch["x"]) for batch in iterator) == 30 - 5 * taken
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("jaxkern-pipeline") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

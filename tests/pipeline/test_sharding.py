@@ -11,12 +11,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 from batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.pipeline import Rebatch
+from jaxkern.pipeline import ImageFolder, Rebatch
 
 
 def augmented(sharding=None, **options):
@@ -58,6 +59,26 @@ def test_a_mesh_wants_full_batches():
         jk.from_source(arrays(), 8, sharding=sharding)
     with pytest.raises(TypeError, match=r"wanted a jax\.sharding\.NamedSharding"):
         jk.from_source(arrays(), 8, drop_remainder=True, sharding=jax.devices()[0])
+
+
+def test_images_of_different_sizes_are_resized_on_the_host(tmp_path):
+    rng = np.random.default_rng(1)
+    (tmp_path / "a").mkdir()
+    for k in range(8):
+        PIL.Image.fromarray(rng.integers(0, 256, (5 + k, 9, 3), np.uint8)).save(
+            tmp_path / "a" / f"{k}.png"
+        )
+    sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
+
+    def pipe_of(on, sharding):
+        base = jk.from_source(ImageFolder(tmp_path), 8, drop_remainder=True, sharding=sharding)
+        return base >> jk.OperatorNode(im.Compose([im.RandomResizedCrop(4)]), on=on)
+
+    with pytest.raises(ValueError, match=r'OperatorNode\(aug, on="host"\)'):
+        next(iter(pipe_of("device", sharding)))
+    batches = list(pipe_of("host", sharding))
+    assert batches[0]["image"].sharding.is_equivalent_to(sharding, 4)
+    assert_same(epoch_of(batches), epoch_of(pipe_of("host", None)))
 
 
 def free_port() -> str:
