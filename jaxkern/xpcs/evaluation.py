@@ -91,7 +91,7 @@ class Evaluation:
         bad.excluded |= set(self.log.excluded)
         self._served = 0
         self._excluded_before = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # in passes, without compiling
         self.peak_bytes = anonymous_bytes()
         self.best: tuple[float, Array, AngleSums] | None = None
         self._best_phases: tuple[bytes, Array, Array] | None = None
@@ -136,9 +136,9 @@ class Evaluation:
             partial = None
         log.partial = None
         self._excluded_before = len(self._bad.excluded)
-        start = time.perf_counter()
+        start, compiled = time.perf_counter(), self._program.compile_seconds
         states = self.way.states(self._layout.split(self.full(x)), x, partial)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
         self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
         log.partial = None
         self._check_excluded(x)

@@ -112,6 +112,13 @@ def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):
     assert list(interrupted.iterdir()) == []
 
 
+def test_compiling_for_the_fingerprint_is_not_taken_off_the_passes(tmp_path):
+    other = problems.simulate(N + 3, seed=44)  # sizes that nothing was compiled for
+    timings = run(other, other.data, tmp_path).timings
+    assert min(timings.compile, timings.compute) > 0
+    assert timings.compile + timings.compute < timings.total
+
+
 def test_damaged_files_are_refused(case, interrupted):
     path = interrupted / "fit.checkpoint"
     content = path.read_bytes()
