@@ -14,7 +14,6 @@ import numpy as np
 from jaxkern.core.op import Op
 
 DEVICES = 4
-TRIED = 3  # of many operands that are each treated differently, in a program of its own
 
 
 @dataclass
@@ -46,12 +45,6 @@ class OpCheck:
     def floats(self) -> list[int]:
         """The operands with respect to which the op can be differentiated."""
         return [i for i, x in enumerate(self.first) if jnp.issubdtype(x.dtype, jnp.inexact)]
-
-    def some(self, operands: Sequence[int]) -> list[int]:
-        """The given operands, or a few of them at random where there are many."""
-        if len(operands) <= TRIED:
-            return list(operands)
-        return sorted(self.random.choice(operands, TRIED, replace=False).tolist())
 
     def call(self, *operands: Any, batch_dims: int = 0) -> tuple[Any, ...]:
         """The op itself; always a tuple."""

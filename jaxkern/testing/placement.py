@@ -69,7 +69,7 @@ def _check_other_shardings(case: OpCheck, mesh: Mesh, fn: Any, wanted: Any) -> N
         case.equal(fn(*_put(mesh, stacked, *some)), wanted, "only some operands sharded")
     first = _put(mesh, case.first, PartitionSpec())
     operands = _put(mesh, stacked, PartitionSpec("data"))
-    for i in case.some(range(len(stacked))) if len(stacked) > 1 else ():
+    for i in range(len(stacked) if len(stacked) > 1 else 0):
         axes = tuple(None if j == i else 0 for j in range(len(stacked)))
         mixed = [f if j == i else x for j, (f, x) in enumerate(zip(first, operands, strict=True))]
         plain = [
@@ -112,7 +112,7 @@ def shard_map(case: OpCheck) -> None:
     case.equal(jax.jit(local)(*stacked), case.references(*stacked), "shard_map")
     if nothing_to_do(case):
         return
-    for i in case.some(case.floats):
+    for i in case.floats:
         specs = tuple(PartitionSpec() if j == i else both for j in range(len(stacked)))
         axes = tuple(None if j == i else 0 for j in range(len(stacked)))
         operands = [case.first[j] if j == i else x for j, x in enumerate(stacked)]

@@ -188,7 +188,7 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 # The whole table for one dtype of each op; the rows that depend on the dtype for the others.
-_DTYPE_ROWS = ["eager_and_jit", "forward", "reverse", "backends"]
+_DTYPE_ROWS = ["eager_and_jit", "control_flow", "forward", "reverse", "mesh_auto", "backends"]
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "scale-f32": (scale(np.float32), check_names()),
     "scale-f64": (scale(np.float64), check_names()),
@@ -222,17 +222,12 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         normal_equations(np.float64, np.float64, sigma_rank=2, symmetric=2),
         _DTYPE_ROWS,
     ),
-    **{  # only the data have another dtype
-        f"normal_equations-{short}-in-f64": (
-            normal_equations(data, np.float64, symmetric=symmetric),
-            ["eager_and_jit", "forward", "backends"],
-        )
-        for short, data, symmetric in (
-            ("f32", np.float32, 0),
-            ("f16", np.float16, 0),
-            ("u16", np.uint16, 1),
-        )
-    },
+    "normal_equations-f32-in-f64": (normal_equations(np.float32, np.float64), _DTYPE_ROWS),
+    "normal_equations-f16-in-f64": (normal_equations(np.float16, np.float64), _DTYPE_ROWS),
+    "normal_equations-u16-in-f64": (
+        normal_equations(np.uint16, np.float64, symmetric=1),
+        _DTYPE_ROWS,
+    ),
     "normal_equations-f32": (normal_equations(np.float32, np.float32), _DTYPE_ROWS),
 }
 CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
