@@ -19,8 +19,10 @@ config=${1:?usage: sbatch slurm.sh CONFIG [OUTPUT_DIR]}
 output=${2:-results}
 
 # Leaves room for Python and XLA beside the fit itself.
-if [[ -n ${SLURM_MEM_PER_NODE:-} && -z ${JAXKERN_MEMORY_LIMIT:-} ]]; then
-  export JAXKERN_MEMORY_LIMIT=$((SLURM_MEM_PER_NODE * 8 / 10240))
+# Whole GB; --mem=0 (all of the node) and tiny jobs leave the choice to the package.
+limit=$((${SLURM_MEM_PER_NODE:-0} * 8 / 10240))
+if [[ $limit -gt 0 && -z ${JAXKERN_MEMORY_LIMIT:-} ]]; then
+  export JAXKERN_MEMORY_LIMIT=$limit
 fi
 
 # srun inherits --cpus-per-task only when it is told; binding sizes XLA's own pool as well.

@@ -29,16 +29,26 @@ if TYPE_CHECKING:
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
     from jaxkern.pipeline import DevicePlacement as DevicePlacement
+    from jaxkern.pipeline import ElementOperator as ElementOperator
+    from jaxkern.pipeline import ElementOperatorConfig as ElementOperatorConfig
+    from jaxkern.pipeline import OperatorNode as OperatorNode
+    from jaxkern.pipeline import Pipeline as Pipeline
+    from jaxkern.pipeline import from_source as from_source
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
     "DevicePlacement",
+    "ElementOperator",
+    "ElementOperatorConfig",
     "Op",
+    "OperatorNode",
+    "Pipeline",
     "backend",
     "doctor",
     "export_targets",
+    "from_source",
     "get_include",
     "image",
     "load_library",
@@ -53,7 +63,15 @@ __all__ = [
 
 # Imported at first use, so that `import jaxkern` stays cheap.
 _DOMAINS = ("image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
-_PIPELINE = ("DevicePlacement", "prefetch_to_device")
+_PIPELINE = (
+    "DevicePlacement",
+    "ElementOperator",
+    "ElementOperatorConfig",
+    "OperatorNode",
+    "Pipeline",
+    "from_source",
+    "prefetch_to_device",
+)
 
 
 def __getattr__(name: str) -> Any:

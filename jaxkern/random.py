@@ -26,29 +26,27 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     >>> record_keys(0, 1, np.array([7, 2**40])).shape
     (2,)
     """
-    return keys_of_words(*record_words(seed, epoch, record_ids))
-
-
-Words = tuple[jax.Array, jax.Array]  # the high and low 32 bits
-
-
-def record_words(seed: Any, epoch: Any, record_ids: Any) -> tuple[Words, Words, Words]:
-    """The arguments of `record_keys`, checked, as what `keys_of_words` takes under jit."""
     ids = _halves(record_ids, "record_ids", rank=1)
-    return _halves(seed, "seed", rank=0), _halves(epoch, "epoch", rank=0), ids
+    return _fold_records(_epoch_key(seed, epoch), *ids)
 
 
-def keys_of_words(seed: Words, epoch: Words, ids: Words) -> jax.Array:
-    """The keys of `record_keys`."""
+def _epoch_key(seed: Any, epoch: Any) -> jax.Array:
+    """The key that the keys of an epoch's records are folded from."""
     # Of one kind whatever JAX's default is: others give a sample that depends on its place.
     key = jax.random.key(np.uint32(0), impl="threefry2x32")
-    for half in (*seed, *epoch):
-        key = jax.random.fold_in(key, half)
+    for name, value in (("seed", seed), ("epoch", epoch)):
+        for half in _halves(value, name, rank=0):
+            key = jax.random.fold_in(key, half)
+    return key
+
+
+def _fold_records(key: jax.Array, high: Any, low: Any) -> jax.Array:
+    """Keys [N] of records given as the high and the low 32 bits of each."""
 
     def fold(high: jax.Array, low: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
-    return jax.vmap(fold)(*ids)
+    return jax.vmap(fold)(high, low)
 
 
 def _halves(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:

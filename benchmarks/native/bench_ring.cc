@@ -19,7 +19,7 @@ using jaxkern::ring::Options;
 using jaxkern::ring::Ring;
 using jaxkern::ring::Slot;
 
-constexpr int64_t kBatches = 200000;
+constexpr int64_t kBatches = 20000;
 constexpr int64_t kFloats = 256;
 
 double seconds_now() {

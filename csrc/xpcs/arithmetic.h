@@ -16,8 +16,9 @@ namespace jaxkern::xpcs {
 // one rounding, and so a relative one that grows as 1/x, and as 1/x^2 in the derivative.
 constexpr double kSeriesBelow = 0.5;
 
-// A sigma that is not above this means that the point counts for nothing.
-constexpr double kLeastSigma = 1e-10;
+// A sigma that is not above this means that the point counts for nothing. It is the float nearest
+// to 1e-10, a little more: 1e-10 itself counts for nothing in either precision.
+constexpr double kLeastSigma = 1e-10f;
 
 // sinc and its derivative where |x| < kSeriesBelow; the next terms are below 5e-17 of the values.
 template <typename Real>
@@ -104,7 +105,8 @@ struct StateLayout {
 // Tables beyond this many are refused: a model with more parameters would be 99% bookkeeping.
 constexpr int32_t kMaxTables = 64;
 
-// Rows whose sums are added as one piece. Chunks that split at multiples of it give identical bits.
+// Rows whose sums are added as one piece. Chunks that split at multiples of it give identical bits
+// where the state between them is in double.
 constexpr int64_t kRowBlock = 32;
 
 // Which points of the rows count: all; the upper triangle twice; or both after comparing mirrored

@@ -3,50 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
-#include <new>
 
-#include "core/simd_level.h"
+#include "core/call_level.h"
 #include "xpcs/levels.h"
-
-#if defined(__x86_64__)
-#define JAXKERN_CALL_LEVEL(function, ...)     \
-  switch (simd_level()) {                     \
-    case SimdLevel::kV4:                      \
-      return v4::function(__VA_ARGS__);       \
-    case SimdLevel::kV3:                      \
-      return v3::function(__VA_ARGS__);       \
-    case SimdLevel::kV2:                      \
-      return v2::function(__VA_ARGS__);       \
-    case SimdLevel::kPortable:                \
-      return portable::function(__VA_ARGS__); \
-  }
-#else
-#define JAXKERN_CALL_LEVEL(function, ...) return portable::function(__VA_ARGS__)
-#endif
 
 namespace jaxkern::xpcs {
 namespace {
 
-// Kept for the thread's life.
-char* thread_scratch() {
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
-  thread_local std::unique_ptr<char, Free> scratch(
-      static_cast<char*>(std::aligned_alloc(64, kScratchBytes)));
-  if (!scratch) throw std::bad_alloc();
-  return scratch.get();
-}
-
 void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state) {
-  JAXKERN_CALL_LEVEL(normal_block, work, row0, rows, state, thread_scratch());
+  JAXKERN_CALL_LEVEL(normal_block, work, row0, rows, state, thread_scratch<kScratchBytes>());
 }
 
 void matrix_block(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums) {
-  JAXKERN_CALL_LEVEL(matrix_block, op, work, row0, rows, sums, thread_scratch());
+  JAXKERN_CALL_LEVEL(matrix_block, op, work, row0, rows, sums, thread_scratch<kScratchBytes>());
 }
 
 int64_t blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }

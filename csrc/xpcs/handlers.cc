@@ -196,6 +196,7 @@ ffi::Error G2AtImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer x,
   const int64_t points = indices.core[0];
   const Operand outs = call.result("out", *out, real, {points});
   if (!call.ok()) return call.error();
+  if (points == 0) return ffi::Error::Success();  // however many samples
   const Executor executor = executor_of(pool);
   for (int64_t i = 0; i < call.samples(); ++i) {
     const PointWork work = {n,

@@ -96,8 +96,6 @@ def _config(chosen: argparse.Namespace) -> int:
 
 def _settings(chosen: argparse.Namespace) -> Config:
     """The file's settings with the flags' on top; threads and memory take effect here."""
-    import yaml
-
     from jaxkern import performance
     from jaxkern.xpcs.config import ConfigError, load_config
 
@@ -107,7 +105,7 @@ def _settings(chosen: argparse.Namespace) -> Config:
         if given is not None:
             # A file may be called 5.
             texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
-            overrides[setting] = given if setting in texts else yaml.safe_load(given)
+            overrides[setting] = given if setting in texts else _parsed(setting, given)
     # A path of a flag is relative to where the command runs, one of the file to the file.
     if "data_files.file" in overrides:
         overrides["data_files.file"] = str(Path(overrides["data_files.file"]).absolute())
@@ -117,13 +115,25 @@ def _settings(chosen: argparse.Namespace) -> Config:
         name, separator, value = item.partition("=")
         if not separator:
             raise ConfigError(f"--set {item}; wanted NAME=VALUE")
-        overrides[name.strip()] = yaml.safe_load(value)
+        overrides[name.strip()] = _parsed(name.strip(), value)
     config = load_config(chosen.config, overrides)
     if config.optimization.threads is not None:
         performance.set_num_threads(config.optimization.threads)
     if config.optimization.memory_limit is not None:
         os.environ["JAXKERN_MEMORY_LIMIT"] = str(config.optimization.memory_limit)
     return config
+
+
+def _parsed(name: str, text: str) -> Any:
+    """What a flag's text means as YAML."""
+    import yaml
+
+    from jaxkern.xpcs.config import ConfigError
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is {text!r}, which is not valid YAML") from error
 
 
 def _simulate(chosen: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
 from jaxkern.image.plan import Layout, Operands, Plan
-from jaxkern.random import keys_of_words, record_words
+from jaxkern.random import _epoch_key, _fold_records, _halves
 
 
 class ChainProducer:
@@ -30,6 +30,8 @@ class ChainProducer:
       aug: the chain; it must not mix images.
       image: shape and dtype of one source image [H, W, C].
       seed, epoch: integers that, with the record's number, decide its parameters.
+      derive: from the records' keys [N] to those that parameters are drawn with; traced. None
+        takes the keys themselves.
 
     Attributes:
       struct: shape and dtype of one record's output.
@@ -45,7 +47,15 @@ class ChainProducer:
     ShapeDtypeStruct(shape=(4, 4, 3), dtype=float32)
     """
 
-    def __init__(self, aug: Compose, image: Any, *, seed: int = 0, epoch: int = 0):
+    def __init__(
+        self,
+        aug: Compose,
+        image: Any,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
         for transform in aug.transforms:
             if isinstance(transform, Mixing):
                 raise ValueError(
@@ -60,16 +70,18 @@ class ChainProducer:
             )
         self._aug = aug
         self._image = jax.ShapeDtypeStruct(tuple(image.shape), image.dtype)
-        self._seed, self._epoch = seed, epoch
+        self._derive = derive
+        self._key = _key_data(seed, epoch)
         # The plan follows from shapes alone, so one image says it.
         plans: list[Plan | None] = []
 
-        def trace(seed: Any, epoch: Any, ids: Any) -> Any:
-            folded = self._fold(self._draw(seed, epoch, ids), ids[0].shape[0])
+        def trace(key: Any, high: Any, low: Any) -> Any:
+            folded = self._fold(self._draw(key, high, low), high.shape[0])
             plans.append(folded[0] if folded else None)
             return folded[1] if folded else ()
 
-        jax.eval_shape(trace, *record_words(0, 0, np.zeros(1, np.int64)))
+        one = np.zeros(1, np.uint32)
+        jax.eval_shape(trace, self._key, one, one)
         plan = plans[0]
         self.capsule: Any = None
         self.struct = self._image
@@ -91,7 +103,7 @@ class ChainProducer:
         """The same producer for another seed and epoch; nothing is compiled anew."""
         other = object.__new__(ChainProducer)
         other.__dict__.update(self.__dict__)
-        other._seed, other._epoch = seed, epoch
+        other._key = _key_data(seed, epoch)
         return other
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
@@ -103,7 +115,7 @@ class ChainProducer:
         padded = np.zeros(max(64, 1 << (count - 1).bit_length()), np.int64)
         padded[:count] = records
         with jax.default_device(_cpu()):
-            drawn = self._sample(*record_words(self._seed, self._epoch, padded))
+            drawn = self._sample(self._key, *_halves(padded, "records", rank=1))
         return _per_record(drawn, count)
 
     def operands_of(self, params: Params, count: int) -> list[np.ndarray]:
@@ -112,8 +124,11 @@ class ChainProducer:
             folded = self._fold(params, count)
             return [] if folded is None else _per_record(folded[1], count)
 
-    def _draw(self, seed: Any, epoch: Any, ids: Any) -> Params:
-        return self._aug.sample(keys_of_words(seed, epoch, ids), self._image.shape[:2])
+    def _draw(self, key: Any, high: Any, low: Any) -> Params:
+        keys = _fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        return self._aug.sample(
+            keys if self._derive is None else self._derive(keys), self._image.shape[:2]
+        )
 
     def _fold(self, params: Params, count: int) -> tuple[Plan, Operands] | None:
         aug = self._aug
@@ -123,6 +138,11 @@ class ChainProducer:
         for transform, values in zip(aug.transforms, given, strict=True):
             transform._fold(chain, values)
         return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
+
+
+def _key_data(seed: int, epoch: int) -> np.ndarray:
+    with jax.default_device(_cpu()):
+        return np.asarray(jax.random.key_data(_epoch_key(seed, epoch)))
 
 
 @functools.cache

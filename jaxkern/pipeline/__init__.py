@@ -1,7 +1,47 @@
-"""Feeding a device: placement of batches, and fetching them ahead of the consumer."""
+"""Pipelines that feed a device from a source of records, and resume exactly."""
 
+from jaxkern.pipeline.element import Element as Element
+from jaxkern.pipeline.element import ElementOperator as ElementOperator
+from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.explanation import Explanation as Explanation
+from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
+from jaxkern.pipeline.images import ImageFolder as ImageFolder
+from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
+from jaxkern.pipeline.nodes import Cache as Cache
+from jaxkern.pipeline.nodes import Rebatch as Rebatch
+from jaxkern.pipeline.operators import Conditional as Conditional
+from jaxkern.pipeline.operators import OperatorNode as OperatorNode
+from jaxkern.pipeline.operators import Probabilistic as Probabilistic
+from jaxkern.pipeline.pipeline import Pipeline as Pipeline
+from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
+from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarning
+from jaxkern.pipeline.source import ArraySource as ArraySource
+from jaxkern.pipeline.source import BatchSource as BatchSource
 
-__all__ = ["DevicePlacement", "Prefetcher", "prefetch_to_device"]
+__all__ = [
+    "ArraySource",
+    "BatchSource",
+    "Cache",
+    "Conditional",
+    "DevicePlacement",
+    "Element",
+    "ElementOperator",
+    "ElementOperatorConfig",
+    "Explanation",
+    "HDF5Source",
+    "ImageFolder",
+    "OperatorNode",
+    "Pipeline",
+    "PipelineIterator",
+    "Prefetcher",
+    "Probabilistic",
+    "Rebatch",
+    "RecompilationWarning",
+    "Stage",
+    "from_source",
+    "prefetch_to_device",
+]

@@ -67,6 +67,16 @@ def sigma_of(sigma: Any, n_phi: int, shape: tuple[int, ...], dtype: Any) -> tupl
     return array, array.ndim - 1
 
 
+def f_scale_of(f_scale: Any, dtype: Any) -> jax.Array:
+    """The residual beyond which a robust loss turns [], above 0."""
+    array = jnp.asarray(f_scale, dtype)
+    if array.shape not in ((), (1,)):
+        raise ValueError(f"f_scale has shape {array.shape}; wanted one number")
+    if is_concrete(f_scale) and not np.all(np.asarray(f_scale) > 0):
+        raise ValueError(f"f_scale is {f_scale!r}; wanted a number above 0")
+    return array.reshape(())
+
+
 def kept_frames(keep: Any, n_phi: int, n_t: int) -> jax.Array:
     """Which frames count, as u8 [1 or n_phi, n_t]."""
     if keep is None:
@@ -82,8 +92,13 @@ def kept_frames(keep: Any, n_phi: int, n_t: int) -> jax.Array:
 
 def quantization_of(quantization: Any, data: jax.Array, n_phi: int, dtype: Any) -> jax.Array:
     """Step and zero of integer data as [1 or n_phi, 2]; (1, 0) for floats."""
+    floats = jnp.issubdtype(data.dtype, jnp.floating)
+    if floats and quantization is not None:
+        raise ValueError(
+            f"quantization is given for data of {data.dtype}; wanted uint16 data, or none"
+        )
     if quantization is None:
-        if not jnp.issubdtype(data.dtype, jnp.floating):
+        if not floats:
             raise ValueError(
                 f"data is {data.dtype}, quantized, but quantization is missing; give (step, zero): "
                 "the value is zero + step * data"

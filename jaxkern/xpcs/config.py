@@ -89,7 +89,7 @@ class Streaming:
     enable_checkpoints: bool = _key("so that a killed fit can go on", False)
     checkpoint_frequency: int = _key("chunks of data between two checkpoints", 10)
     checkpoint_dir: str | None = _key("null: checkpoints/ in the output directory")
-    max_checkpoint_overhead: float = _key("part of the time that writing them may take", 0.05)
+    max_checkpoint_overhead: float = _key("part of the time that writing them may take", 0.02)
     chunk_points: int | None = _key("points the kernel gets at a time; null: 2^21")
     on_bad_chunk: Literal["exclude", "raise"] = _key(
         "rows with NaN, or that cannot be read", "exclude"

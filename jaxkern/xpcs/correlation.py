@@ -113,6 +113,8 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
             f"g2_at wants a phase A [n_t] that all angles share; the model's is {A.shape}: take "
             "the points out of g2"
         )
+    if points.dtype.itemsize > 4:  # what int32 cannot hold is outside, not wrapped around
+        points = jnp.where((points >= 0) & (points < 2**31), points, 2**31 - 1)
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     values: jax.Array = ops.two_time_g2_at(
         A[0], X, contrast, offset, points.astype(jnp.int32), shear_power=model.shear_power

@@ -91,7 +91,7 @@ class Evaluation:
         bad.excluded |= set(self.log.excluded)
         self._served = 0
         self._excluded_before = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # in passes, without compiling
         self.peak_bytes = anonymous_bytes()
         self.best: tuple[float, Array, AngleSums] | None = None
         self._best_phases: tuple[bytes, Array, Array] | None = None
@@ -136,9 +136,9 @@ class Evaluation:
             partial = None
         log.partial = None
         self._excluded_before = len(self._bad.excluded)
-        start = time.perf_counter()
+        start, compiled = time.perf_counter(), self._program.compile_seconds
         states = self.way.states(self._layout.split(self.full(x)), x, partial)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
         self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
         log.partial = None
         self._check_excluded(x)
@@ -184,7 +184,9 @@ class Evaluation:
     def sums(self, x: Array) -> AngleSums:
         """The sums at the solution, from a pass at the same point."""
         if self.best is None or self.best[1].tobytes() != x.tobytes():
-            # The solver stopped at a point that is not the best one; its pass is run again.
+            # The solver stopped at a point that is not the best one; its pass is run again. Blocks
+            # that turn bad only now are left out of the sums, and there is no start to go back to.
+            self._excluded_before = self._bad.total
             states = self.way.states(self._layout.split(self.full(x)), x)
             point = self._layout.split(self.full(x))
             return assemble_states(states, self._basis, point.contrast)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,11 +24,14 @@ def fingerprint_of(
     dtype: Any,
     sample: RowSample,
     noise: Noise,
+    tables: Sequence[Any],
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Data, model, options and software of a fit, as what JSON can hold.
 
-    The data count by their shape, dtype and the sampled rows, which are read in any case.
+    The data count by their shape, dtype and the sampled rows, which are read in any case, and so
+    does sigma where it is given point by point. A model counts by its `tables` at the start: what a
+    user's function computes, whatever it is made of.
     """
     import scipy
 
@@ -35,12 +40,15 @@ def fingerprint_of(
     geometry = model.geometry
     native = registry.module("cpu")
     sigma: Any = noise.per_angle
+    if sigma is None:
+        sigma = _sampled(noise.sigma, sample.rows)
     return {
         "data": [list(shape), np.dtype(dtype).str, digest(sample.rows, sample.values)],
         "frames": digest(sample.good),
-        "sigma": digest(sigma) if sigma is not None else "point by point",
+        "sigma": digest(sigma),
         "model": [type(model).__qualname__, list(model.parameter_names), model.shear_power],
-        "phases": _code_digest(model),
+        "columns": [list(model.columns_A), list(model.columns_X)],
+        "phases": digest(*tables),
         "geometry": digest(
             np.array([geometry.q, geometry.gap or 0.0, geometry.dt]), geometry.t, geometry.phi
         ),
@@ -54,23 +62,23 @@ def fingerprint_of(
     }
 
 
-def _code_digest(model: Model) -> str:
-    """Of a user's own function: its code, which tells most changes of it."""
-    function = getattr(model, "phases_fn", None)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return type(model).__qualname__
-    cells = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]
-    numbers: list[NDArray[Any]] = [
-        np.asarray(c) for c in cells if isinstance(c, int | float | np.ndarray)
-    ]
-    constants = [c for c in code.co_consts if isinstance(c, int | float | str)]
-    text = f"{code.co_names}{constants}".encode()
-    return digest(np.frombuffer(code.co_code + text, np.uint8), *numbers)
+def _sampled(source: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Rows of every angle of a source; zeros for one that cannot be read."""
+    n_phi, n, _ = source.shape
+    found = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for place, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                found[angle, place] = source.read(angle, row, row + 1)[0]
+    return found
 
 
 def _plain(value: Any) -> Any:
-    """Arrays by their numbers, the rest as it is."""
+    """Arrays and NumPy's numbers by their numbers, the rest as it is."""
     if isinstance(value, np.ndarray):
         return [float(v) for v in value.ravel()]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     return value

@@ -161,6 +161,14 @@ def fit(
         raise ValueError(f"multistart is {multistart}; wanted 1 start or more")
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
+    if not isinstance(model, Model):
+        raise TypeError(f"model is a {type(model).__name__}; wanted a Model, such as LaminarFlow")
+    if streaming.enable_checkpoints and jax.process_count() > 1:
+        # Each process would resume from a log of its own, and wait for the others for ever.
+        raise ValueError(
+            f"enable_checkpoints is set in a fit of {jax.process_count()} processes; wanted one "
+            "process, or no checkpoints"
+        )
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
     frames = resolve_frames(keep, start_frame, end_frame, geometry.n_t)
@@ -196,7 +204,10 @@ def fit(
                 "on_bad_chunk": streaming.on_bad_chunk,
                 "multistart": [multistart, seed],
             }
-            fingerprint = fingerprint_of(model, shape, opened.dtype, opened.sample, noise, how)
+            tables = program.tables_at(layout.split(start).physics)
+            fingerprint = fingerprint_of(
+                model, shape, opened.dtype, opened.sample, noise, tables, how
+            )
         problem = _Problem(
             model,
             opened,

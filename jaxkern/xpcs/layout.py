@@ -158,7 +158,14 @@ def bounds_vectors(given: Any, layout: Layout, model_bounds: Any) -> tuple[Array
                 raise ValueError(unknown_name(name, names, "bounds"))
             lower[places], upper[places] = low, high
     elif given is not None:
-        for target, side, label in zip((lower, upper), given, ("lower", "upper"), strict=True):
+        # SciPy's own Bounds too.
+        sides = (given.lb, given.ub) if hasattr(given, "lb") else tuple(given)
+        if len(sides) != 2:
+            raise ValueError(
+                f"bounds has {len(sides)} entries; wanted a pair (lower, upper) of numbers or "
+                "arrays, or a mapping name -> (lower, upper)"
+            )
+        for target, side, label in zip((lower, upper), sides, ("lower", "upper"), strict=True):
             value = np.asarray(side, np.float64)
             if value.ndim == 0 or value.shape == target.shape:
                 target[:] = value

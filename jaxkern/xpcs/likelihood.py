@@ -95,7 +95,7 @@ def _sums(model: Model, symmetric: Any, tables: Tables, operands: Sequence[Any])
         shear_power=model.shear_power,
         symmetric=symmetric,
         keep=keep,
-        quantization=quantization,
+        quantization=quantization if data.dtype == jnp.uint16 else None,
     )
     _, rhs, sums = unpack(state, 2 + len(tables.columns_A) + len(tables.columns_X))
     chi2, _, count, mirrored = jnp.sum(sums, axis=0)

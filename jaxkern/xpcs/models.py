@@ -181,8 +181,8 @@ _SHEAR = (
 def _accumulated(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
     """Cumulative trapezoid, in steps, of max(scale times^exponent + offset, RATE_FLOOR), [n_t]."""
     rate = scale * jnp.power(jnp.asarray(times, jnp.result_type(float)), exponent) + offset
-    # Not `maximum`, whose derivative at the floor itself would be a half.
-    rate = jnp.where(rate > RATE_FLOOR, rate, RATE_FLOOR)
+    # Not `maximum`, whose derivative at the floor itself would be a half. NaN stays NaN.
+    rate = jnp.where(rate <= RATE_FLOOR, RATE_FLOOR, rate)
     steps = (rate[:-1] + rate[1:]) / 2
     return jnp.concatenate([jnp.zeros(1, rate.dtype), jnp.cumsum(steps)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.sources import Source, WeightsSource, as_source, weights_to_sigma
+from jaxkern.xpcs.sources import (
+    ArraySource,
+    SigmaSource,
+    Source,
+    as_source,
+    check_not_negative,
+    weights_to_sigma,
+)
 from jaxkern.xpcs.starting import SIGMA_METHOD, RowSample, estimate_sigma
 
 Array = NDArray[np.float64]
@@ -42,24 +50,22 @@ def resolve_noise(
     what = "sigma" if weights is None else "weights"
     given = sigma if weights is None else weights
     n_phi = shape[0]
-    if not isinstance(given, Source | Path | str) and np.ndim(given) <= 1:
+    if not isinstance(given, Source | Path | str | Mapping) and np.ndim(given) <= 1:
         value = np.asarray(given, np.float64)
         if value.shape not in ((), (n_phi,)):
             raise ValueError(_wrong_shape(what, value.shape, shape))
-        if np.isnan(value).any() or (value < 0).any():
-            raise ValueError(f"{what} holds {value.min():g}; wanted numbers of 0 or more")
+        check_not_negative(value, what)
         if weights is not None:
             value = weights_to_sigma(value)
         return Noise(np.ascontiguousarray(np.broadcast_to(value, (n_phi,))), "given")
     source = as_source(given, name=what)
     if source.shape != shape:
         raise ValueError(_wrong_shape(what, source.shape, shape))
-    array = getattr(source, "array", None)
-    if array is not None and getattr(source, "in_memory", False):
-        for matrix in array:
-            if (matrix < 0).any():
-                raise ValueError(f"{what} holds {matrix.min():g}; wanted numbers of 0 or more")
-    return Noise(source if weights is None else WeightsSource(source), "given")
+    if not getattr(source, "in_memory", False) or not isinstance(source, ArraySource):
+        return Noise(SigmaSource(source, what), "given")
+    for matrix in source.array:
+        check_not_negative(matrix, what)
+    return Noise(source if weights is None else SigmaSource(source, what), "given")
 
 
 def _wrong_shape(what: str, given: tuple[int, ...], shape: tuple[int, int, int]) -> str:

@@ -82,7 +82,8 @@ def accumulate(
     """Adds a chunk of rows of all angles to the states.
 
     Chunks that split at multiples of `ROW_BLOCK` rows, each given the states before as `initial`,
-    leave the identical bits as one call; other splits agree to rounding.
+    leave the identical bits as one call; other splits agree to rounding. In JAX's 32-bit mode the
+    state between two calls is rounded to f32, and all splits agree to that.
 
     Args:
       tables: a model's `Tables`.
@@ -98,7 +99,7 @@ def accumulate(
       f_scale: residual beyond which a robust loss takes a point as an outlier.
       symmetric: True takes the part above the diagonal for both; False takes every point; "auto"
         compares mirrored tiles of data and sigma, and wants whole matrices.
-      quantization: (step, zero), or [n_phi, 2], of data that stand for zero + step * data.
+      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
 
     Returns:
       States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper
@@ -154,7 +155,7 @@ def accumulate(
         checks.quantization_of(quantization, measured, n_phi, dtype),
         deviations,
         checks.kept_frames(keep, n_phi, n_t),
-        jnp.asarray(f_scale, dtype).reshape(1),
+        checks.f_scale_of(f_scale, dtype)[None],
         jnp.asarray(first_row, jnp.int32).reshape(1),
         before,
         batch_dims=1,
@@ -277,7 +278,8 @@ def normal_equations(
       `NormalEquations`.
 
     Raises:
-      ValueError: for arguments of a wrong shape, unknown words, and a negative or NaN sigma.
+      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and an
+        f_scale that is not above 0.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -298,7 +300,8 @@ def normal_equations(
                 f'contrast and offset have shapes {shapes}; scaling="constant" wants one number '
                 "for each"
             )
-    arrays = (params, contrast, offset, measured, deviations, keep, f_scale, quantization)
+    turn = checks.f_scale_of(f_scale, dtype)
+    arrays = (params, contrast, offset, measured, deviations, keep, turn, quantization)
     ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
     return ne
 

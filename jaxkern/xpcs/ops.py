@@ -261,11 +261,12 @@ def _residual_jvp(
         along = _filled(tangents[:4], primals[:4])
         moved = moved - weight * two_time_g2_tangent(A, X, contrast, *along, **static)
     if tangents[4] is not None:
-        moved = moved + jnp.where(counts, tangents[4], 0.0) * weight
+        moved = moved + weight * tangents[4]
     if tangents[5] is not None:
         change = tangents[5] if sigma_rank == 2 else tangents[5][..., None, None]
         moved = moved - residual * weight * change
-    return residual, moved
+    # A weight of 0 does not silence a tangent, nor a cotangent, that is not a number.
+    return residual, jnp.where(counts, moved, 0.0)
 
 
 # Costs of one sample, from shapes.

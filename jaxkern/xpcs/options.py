@@ -29,7 +29,7 @@ class StreamingOptions:
     enable_checkpoints: bool = False
     checkpoint_frequency: int = 10
     checkpoint_dir: str | Path = "checkpoints"
-    max_checkpoint_overhead: float = 0.05
+    max_checkpoint_overhead: float = 0.02
     chunk_points: int | None = None
     on_bad_chunk: OnBadChunk = "exclude"
     retries: int = 2

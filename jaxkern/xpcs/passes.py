@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.checkpoint import PartialPass
 from jaxkern.xpcs.program import PassProgram
-from jaxkern.xpcs.sources import RowBuffers, Source, kernel_dtype, values
+from jaxkern.xpcs.sources import RowBuffers, Source, kernel_dtype, lies_ready, values
 from jaxkern.xpcs.strategy import anonymous_bytes
+from jaxkern.xpcs.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]
 
@@ -141,6 +142,8 @@ class BadBlocks:
 class ChunkedPass:
     """The data chunk by chunk; a thread reads the next chunk while the kernel works on this one.
 
+    Chunks that lie in memory as the kernel wants them need no reading and no thread.
+
     Rows that hold NaN, or that cannot be read after `retries` more attempts, are left out in
     blocks of `bad.row_block` rows, or fail the pass.
     """
@@ -167,8 +170,8 @@ class ChunkedPass:
         self._retries = retries
         self._after_chunk = after_chunk
         self._advance = advance
-        in_memory = bool(getattr(source, "in_memory", False))
-        self._ahead = (RowBuffers(touch=not in_memory), RowBuffers())
+        self._in_memory = bool(getattr(source, "in_memory", False))
+        self._ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
         # What is read again is read here while the other thread may be reading ahead.
         self._again = (RowBuffers(), RowBuffers())
         self.peak_bytes = 0
@@ -181,11 +184,16 @@ class ChunkedPass:
         if partial is not None:
             states, done = partial.states.copy(), partial.chunks
         operands = context.operands(point)
+        # On the device once a pass, not once a chunk; the parameters are looked at on the host.
+        constant = {k: v for k, v in operands.items() if k != "params"}
+        if isinstance(context.sigma, np.ndarray):
+            constant["sigma"] = context.sigma
+        operands |= jax.device_put(constant)
         with ThreadPoolExecutor(1, "jaxkern-read") as reader:
             ahead = self._submit(reader, done)
             for place in range(done, len(self._chunks)):
                 chunk = self._chunks[place]
-                loaded = ahead.result() if ahead is not None else None
+                loaded = ahead.result() if isinstance(ahead, Future) else ahead
                 # Two buffers: the next chunk is read while the kernel has this one.
                 ahead = self._submit(reader, place + 1)
                 states[chunk.angle] = self._run(operands, chunk, loaded, states[chunk.angle])
@@ -200,10 +208,16 @@ class ChunkedPass:
             raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
         return states
 
-    def _submit(self, reader: ThreadPoolExecutor, place: int) -> Future[Any] | None:
+    def _submit(self, reader: ThreadPoolExecutor, place: int) -> Any:
+        """A chunk that lies ready, the future of one that is being read, None for one to skip."""
         if place >= len(self._chunks) or self._bad.in_chunk(self._chunks[place]):
             return None
-        return reader.submit(self._load, self._chunks[place], self._ahead)
+        chunk = self._chunks[place]
+        if self._in_memory and isinstance(self._context.sigma, np.ndarray):
+            rows = self._source.read(chunk.angle, chunk.first_row, chunk.stop_row)
+            if lies_ready(rows):
+                return rows, None
+        return reader.submit(self._load, chunk, self._ahead)
 
     def _load(
         self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]
@@ -211,7 +225,11 @@ class ChunkedPass:
         """The rows of a chunk and their sigma, ready for the kernel; or why they cannot be read."""
         where = (chunk.angle, chunk.first_row, chunk.stop_row)
         try:
-            rows = buffers[0].ready(self._source.read(*where))
+            rows = buffers[0].ready(
+                self._source.read(*where),
+                upper_from=chunk.first_row if self._mirrored else None,
+                row_block=self._bad.row_block,
+            )
             sigma = self._context.sigma
             if isinstance(sigma, np.ndarray):
                 return rows, None
@@ -227,9 +245,10 @@ class ChunkedPass:
             "angle": np.int32(chunk.angle),
             "first_row": np.int32(chunk.first_row),
             "data": jax.device_put(rows[None]),
-            "sigma": self._context.sigma if sigma is None else jax.device_put(sigma[None]),
             "initial": initial[None],
         }
+        if sigma is not None:
+            full["sigma"] = jax.device_put(sigma[None])
         state: Array = self._context.program(full)[0]
         return state
 
@@ -258,7 +277,9 @@ class ChunkedPass:
             part = values(self._source, rows[first : first + block])
             wanted = self._counting(chunk.first_row + first, len(part))
             if sigma is not None:
-                part = part + np.asarray(sigma[first : first + block])
+                deviation = np.asarray(sigma[first : first + block])
+                wanted &= ~(deviation <= SIGMA_FLOOR)
+                part = part + deviation
             if not np.isfinite(part[wanted]).all():
                 found.append((chunk.first_row + first) // block)
         return found

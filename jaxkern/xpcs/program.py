@@ -141,7 +141,7 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
         loss=settings.loss,
         f_scale=at["f_scale"],
         symmetric=settings.symmetric,
-        quantization=at["quantization"],
+        quantization=at["quantization"] if data.dtype == np.uint16 else None,
         shear_power=model.shear_power,
     )
 
@@ -232,7 +232,7 @@ class PassProgram:
     def _program(
         self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
     ) -> Callable[..., Any]:
-        layout = tuple((np.shape(x), str(x.dtype)) for x in jax.tree.leaves(operands))
+        layout = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
         context = (self._settings, self._sharding, current_backend())
         key = (name, self._model, context, layout)
         if key in _compiled:
@@ -247,7 +247,7 @@ class PassProgram:
             self.compile_seconds += time.perf_counter() - start
         return _compiled[key]
 
-    def _tables_at(self, params: Array) -> Any:
+    def tables_at(self, params: Array) -> Any:
         """The arrays of the tables, on the device."""
         key = params.tobytes()
         if self._tables is None or self._tables[0] != key:
@@ -271,7 +271,7 @@ class PassProgram:
             states, phases_A, phases_X = program(at)
             self.phases = (params.tobytes(), phases_A, phases_X)
         else:
-            tables = self._tables_at(params)
+            tables = self.tables_at(params)
             rest = {name: value for name, value in at.items() if name != "params"}
 
             def accumulated(arrays: Any, at: dict[str, Any]) -> Any:

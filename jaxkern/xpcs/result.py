@@ -120,7 +120,9 @@ def scaled_covariance(
     """
     scale = pairs if absolute_sigma else pairs * reduced_chi2
     with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(inverse), np.inf, inverse * scale)
+        # An infinite scale leaves the zeros of parameters that are held.
+        scaled = np.where(inverse == 0, 0.0, inverse * scale)
+    return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
 
 
 def bound_warnings(
@@ -152,4 +154,5 @@ def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
         f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
         for a, b, value in covariance.nearly
     ]
-    return found
+    # Several directions may lie in the same parameters.
+    return list(dict.fromkeys(found))

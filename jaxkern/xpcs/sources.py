@@ -180,6 +180,11 @@ def as_source(
     if isinstance(data, np.ndarray):
         return ArraySource(data[None] if data.ndim == 2 else data, quantization, name)
     if isinstance(data, Source):
+        if quantization is not None:
+            raise ValueError(
+                f"quantization={quantization} is given beside a {type(data).__name__}, which reads "
+                "by itself; wanted it as the attribute `quantization` of that source"
+            )
         return data
     if isinstance(data, Mapping):
         return DatasetsSource(list(data.values()), quantization)
@@ -199,30 +204,39 @@ def _as_matrix(item: Any) -> Any:
     return item if hasattr(item, "shape") and hasattr(item, "dtype") else np.asarray(item)
 
 
-class WeightsSource:
-    """sigma = 1 / sqrt(weight), rows at a time; weight 0 becomes sigma 0, which does not count."""
+class SigmaSource:
+    """sigma from a source of it or of weights, rows at a time; looked at as it is read.
 
-    def __init__(self, weights: Source) -> None:
-        self._weights = weights
+    Weight 0 becomes sigma 0, which does not count.
+    """
+
+    def __init__(self, given: Source, name: str) -> None:
+        self._given = given
+        self._name = name
         self.in_memory = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self._weights.shape
+        return self._given.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.float64)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        return weights_to_sigma(self._weights.read(angle, first_row, stop_row))
+        rows = np.asarray(self._given.read(angle, first_row, stop_row), np.float64)
+        check_not_negative(rows, self._name)
+        return weights_to_sigma(rows) if self._name == "weights" else rows
 
 
-def weights_to_sigma(weights: Any) -> NDArray[np.float64]:
+def check_not_negative(numbers: NDArray[Any], name: str) -> None:
+    """Raises ValueError for a negative number or NaN."""
+    if not (numbers >= 0).all():
+        raise ValueError(f"{name} holds {numbers.min():g}; wanted numbers of 0 or more")
+
+
+def weights_to_sigma(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """1 / sqrt(weights), 0 where a weight is 0."""
-    weights = np.asarray(weights, np.float64)
-    if (weights < 0).any():
-        raise ValueError(f"weights holds {weights.min():g}; wanted numbers of 0 or more")
     with np.errstate(divide="ignore"):
         return np.where(weights > 0, 1.0 / np.sqrt(weights), 0.0)
 
@@ -252,6 +266,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return np.asarray(room[start : start + size].view(dtype).reshape(shape))
 
 
+def lies_ready(rows: NDArray[Any]) -> bool:
+    """Whether XLA takes rows as they lie: contiguous, aligned, in a dtype that kernels read."""
+    aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
+    return aligned and rows.dtype == kernel_dtype(rows.dtype)
+
+
 class RowBuffers:
     """Rows ready for the kernel: taken as they lie where they can be, else copied.
 
@@ -264,19 +284,31 @@ class RowBuffers:
         self._turn = 0
         self._touch = touch
 
-    def ready(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """`rows` in a dtype that kernels read, contiguous and aligned."""
-        dtype = kernel_dtype(rows.dtype)
-        aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
-        if aligned and rows.dtype == dtype:
+    def ready(
+        self, rows: NDArray[Any], *, upper_from: int | None = None, row_block: int = 1
+    ) -> NDArray[Any]:
+        """`rows` in a dtype that kernels read, contiguous and aligned.
+
+        With `upper_from`, the number of the first row, a copy holds only what a kernel reads of the
+        upper triangle: in each block of `row_block` rows the columns from the block's first row on.
+        """
+        if lies_ready(rows):
             if self._touch and rows.size:
                 # Page faults belong here, in the reading thread, and not inside the kernel.
                 rows.reshape(-1).view(np.uint8)[::4096].max()
             return rows
+        dtype = kernel_dtype(rows.dtype)
         buffer = self._buffers[self._turn]
         if buffer is None or buffer.dtype != dtype or buffer.size < rows.size:
             buffer = self._buffers[self._turn] = aligned_empty((rows.size,), dtype)
+            # What is not copied shall be numbers all the same.
+            buffer[:] = 0
         self._turn = (self._turn + 1) % len(self._buffers)
         room = buffer[: rows.size].reshape(rows.shape)
-        np.copyto(room, rows)
+        if upper_from is None:
+            np.copyto(room, rows)
+        else:
+            for first in range(0, len(rows), row_block):
+                part = np.s_[first : first + row_block, upper_from + first :]
+                np.copyto(room[part], rows[part])
         return room

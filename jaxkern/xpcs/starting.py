@@ -147,16 +147,14 @@ def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20)
     with np.errstate(over="ignore"):
         for first in range(0, n, rows):
             block = np.ascontiguousarray(source.read(angle, first, min(first + rows, n)))
-            bits = block.view(f"u{block.dtype.itemsize}").astype(np.uint64)
-            bits ^= bits >> np.uint64(33)
-            bits *= np.uint64(0xFF51AFD7ED558CCD)
-            bits ^= bits >> np.uint64(29)
-            for place, line in enumerate(bits):
-                row = first + place
-                right = np.dot(line[row + 1 :], b[row + 1 :])
-                left = np.dot(line[:row], a[:row])
-                upper = upper + a[row] * right
-                lower = lower + b[row] * left
+            for row, line in enumerate(block, first):
+                # A row at a time, which stays in the cache through all of this.
+                bits = line.view(f"u{block.dtype.itemsize}").astype(np.uint64)
+                bits ^= bits >> np.uint64(33)
+                bits *= np.uint64(0xFF51AFD7ED558CCD)
+                bits ^= bits >> np.uint64(29)
+                upper = upper + a[row] * np.dot(bits[row + 1 :], b[row + 1 :])
+                lower = lower + b[row] * np.dot(bits[:row], a[:row])
     return bool(upper == lower)
 
 

@@ -111,7 +111,7 @@ def summarize(outcome: Outcome) -> FitResult:
         contrast=point.contrast,
         offset=point.offset,
         physics=point.physics,
-        timings=FitTimings(compiled, seconds - compiled, time.perf_counter() - outcome.begin),
+        timings=FitTimings(compiled, seconds, time.perf_counter() - outcome.begin),
         peak_memory=_peak_memory(outcome),
         costs=solution.costs,
         warnings=tuple(notes),

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxkern.core import compat
@@ -20,10 +21,11 @@ from jaxkern.core.op import pvary
 
 ROW_BLOCK = 32
 """Rows whose sums are added to a state at once: chunks that split at its multiples give the
-identical bits."""
+identical bits (in f32, where the kernels sum in f64, but for the rounding between chunks)."""
 
 TILE_COLUMNS = 128
-SIGMA_FLOOR = 1e-10
+# The float32 nearest to 1e-10, a little more, so that both precisions agree on 1e-10 itself.
+SIGMA_FLOOR = float(np.float32(1e-10))
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 
 # Below this |x|, 8 terms of the series give sinc and sinc' to rounding; above it the formulas lose
@@ -188,7 +190,7 @@ def _mirrored_tiles(data: jax.Array, sigma: jax.Array, kept: jax.Array) -> jax.A
     equal = equal | ~(above & kept[:, None] & kept)
     starts = ROW_BLOCK * jnp.arange(-(-n // ROW_BLOCK))[:, None]
     equal = jnp.pad(equal, ((0, starts.shape[0] * ROW_BLOCK - n), (0, 0)), constant_values=True)
-    lines = jnp.all(equal.reshape(-1, ROW_BLOCK, n), axis=1)
+    lines = jnp.all(equal.reshape(starts.shape[0], ROW_BLOCK, n), axis=1)
     tile = jnp.maximum(index - starts, 0) // TILE_COLUMNS
     tiles = jnp.ones((starts.shape[0], 1 + n // TILE_COLUMNS), bool)
     tiles = tiles.at[jnp.arange(starts.shape[0])[:, None], tile].min(lines)
@@ -219,11 +221,15 @@ def two_time_normal_equations(
 ) -> jax.Array:
     """`initial` [S] plus the sums over data [m, n], rows first_row .. first_row + m of the matrix.
 
+    Data are taken as they are, uint16 as zero + step * data with (step, zero) = quantization.
     The basis of a point is [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions.
     A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
-    chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2.
+    chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2. NaN for rows outside.
     """
     n, m, dtype = A.shape[0], data.shape[0], A.dtype
+    initial = jnp.where((first_row >= 0) & (first_row <= n - m), initial, jnp.nan)
+    if m == 0:
+        return initial
     count = -(-m // ROW_BLOCK)
     room = count * ROW_BLOCK - m
 
@@ -242,6 +248,7 @@ def two_time_normal_equations(
     upper = jnp.triu_indices(2 + tangents_A.shape[0] + tangents_X.shape[0])
     factor = 2.0 if symmetric == 1 else 1.0
     step, zero = quantization[0], quantization[1]
+    quantized = jnp.issubdtype(data.dtype, jnp.integer)
 
     def add(state: jax.Array, x: dict[str, Any]) -> tuple[jax.Array, None]:
         row = jnp.clip(x["row"], 0, n - 1)
@@ -257,7 +264,9 @@ def two_time_normal_equations(
         f, a, h = slopes(apart(A), apart(X), shear_power)
         basis = [jnp.ones_like(f)[None], f[None], a * apart(tangents_A), h * apart(tangents_X)]
         flat = jnp.concatenate(basis).reshape(-1, ROW_BLOCK * n)
-        value = zero + step * x["data"].astype(dtype)
+        value = x["data"].astype(dtype)
+        if quantized:
+            value = zero + step * value
         residual = jnp.where(counts, value - (offset + contrast * f), 0.0)
         scaled = residual / jnp.where(counts, deviation, 1.0)
         rho, weight = robust(loss, (scaled / f_scale) ** 2)

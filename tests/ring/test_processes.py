@@ -48,6 +48,7 @@ def run(code: str, *, signal_after: str | None = None, timeout: float = 40) -> s
 def test_control_c_interrupts(call):
     output = run(
         f"""
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 ring, full = jk.ring.Ring(x), jk.ring.Ring(x, capacity=1)
 full.put(x)
 fetched = jk.prefetch_to_device(time.sleep(60) for _ in range(1))

@@ -90,6 +90,8 @@ def test_config_writes_a_template_that_loads(tmp_path, capsys):
         (["--set", "scaling=constantly"], "constant"),
         (["--data", "nowhere.h5"], "nowhere.h5"),
         (["--q", "0.1"], "0.0054"),
+        (["--q", "["], "data_files.q is '[', which is not valid YAML"),
+        (["--set", "scaling=["], "scaling is '[', which is not valid YAML"),
         (["--set", "initial_parameters.values={D1: 3}"], "D0"),
     ],
 )

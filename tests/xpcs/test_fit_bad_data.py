@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fit_problems as problems
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fit_checks import assert_same_optimum, model_of
 
 import jaxkern as jk
+from jaxkern.xpcs.evaluation import Evaluation
 
 N = 96
 TIGHT = {"p0": problems.TRUTH, "ftol": 1e-14, "xtol": 1e-12, "gtol": None, "progress": False}
@@ -82,6 +84,30 @@ def test_nan_where_nothing_counts_is_no_matter(case):
         assert found.count == 3 * N * (N - 1) - 2
 
 
+def test_nan_that_does_not_count_stays_in_when_the_model_overflows():
+    """A step to where the model is not finite is no reason to leave out data."""
+    t = np.arange(N) * 1.0
+    geometry = jk.xpcs.Geometry(0.0054, None, 1.0, t, 0.0)
+
+    def phases(p):
+        rate = jnp.where(abs(p[0] - 0.02) < 5e-4, jnp.nan, p[0])  # which the first step meets
+        return rate * jnp.asarray(t), jnp.zeros((1, N))
+
+    model = jk.xpcs.CustomModel(geometry, phases, ["rate"], shear_power=0)
+    noise = np.triu(np.random.default_rng(3).normal(size=(N, N)) * 0.01, 1)
+    data = (1 + 0.3 * np.exp(-1.6 * np.abs(np.subtract.outer(t, t))) + noise + noise.T)[None]
+    sigma = np.full(data.shape, 0.01)
+    sigma[0, 3, 9] = sigma[0, 9, 3] = 0.0
+    data[0, 3, 9] = data[0, 9, 3] = np.nan
+    found = jk.xpcs.fit(
+        model, data, sigma, [0.01], 0.3, 1.0, "fixed",
+        strategy="STREAMING", streaming=streaming(), progress=False,
+    )  # fmt: skip
+    assert not np.isfinite(found.costs).all()
+    assert found.success
+    assert found.success_rate == 1.0
+
+
 class Flaky:
     """Reads of rows that touch the bad ones fail, `failures` times (always for None)."""
 
@@ -138,6 +164,23 @@ def test_rows_that_turn_bad_in_the_middle(case, without_blocks, tmp_path):
     assert found.success
     np.testing.assert_array_less(np.abs(found.popt - without_blocks.x), 1e-3 * found.perr)
     assert found.nfev > len(found.costs)
+
+
+def test_rows_that_turn_bad_after_the_last_step(case, monkeypatch):
+    """The sums of the result are then of the other rows, and the result says so."""
+    source = Flaky(case.data, 1, (50, 70), after=10**9)
+    sums = Evaluation.sums
+
+    def late(self, x):
+        source._after, self.best = source.reads, None  # as if the solver had stopped elsewhere
+        return sums(self, x)
+
+    monkeypatch.setattr(Evaluation, "sums", late)
+    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks"):
+        found = jk.xpcs.fit(
+            model_of(case), source, 1.0, strategy="STREAMING", streaming=streaming(), **TIGHT
+        )
+    assert found.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
 
 
 def test_all_rows_bad(case):

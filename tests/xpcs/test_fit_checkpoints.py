@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import fit_problems as problems
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fit_checks import model_of
@@ -110,6 +112,13 @@ def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):
     assert list(interrupted.iterdir()) == []
 
 
+def test_compiling_for_the_fingerprint_is_not_taken_off_the_passes(tmp_path):
+    other = problems.simulate(N + 3, seed=44)  # sizes that nothing was compiled for
+    timings = run(other, other.data, tmp_path).timings
+    assert min(timings.compile, timings.compute) > 0
+    assert timings.compile + timings.compute < timings.total
+
+
 def test_damaged_files_are_refused(case, interrupted):
     path = interrupted / "fit.checkpoint"
     content = path.read_bytes()
@@ -150,6 +159,41 @@ def test_other_data_or_software_are_refused(case, interrupted, monkeypatch):
     monkeypatch.setattr(jk, "__version__", "0.0.0")
     with pytest.raises(CheckpointError, match="differs in jaxkern"):
         run(case, InterruptedSource(case.data), interrupted)
+
+
+def decay(n, rate):
+    """A model of one rate, which lies in a partial: in no code that could be looked at."""
+    geometry = jk.xpcs.Geometry(0.0054, None, 1.0, np.arange(n) * 1.0, 0.0)
+
+    def phases(factor, p):
+        return p[0] * factor * jnp.arange(n), jnp.zeros((1, n))
+
+    function = functools.partial(phases, rate)
+    return jk.xpcs.CustomModel(geometry, function, ["rate"], shear_power=0)
+
+
+@pytest.mark.parametrize("changed", ["model", "sigma"])
+def test_what_a_model_computes_and_sigma_by_points_are_compared(tmp_path, changed):
+    lag = np.abs(np.subtract.outer(np.arange(N), np.arange(N)))
+    noise = np.triu(np.random.default_rng(0).normal(size=(N, N)) * 0.01, 1)
+    data = (1 + 0.3 * np.exp(-0.04 * lag) + noise + noise.T)[None]
+    sigma = np.full(data.shape, 0.01)
+
+    def run(rate, sigma, reads=None):
+        # NumPy's numbers too are options that a checkpoint can hold.
+        numbers = {"max_nfev": np.int64(50), "f_scale": np.float32(1.0)}
+        source = InterruptedSource(data, reads)
+        return jk.xpcs.fit(
+            decay(N, rate), source, sigma, p0=[1.5], strategy="STREAMING",
+            streaming=options(tmp_path), progress=False, **numbers,
+        )  # fmt: skip
+
+    with pytest.raises(Interrupted):
+        run(0.01, sigma, 48 + 5)
+    other = sigma * np.where(lag > 5, 1.0, 2.0)
+    with pytest.raises(CheckpointError, match="phases" if changed == "model" else "sigma"):
+        run(*((0.02, sigma) if changed == "model" else (0.01, other)))
+    assert run(0.01, sigma).success
 
 
 def test_what_is_saved_comes_back(tmp_path):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fit_problems as problems
+import jax
 import numpy as np
 import pytest
+import scipy.optimize
 from fit_checks import model_of
 
 import jaxkern as jk
+from jaxkern.xpcs.result import rank_warnings
+from jaxkern.xpcs.solver import covariance
 
 N = 40
 
@@ -38,7 +42,10 @@ def fit(case, data=None, **arguments):
         ({"sigma": [0.1, np.nan, 0.1]}, "sigma holds nan"),
         ({"sigma": -np.ones((3, 40, 40))}, "sigma holds -1"),
         ({"sigma": 1.0, "weights": 1.0}, "both sigma and weights"),
+        ({"sigma": np.full((3, 40, 40), np.nan)}, "sigma holds nan"),
+        ({"sigma": jk.xpcs.as_source([-np.eye(40)] * 3)}, "sigma holds -1"),
         ({"weights": -1.0}, "weights holds -1"),
+        ({"weights": np.full((3, 40, 40), np.nan)}, "weights holds nan"),
         ({"p0": [1.0, 2.0]}, r"p0 has the shape \(2,\); wanted \[7\].*D0"),
         ({"p0": {"D_0": 1.0}}, "'D_0'.*did you mean 'D0'"),
         ({"p0": {"D0": np.nan}}, "wanted finite numbers"),
@@ -48,6 +55,7 @@ def fit(case, data=None, **arguments):
         ({"bounds": {"beta_0": (0, 1)}}, "'beta_0'.*did you mean 'beta'"),
         ({"bounds": {"beta": (1, 0)}}, "bounds of beta are 1 and 0; wanted lower < upper"),
         ({"bounds": (np.zeros(5), np.ones(5))}, r"lower bounds have the shape \(5,\)"),
+        ({"bounds": [(0, 1)] * 7}, r"bounds has 7 entries; wanted a pair \(lower, upper\)"),
         ({"hold": ["D1"]}, "hold names the parameter 'D1'"),
         ({"loss": "hubert"}, "loss is 'hubert'; wanted one of linear"),
         ({"f_scale": 0.0}, "f_scale is 0.0"),
@@ -58,11 +66,58 @@ def fit(case, data=None, **arguments):
         ({"keep": np.ones(39, bool)}, r"keep has the shape \(39,\)"),
         ({"start_frame": 38}, "leave 2 of 40 frames"),
         ({"quantization": (1.0, 0.0)}, "quantization is given for data of float64"),
+        (
+            {
+                "data": jk.xpcs.as_source([np.ones((40, 40), np.uint16)] * 3),
+                "quantization": (0.1, 1.0),
+            },
+            "beside a DatasetsSource",
+        ),
     ],
 )
 def test_wrong_arguments(case, arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         fit(case, **arguments)
+
+
+@pytest.mark.parametrize("strategy", ["STANDARD", "STREAMING"])
+def test_negative_sigma_of_a_file_is_told(case, tmp_path, strategy):
+    sigma = np.full((3, N, N), 0.004)
+    sigma[2, 3, 30] = -0.004
+    np.save(tmp_path / "sigma.npy", sigma)
+    with pytest.raises(ValueError, match=r"sigma holds -0\.004"):
+        fit(case, sigma=tmp_path / "sigma.npy", strategy=strategy, symmetric=True)
+
+
+def test_bounds_of_scipy(case):
+    lower, upper = np.transpose(model_of(case).bounds)
+    lower[1] = -0.9
+    found = fit(case, bounds=scipy.optimize.Bounds(lower, upper))
+    assert found.popt[7] == pytest.approx(-0.9, abs=1e-4)
+
+
+def test_no_model():
+    with pytest.raises(TypeError, match="model is a tuple; wanted a Model"):
+        jk.xpcs.fit((), np.ones((1, 8, 8)))
+
+
+def test_several_processes_have_no_checkpoints(case, monkeypatch):
+    """Where logs of different lengths would be resumed, and one process wait for ever."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="enable_checkpoints is set in a fit of 2 processes"):
+        fit(case, streaming=jk.xpcs.StreamingOptions(enable_checkpoints=True))
+
+
+def test_too_few_points_leave_held_parameters_alone():
+    """Three frames, three points, three parameters: infinite errors, but no NaN."""
+    short = problems.simulate(3, phi=problems.PHI[:1])
+    t = problems.DT * np.arange(3)
+    model = jk.xpcs.Static(jk.xpcs.Geometry(problems.Q, None, problems.DT, t, short.phi))
+    start = {"D0": 2e4, "alpha": -1.0, "D_offset": 5e3}
+    found = jk.xpcs.fit(model, short.data, 1.0, start, hold=["alpha", "D_offset"], progress=False)
+    assert np.isinf(found.perr[:3]).all()
+    assert (found.pcov[3:] == 0).all()
+    assert any("3 independent points cannot determine" in line for line in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +168,14 @@ def test_a_rank_deficient_fit_names_the_parameters():
     assert any("do not depend on idle" in line for line in found.warnings)
     assert np.isinf(found.perr[2:]).all()
     assert np.isfinite(found.perr[:2]).all()
+
+
+def test_parameters_that_trade_off_twice_are_named_once():
+    found = covariance(np.ones((3, 3)))
+    assert len(found.tradeoffs) == 2
+    assert len(set(rank_warnings(found, ["a", "b", "c"]))) == len(
+        rank_warnings(found, ["a", "b", "c"])
+    )
 
 
 def test_correlated_residuals_are_reported(case):

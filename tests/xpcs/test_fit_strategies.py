@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import fit_problems as problems
 import h5py
@@ -75,6 +76,44 @@ def test_chunks_that_do_not_fit_the_blocks(whole, case):
         )
     ]
     assert_same(*answers)
+
+
+def at_offset(array, offset):
+    """A copy that begins `offset` bytes after an aligned address."""
+    room = aligned_empty((array.nbytes + 64,), np.uint8)
+    copy = room[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+def test_where_data_lie_makes_no_difference(case, monkeypatch):
+    """Aligned data go without the reading thread, others through copies of what is read of them."""
+
+    def run(offset):
+        return jk.xpcs.fit(
+            model_of(case),
+            at_offset(case.data, offset),
+            p0=problems.START,
+            strategy="CHUNKED",
+            streaming=SMALL_CHUNKS,
+            progress=False,
+        )
+
+    copied = run(8)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("a thread was used"))
+    found = run(0)
+    assert found.popt.tobytes() == copied.popt.tobytes()
+    assert found.pcov.tobytes() == copied.pcov.tobytes()
+    with pytest.raises(pytest.fail.Exception, match="a thread was used"):
+        run(8)
+
+
+def test_copies_hold_the_upper_triangle_where_that_is_enough():
+    rows = at_offset(np.arange(1.0, 64 * 96 + 1).reshape(64, 96), 8)
+    copy = RowBuffers().ready(rows, upper_from=32, row_block=32)
+    np.testing.assert_array_equal(np.triu(copy, 32), np.triu(rows, 32))
+    assert (copy[:32, :32] == 0).all()
+    assert (copy[32:, :64] == 0).all()
 
 
 def test_sources(case, whole, tmp_path):

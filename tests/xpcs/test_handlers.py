@@ -184,6 +184,14 @@ def test_rows_beyond_the_end_are_not_read():
     assert "'first_row' is 4" in outcome(NORMAL, call | {"first_row": np.full(B, 4, np.int32)})
 
 
+def test_no_points_of_very_many_samples():
+    """Nothing to do, however many samples: no loop over them."""
+    target = "jaxkern.two_time_g2_at.v1"
+    one = {k: v[:1] for k, v in CALLS[target].items() if k in ("A", "X", "contrast", "offset")}
+    call = CALLS[target] | one | {"index": np.zeros((1, 0, 3), np.int32)}
+    assert outcome(target, call | {"out": struct(2**40, 0)}) is OK
+
+
 def test_points_outside_are_nan():
     target = "jaxkern.two_time_g2_at.v1"
     call = CALLS[target]

@@ -57,12 +57,18 @@ def test_bad_arguments(function, change, message):
         ({"scaling": "constant", "contrast": np.ones(3)}, 'scaling="constant" wants one number'),
         ({"symmetric": "yes"}, "symmetric='yes'; wanted one of False, True, 'auto'"),
         ({"loss": "l1"}, "loss='l1'; wanted one of 'linear', 'soft_l1'"),
+        ({"loss": "huber", "f_scale": 0.0}, "f_scale is 0.0; wanted a number above 0"),
+        ({"f_scale": np.ones(3)}, r"f_scale has shape \(3,\); wanted one number"),
         (
             {"keep": np.ones(32)},
             r"keep has shape \(32,\); wanted one value for each frame: \(33,\)",
         ),
         ({"data": DATA.astype(np.uint16)}, "uint16, quantized, but quantization is missing"),
-        ({"quantization": np.ones(3)}, r"quantization has shape \(3,\); wanted \(step, zero\)"),
+        (
+            {"data": DATA.astype(np.uint16), "quantization": np.ones(3)},
+            r"quantization has shape \(3,\); wanted \(step, zero\)",
+        ),
+        ({"quantization": (2.0, 1.0)}, "quantization is given for data of float64; wanted uint16"),
     ],
 )
 def test_bad_options(change, message):

@@ -93,6 +93,14 @@ def test_floor_of_the_rates():
     assert np.all(np.isfinite(tables.tangents_X))
 
 
+@pytest.mark.parametrize("column", range(7))
+def test_nan_parameters_are_seen(column):
+    """A parameter that is not a number never becomes a rate at its floor."""
+    model, _ = flow(20)
+    A, X = model.phases(np.where(np.arange(7) == column, np.nan, PARAMS))
+    assert np.isnan(A[1:] if column < 3 else X[:, 1:]).all()
+
+
 def test_names_units_defaults_bounds():
     model, _ = flow()
     assert model.parameter_names == (

@@ -16,6 +16,7 @@ import two_time_oracle as oracle
 from two_time_problems import PARAMS, PHI, assert_normalized, assert_scaled, flow, measured
 
 from jaxkern import xpcs
+from jaxkern.xpcs import ops
 from jaxkern.xpcs.normal import LOSSES
 
 pytestmark = pytest.mark.usefixtures("x64", "backend")
@@ -317,6 +318,55 @@ def test_32_bit_mode():
     wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.1))
     assert_normalized(np.asarray(ne.jtj, float), wanted["jtj"], 1e-4)
     np.testing.assert_allclose(ne.chi2, wanted["chi2"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+@pytest.mark.parametrize("symmetric", [0, 1, 2])
+def test_few_frames(n, symmetric):
+    """Every pair of frames counts, however few there are."""
+    A, tables, S = jnp.linspace(0.0, 1.0, n), jnp.ones((1, n)), xpcs.state_size(1, 1)
+    options = {"shear_power": 4, "loss": 0, "symmetric": symmetric, "sigma_rank": 0}
+    state = ops.two_time_normal_equations(
+        *(A, A, tables, tables, 0.3, 1.0, jnp.full((n, n), 1.5), jnp.array([1.0, 0.0]), 0.5),
+        *(jnp.ones(n, jnp.uint8), 1.0, jnp.int32(0), jnp.ones(S)),
+        **options,
+    )
+    model = 1 + 0.3 * np.exp(-2 * abs(A[:, None] - A)) * np.sinc((A[:, None] - A) / np.pi) ** 4
+    chi2 = np.sum(np.where(np.eye(n, dtype=bool), 0, (1.5 - model) / 0.5) ** 2)
+    pairs = n * (n - 1)
+    wanted = [1 + chi2, 1 + chi2, 1 + pairs, 1 + (pairs if symmetric else 0)]
+    np.testing.assert_allclose(state[-4:], wanted, rtol=1e-13)
+
+
+def test_rows_outside_the_matrix(backend):
+    """Where first_row cannot be looked at: an error of the CPU kernel, else NaN, never a part."""
+    model, *_ = flow(40)
+    data, tables = np.ones((3, 8, 40)), model.tables(PARAMS)
+    run = jax.jit(
+        lambda row: xpcs.accumulate(
+            tables, 0.3, 1.0, data, 0.01, shear_power=4, first_row=row, symmetric=False
+        )
+    )
+    assert np.isfinite(run(32)).all()
+    for row in (-1, 33):
+        if backend == "jax":
+            assert np.isnan(run(row)).all()
+        else:
+            refused = (jax.errors.JaxRuntimeError, ValueError)  # JAX's choice, for one status
+            with pytest.raises(refused, match=f"'first_row' is {row} and 'data'"):
+                jax.block_until_ready(run(row))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_sigma_at_its_floor_counts_for_nothing(x64):
+    """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
+    model, contrast, offset, data, *_ = problem(40)
+    with jax.enable_x64(x64):
+        for sigma in (1e-10, np.full(data.shape, 1e-10)):
+            given = (model, PARAMS, contrast, offset, data, sigma)
+            assert xpcs.normal_equations(*given).count == 0
+            assert not np.any(xpcs.residual(*given))
+            assert xpcs.normal_equations(*given[:-1], 1.01 * sigma).count == 3 * 40 * 39
 
 
 def test_nan_spoils_what_counts():

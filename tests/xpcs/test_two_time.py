@@ -190,6 +190,22 @@ def test_residual(kind):
         assert_scaled(got, back, 1e-11)
 
 
+def test_residual_along_tangents_that_are_not_numbers():
+    """Such as of sigma = sqrt(variance) at a variance of 0: what counts for nothing stays out."""
+    model, _ = flow(40)
+    data = measured(xpcs.g2(model, PARAMS, CONTRAST, OFFSET))
+    sigma = np.where(np.random.default_rng(3).uniform(size=data.shape) > 0.1, 0.02, 0.0)
+    counts = (sigma > 0) & ~np.eye(40, dtype=bool)
+    r = lambda data, sigma: xpcs.residual(model, PARAMS, CONTRAST, OFFSET, data, sigma)  # noqa: E731
+    wanted, moved = jax.jvp(
+        r, (data, sigma), (np.where(counts, 1.0, np.nan), np.where(counts, 2.0, np.inf))
+    )
+    slope = (1 - 2 * wanted) / np.where(counts, sigma, 1.0)
+    assert_scaled(moved, np.where(counts, slope, 0.0), 1e-11)
+    for back in jax.vjp(r, data, sigma)[1](jnp.where(counts, 1.0, jnp.nan)):
+        assert np.isfinite(back).all()
+
+
 def test_g2_at():
     model, reference = flow()
     c2 = reference.g2(PARAMS, CONTRAST, OFFSET)
@@ -216,6 +232,9 @@ def test_g2_at_outside_is_nan():
     )
     assert np.isnan(values[:-1]).all()
     assert values[-1] == 1.3
+    for far in ([0, 2**32, 0], [-(2**32), 0, 0]):
+        value = jax.jit(lambda i: xpcs.g2_at(model, PARAMS, 0.3, 1.0, i))(jnp.asarray([far]))
+        assert np.isnan(value).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 161])

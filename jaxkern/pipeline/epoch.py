@@ -1,0 +1,188 @@
+"""A pipeline made ready to run, and one epoch of it: any batch by its index."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.graph import Block, Stream, Vertex
+from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
+from jaxkern.pipeline.program import Joint, Program, fold_salt, halves, salt_of
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.shared import Shared
+from jaxkern.random import _epoch_key
+
+
+class Unit(NamedTuple):
+    """What worker threads hand over: the batches that the last program takes, or the batch.
+
+    Attributes:
+      joint: the batches.
+      records: uint32 [N, 2], see `program.halves`.
+    """
+
+    joint: Joint
+    records: Any
+
+
+class Plan:
+    """What is known of a pipeline before it runs.
+
+    Attributes:
+      output: the last vertex.
+      vertices: all, inputs first.
+      names: of the vertices; unique.
+      streams: behind the vertices.
+      compiled: the vertices that are JAX code, and where it runs.
+      first: the shapes of the first full unit that was made; the others are expected to look alike.
+    """
+
+    def __init__(self, output: Vertex) -> None:
+        self.output = output
+        self.vertices = output.ordered()
+        self.lock = threading.Lock()
+        self.names: dict[Vertex, str] = {}
+        self.streams: dict[Vertex, Stream] = {}
+        self.compiled: dict[Vertex, str] = {}
+        self.first: Unit | None = None
+        self._salts: dict[Vertex, int | None] = {}
+        self._programs: dict[Vertex, Program] = {}
+        times: Counter[str] = Counter()
+        draws: Counter[str | None] = Counter()
+        for vertex in self.vertices:
+            node: Any = vertex.node
+            times[node.name] += 1
+            again = times[node.name]
+            self.names[vertex] = node.name if again == 1 else f"{node.name}#{again}"
+            node.check_place(vertex.ordered()[:-1])
+            self.streams[vertex] = node.stream([self.streams[v] for v in vertex.inputs])
+            where = node.compiled_for
+            if isinstance(node, Merge) and "device" in map(self.compiled.get, vertex.inputs):
+                where = "device"
+            if where is not None:
+                self.compiled[vertex] = where
+            if getattr(node, "stochastic", False):
+                self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
+                draws[node.stream_name] += 1
+
+    @property
+    def stream(self) -> Stream:
+        """What the pipeline yields."""
+        return self.streams[self.output]
+
+    @property
+    def tail(self) -> Program | None:
+        """The program that ends the pipeline, which runs where batches are delivered."""
+        on_device = self.compiled.get(self.output) == "device"
+        return self.program(self.output) if on_device else None
+
+    @property
+    def frontier(self) -> tuple[Vertex, ...]:
+        """The vertices whose batches worker threads make."""
+        tail = self.tail
+        return (self.output,) if tail is None else tail.frontier
+
+    def program(self, vertex: Vertex) -> Program:
+        """The program that ends in a JAX vertex."""
+        with self.lock:
+            if vertex not in self._programs:
+                self._programs[vertex] = Program(self, vertex)
+            return self._programs[vertex]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Those made so far."""
+        with self.lock:
+            return list(self._programs.values())
+
+    def keys_for(self, vertex: Vertex, keys: Any) -> Any:
+        """A vertex's keys [N] of the records' keys [N]."""
+        return fold_salt(keys, self._salts[vertex])
+
+    def spec(self) -> Data:
+        """The shapes of a batch; reads the first one where none has been made yet."""
+        unit = self.first or Epoch(self, 0).unit(0)
+        tail = self.tail
+        if tail is None:
+            return dict(row.spec_of(unit.joint.batches()[0]))
+        return dict(row.spec_of(tail.spec(unit.joint, unit.records)))
+
+
+class Epoch:
+    """One epoch of a plan; its batches can be made in any order, by any threads."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.plan = plan
+        self.number = number
+        key = _epoch_key(plan.stream.seed, number)
+        #: uint32 [2], the data of the key that the records' keys are folded from
+        self.key = np.asarray(jax.random.key_data(key))
+        self._orders: dict[tuple[Any, ...], EpochOrder] = {}
+        self._lock = threading.Lock()
+        self._shared = Shared(keep=16)
+        self._local = threading.local()
+
+    def order(self, stream: Stream) -> EpochOrder:
+        """Which record is at which row."""
+        key = (stream.records, stream.shard, stream.seed, stream.shuffle)
+        with self._lock:
+            if key not in self._orders:
+                self._orders[key] = EpochOrder(stream, self.number)
+            return self._orders[key]
+
+    def records(self, stream: Stream, rows: range) -> np.ndarray:
+        """The records int64 [N] of rows."""
+        return self.order(stream).records(rows)
+
+    def unit(self, batch: int, out: Data | None = None) -> Unit:
+        """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
+        self._local.made = {}  # branches that meet again read their common part once
+        try:
+            source = self.plan.frontier[0]
+            if out is not None and isinstance(source.node, SourceNode):
+                blocks = [source.node.read(self, source, batch, out)]
+            else:
+                blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
+        except BaseException as error:
+            where = f"in batch {batch} of epoch {self.number}"
+            if where not in getattr(error, "__notes__", ()):
+                error.add_note(where)
+            if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
+                raise RuntimeError(f"{error.args} was raised as StopIteration {where}") from error
+            raise
+        finally:
+            self._local.made = {}
+        joint = Joint.of([row.on_host(block.data) for block in blocks])
+        unit = Unit(joint, halves(blocks[0].records))
+        stream = self.plan.stream
+        if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
+            self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
+        return unit
+
+    def block(self, vertex: Vertex, batch: int) -> Block:
+        """One batch at a vertex."""
+        made = getattr(self._local, "made", {})
+        if (vertex, batch) not in made:
+            try:
+                if vertex in self.plan.compiled:
+                    found = self.plan.program(vertex).block(self, batch)
+                else:
+                    found = vertex.node.block(self, vertex, batch)
+            except BaseException as error:
+                notes = getattr(error, "__notes__", [])
+                if not any(note.startswith("in node ") for note in notes):
+                    error.add_note(f"in node {self.plan.names[vertex]!r} of the pipeline")
+                raise
+            made[vertex, batch] = found
+        block: Block = made[vertex, batch]
+        return block
+
+    def shared_block(self, vertex: Vertex, batch: int) -> Block:
+        """One batch that several batches behind it are cut from."""
+        block: Block = self._shared.get((vertex, batch), lambda: self.block(vertex, batch))
+        return block

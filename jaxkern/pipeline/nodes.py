@@ -1,0 +1,352 @@
+"""Nodes that run in Python: the source, host functions, rebatching, caching and merging."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named
+from jaxkern.pipeline.order import Permutation
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.shared import Shared
+from jaxkern.pipeline.source import BatchSource
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
+
+_POSITIONS = 4096  # evaluated together, since a call costs as much as some hundred of them
+
+
+class SourceNode(Node):
+    """Reads the records of a batch, in the order of the epoch."""
+
+    name = "source"
+
+    def __init__(
+        self,
+        source: BatchSource,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        remainder: Remainder,
+        shard: tuple[int, int] | None,
+    ) -> None:
+        self.source = source
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.remainder = remainder
+        self._shard = shard
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(index, count); JAX's processes where none was given."""
+        if self._shard is None:
+            self._shard = (jax.process_index(), jax.process_count())
+        return self._shard
+
+    def describe(self) -> str:
+        return type(self.source).__name__
+
+    def stream(self, inputs: Sequence[Stream]) -> Stream:
+        records, (index, count) = len(self.source), self.shard
+        if self.remainder == "partial":
+            rows = len(range(index, records, count))
+        elif self.remainder == "drop":
+            rows = records // (count * self.batch_size) * self.batch_size
+        else:
+            rows = -(-records // (count * self.batch_size)) * self.batch_size
+        if rows == 0:
+            raise ValueError(
+                f"shard {index} of {count} of {records} records has no batch of "
+                f"{self.batch_size} (remainder: {self.remainder}); use a smaller batch_size, fewer "
+                "shards, or pad_remainder=True"
+            )
+        return Stream(
+            records, rows, self.batch_size, self.remainder, self.seed, self.shuffle, self.shard
+        )
+
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+        return self.read(epoch, vertex, batch, None)
+
+    def read(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None) -> Block:
+        """One batch, written to `out` where the source can."""
+        stream = epoch.plan.streams[vertex]
+        wanted = stream.rows_of(batch)
+        records = epoch.records(stream, wanted)
+        fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
+        data = self.source.gather(records, fields)
+        row.check_rows(data, len(records), f"{self.source!r}.gather")
+        if self.remainder == "pad":
+            if "mask" in data:
+                raise ValueError(
+                    "the source has a field 'mask', which pad_remainder=True adds: rename it"
+                )
+            mask = stream.mask_of(wanted)
+            if out is not None:
+                out["mask"][...] = mask
+            data = {**data, "mask": mask}
+        return Block(data, records)
+
+
+class EpochOrder:
+    """Which record is at which row of an epoch: of all shards, in O(1) memory."""
+
+    def __init__(self, stream: Stream, epoch: int) -> None:
+        self._last = stream.records - 1
+        self._last_row = max(stream.real_rows - 1, 0)
+        self._index, self._count = stream.shard
+        self._order = Permutation(stream.records, stream.seed, epoch) if stream.shuffle else None
+        self._blocks = Shared(keep=8)
+
+    def records(self, rows: range) -> np.ndarray:
+        """The records int64 [N] of rows; those past the end repeat the last."""
+        if self._order is None:
+            return self._positions(np.arange(rows.start, rows.stop))
+        parts = []
+        for block in range(rows.start // _POSITIONS, (rows.stop - 1) // _POSITIONS + 1):
+            first = block * _POSITIONS
+            found = self._blocks.get(block, lambda first=first: self._block(first))
+            parts.append(found[max(rows.start - first, 0) : rows.stop - first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def row_of(self, record: int) -> tuple[int, int]:
+        """(shard, row) of a record."""
+        position = record
+        if self._order is not None:
+            position = int(self._order.position_of(np.array([record]))[0])
+        return position % self._count, position // self._count
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        positions = np.minimum(rows, self._last_row) * self._count + self._index
+        positions = np.minimum(positions, self._last)  # a shard may have no record at all
+        return np.asarray(positions)
+
+    def _block(self, first: int) -> np.ndarray:
+        assert self._order is not None
+        return self._order(self._positions(np.arange(first, first + _POSITIONS)))
+
+
+class HostNode(Node):
+    """A Python function of a batch of NumPy arrays, run by the worker threads."""
+
+    def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
+        if not callable(fn):
+            raise TypeError(f"{fn!r} is no node: wanted a function of a batch, or a node")
+        self.fn = fn
+        self.name = name or named(fn)
+
+    def describe(self) -> str:
+        return f"function {named(self.fn)}"
+
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+        given = epoch.block(vertex.inputs[0], batch)
+        result = self.fn(row.on_host(given.data))
+        row.check_rows(result, len(given.records), f"node {epoch.plan.names[vertex]!r}")
+        leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
+        return Block(leaves, given.records)
+
+
+class Rebatch(Node):
+    """Cuts the stream into batches of another size; rows keep their order.
+
+    What fills no batch is dropped, padded or a smaller batch, as `from_source` was told.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Rebatch
+    >>> pipe = jk.from_source({"x": [0, 1, 2, 3, 4]}, batch_size=2) >> Rebatch(3)
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0, 1, 2], [3, 4]]
+    """
+
+    name = "rebatch"
+
+    def __init__(self, batch_size: int) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size!r}; wanted an integer from 1")
+        self.batch_size = batch_size
+
+    def describe(self) -> str:
+        return f"Rebatch({self.batch_size})"
+
+    def stream(self, inputs: Sequence[Stream]) -> Stream:
+        (given,) = inputs
+        rows = given.rows
+        if given.remainder != "partial":
+            up = self.batch_size - 1 if given.remainder == "pad" else 0
+            rows = (rows + up) // self.batch_size * self.batch_size
+        if rows == 0:
+            raise ValueError(
+                f"Rebatch({self.batch_size}) of {given.rows} rows with drop_remainder=True leaves "
+                "no batch; use a smaller batch_size"
+            )
+        return dataclasses.replace(given, rows=rows, batch_size=self.batch_size)
+
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+        (before,) = vertex.inputs
+        size = epoch.plan.streams[before].batch_size
+        rows = epoch.plan.streams[vertex].rows_of(batch)
+        end = min(rows.stop, epoch.plan.streams[before].rows)
+        parts: list[tuple[Data, np.ndarray | slice]] = []
+        records: list[np.ndarray] = []
+        for source in range(rows.start // size, max(-(-end // size), 1)):
+            block = epoch.shared_block(before, source)
+            kept = slice(max(rows.start - source * size, 0), end - source * size)
+            parts.append((block.data, kept))
+            records.append(block.records[kept])
+        missing = rows.stop - max(end, rows.start)
+        if missing:
+            # Padding of padding: repeats the last row of the stream.
+            last = epoch.shared_block(before, epoch.plan.streams[before].batches - 1)
+            again = np.full(missing, len(last.records) - 1)
+            masked = {"mask": np.zeros(len(last.records), bool)} if "mask" in last.data else {}
+            parts.append(({**last.data, **masked}, again))
+            records.append(last.records[again])
+        return Block(row.joined(parts), np.concatenate(records))
+
+
+class Cache(Node):
+    """Keeps every record's fields in memory, so that later epochs do not compute them again.
+
+    What stands before it must not depend on the epoch, on chance or on other records. The cache
+    belongs to its place: pipelines that continue the same one share it. A state does not hold it:
+    a resumed pipeline fills it anew.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Cache
+    >>> calls = []
+    >>> decode = lambda batch: calls.append(0) or batch
+    >>> pipe = jk.from_source({"x": [0, 1, 2]}, batch_size=1, num_workers=0) >> decode >> Cache()
+    >>> epochs = [len(list(pipe)) for _ in range(2)]
+    >>> len(calls) - 3 <= 1
+    True
+    """
+
+    name = "cache"
+
+    def check_place(self, before: Sequence[Vertex]) -> None:
+        """No chance before a cache: it would be drawn once for all epochs."""
+        for vertex in before:
+            if getattr(vertex.node, "stochastic", False):
+                raise ValueError(
+                    f"Cache() stands behind {vertex.node.name!r}, which is random: every epoch "
+                    "would repeat the first one's draws; put the cache before it"
+                )
+
+    def describe(self) -> str:
+        return "Cache()"
+
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+        (before,) = vertex.inputs
+        stream = epoch.plan.streams[before]
+        with epoch.plan.lock:
+            store = vertex.storage.setdefault("records", _Records(stream.records))
+        records = epoch.records(stream, stream.rows_of(batch))
+        data = store.find(records)
+        if data is None:
+            block = epoch.block(before, batch)
+            data = row.on_host(block.data)
+            # Padding is a matter of the place, not of the record.
+            store.keep(records, {k: v for k, v in data.items() if not _is_mask(stream, k)})
+        elif stream.remainder == "pad":
+            data = {**data, "mask": stream.mask_of(stream.rows_of(batch))}
+        return Block(data, records)
+
+
+def _is_mask(stream: Stream, field: str) -> bool:
+    return stream.remainder == "pad" and field == "mask"
+
+
+class _Records:
+    """The fields of records, by record; memory is taken as records come."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._found = np.zeros(count, bool)
+        self._fields: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, records: np.ndarray) -> Data | None:
+        if self._fields is None or not self._found[records].all():
+            return None
+        fields: Data = {}
+        for name, store in self._fields.items():
+            if isinstance(store, _Images):
+                fields[name] = row.ragged_of(
+                    [store.images[r] for r in records.tolist()], *store.limits
+                )
+            else:
+                fields[name] = jax.tree.map(lambda values: values.take(records, axis=0), store)
+        return fields
+
+    def keep(self, records: np.ndarray, data: Data) -> None:
+        with self._lock:
+            if self._fields is None:
+                self._fields = {name: self._empty(value) for name, value in data.items()}
+        for name, value in data.items():
+            store = self._fields[name]
+            if isinstance(store, _Images):
+                pictures = row.images_of(value, range(len(value)))
+                store.images.update(
+                    (r, picture.copy())
+                    for r, picture in zip(records.tolist(), pictures, strict=True)
+                )
+            else:
+                jax.tree.map(lambda kept, new: kept.__setitem__(records, new), store, value)
+        self._found[records] = True
+
+    def _empty(self, value: Any) -> Any:
+        if row.is_ragged(value):
+            return _Images((value.max_height, value.max_width))
+        # Untouched pages of an empty array take no memory.
+        return jax.tree.map(lambda x: np.empty((self._count, *x.shape[1:]), x.dtype), value)
+
+
+class _Images:
+    def __init__(self, limits: tuple[int, int]) -> None:
+        self.limits = limits
+        self.images: dict[int, np.ndarray] = {}
+
+
+class Merge(Node):
+    """The fields of several branches in one batch; what ``&`` between pipelines makes."""
+
+    name = "merge"
+
+    def describe(self) -> str:
+        return "merge"
+
+    def stream(self, inputs: Sequence[Stream]) -> Stream:
+        first = inputs[0]
+        for place, other in enumerate(inputs[1:], 1):
+            for name, value in vars(first).items():
+                if getattr(other, name) != value:
+                    raise ValueError(
+                        f"branch 0 of a merge has {name} = {value!r} and branch {place} "
+                        f"{getattr(other, name)!r}; wanted the same records in the same batches"
+                    )
+        return first
+
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+        blocks = [epoch.block(before, batch) for before in vertex.inputs]
+        return Block(merged([block.data for block in blocks]), blocks[0].records)
+
+
+def merged(branches: Sequence[Data]) -> Data:
+    """One dict of all fields; a field of several branches must be the very same array in them."""
+    fields: Data = {}
+    for place, branch in enumerate(branches):
+        for name, value in branch.items():
+            if name in fields and fields[name] is not value and name != "mask":
+                raise ValueError(
+                    f"field {name!r} comes changed from several branches of a merge (again from "
+                    f"branch {place}); rename it or drop it in all branches but one"
+                )
+            fields.setdefault(name, value)
+    return fields

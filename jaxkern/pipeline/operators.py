@@ -1,0 +1,310 @@
+"""Nodes in JAX: element operators, image augmentation, and choices made for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.image import Compose
+from jaxkern.pipeline.element import Element, ElementOperator
+from jaxkern.pipeline.graph import Node, digest, named
+from jaxkern.pipeline.rows import Data, described, is_ragged
+
+
+class OperatorNode(Node):
+    """A step in JAX; neighbouring ones compile into one program.
+
+    Args:
+      op: an `ElementOperator`; a `jaxkern.image.Compose`, which acts on the field "image" (and,
+        where it mixes images, on one-hot floats in "label"), each record with its key of
+        `jaxkern.random.record_keys`; or a JAX function of the batch, a dict, that treats records
+        alike whatever their batch.
+      name: in messages, states and explanations.
+      on: "device", where JAX computes, as batches are delivered; or "host", on the CPU in the
+        worker threads, so that the device gets ready batches.
+      image, label: the fields that a Compose acts on.
+    Raises: TypeError for anything else.
+
+    >>> import jaxkern as jk
+    >>> double = jk.OperatorNode(lambda batch: {"x": batch["x"] * 2})
+    >>> pipe = jk.from_source({"x": [1.0, 2.0]}, batch_size=2) >> double
+    >>> next(iter(pipe))["x"].tolist()
+    [2.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        op: Any,
+        name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
+        image: str = "image",
+        label: str = "label",
+    ) -> None:
+        if on not in ("device", "host"):
+            raise ValueError(f"on is {on!r}; wanted 'device' or 'host'")
+        self.op = as_operator(op, image, label)
+        self.name = name or named(op)
+        self.compiled_for = on
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether it needs keys."""
+        return self.op.stochastic
+
+    @property
+    def stream_name(self) -> str | None:
+        """The random stream of the operator; None is the record's own key."""
+        return self.op.stream_name
+
+    def describe(self) -> str:
+        return self._placed(self.op.describe())
+
+    def _placed(self, text: str) -> str:
+        """A description, which tells the host's arithmetic from the device's."""
+        return text if self.compiled_for == "device" else f"{text} on the host"
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        """The batch after the step; traced."""
+        return self.op.apply_batch(batch, keys)
+
+
+class Probabilistic(OperatorNode):
+    """Applies an operator to each record with a probability, drawn from the record's key.
+
+    The operator runs on all records; those that are not drawn keep their fields, so that shapes
+    and dtypes must stay the same.
+
+    Args:
+      op: as for `OperatorNode`.
+      probability: 0 to 1.
+      on: as for `OperatorNode`.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Probabilistic
+    >>> double = Probabilistic(lambda batch: {"x": batch["x"] * 2}, 0.5)
+    >>> pipe = jk.from_source({"x": [1.0] * 100}, batch_size=100) >> double
+    >>> 20 < sum(x == 2 for x in next(iter(pipe))["x"].tolist()) < 80
+    True
+    """
+
+    def __init__(
+        self,
+        op: Any,
+        probability: float,
+        name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
+    ) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability is {probability}; wanted 0 to 1")
+        super().__init__(op, name or f"Probabilistic({named(op)})", on=on)
+        self.probability = float(probability)
+
+    @property
+    def stochastic(self) -> bool:
+        """Always: whether the operator applies is drawn."""
+        return True
+
+    @property
+    def stream_name(self) -> str | None:
+        return self.op.stream_name or "probabilistic"
+
+    def describe(self) -> str:
+        return self._placed(f"Probabilistic({self.op.describe()}, {self.probability})")
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        """Both outcomes, and for each record the one that its key draws."""
+        split = jax.vmap(jax.random.split)(keys)
+        drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.probability))(split[:, 0])
+        applied = self.op.apply_batch(batch, split[:, 1] if self.op.stochastic else None)
+        return _chosen(drawn, applied, batch, self.name)
+
+
+class Conditional(OperatorNode):
+    """Applies one operator to the records where a predicate holds, another one elsewhere.
+
+    Both run on all records; their results must have the same shapes and dtypes.
+
+    Args:
+      predicate: ``predicate(element) -> bool``, in JAX, of one record.
+      op: where it holds; as for `OperatorNode`.
+      otherwise: where it does not; None keeps the record.
+      on: as for `OperatorNode`.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Conditional
+    >>> negate = lambda batch: {"x": -batch["x"]}
+    >>> pipe = jk.from_source({"x": [-1, 2]}, batch_size=2)
+    >>> pipe = pipe >> Conditional(lambda element: element["x"] < 0, negate)
+    >>> next(iter(pipe))["x"].tolist()
+    [1, 2]
+    """
+
+    def __init__(
+        self,
+        predicate: Callable[[Element], Any],
+        op: Any,
+        otherwise: Any = None,
+        name: str | None = None,
+        *,
+        on: Literal["device", "host"] = "device",
+    ) -> None:
+        super().__init__(op, name or f"Conditional({named(op)})", on=on)
+        self.predicate = predicate
+        self.otherwise = None if otherwise is None else as_operator(otherwise)
+
+    @property
+    def stochastic(self) -> bool:
+        return self.op.stochastic or (self.otherwise is not None and self.otherwise.stochastic)
+
+    @property
+    def stream_name(self) -> str | None:
+        return self.op.stream_name or "conditional"
+
+    def describe(self) -> str:
+        other = None if self.otherwise is None else self.otherwise.describe()
+        return self._placed(f"Conditional({named(self.predicate)}, {self.op.describe()}, {other})")
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        """Both outcomes, and for each record the one that its predicate names."""
+        arrays = {name: value for name, value in batch.items() if not is_ragged(value)}
+        holds = jax.vmap(lambda data: jnp.asarray(self.predicate(Element(data)), bool))(arrays)
+        if holds.ndim != 1:
+            raise ValueError(
+                f"the predicate of {self.name!r} returned shape {holds.shape[1:]}; wanted one bool"
+            )
+        then = self.op.apply_batch(batch, keys if self.op.stochastic else None)
+        other = batch
+        if self.otherwise is not None:
+            other = self.otherwise.apply_batch(batch, keys if self.otherwise.stochastic else None)
+        return _chosen(holds, then, other, self.name)
+
+
+def _chosen(which: jax.Array, then: Data, other: Data, name: str) -> Data:
+    """For each record the fields of `then` or of `other`."""
+    if then.keys() != other.keys():
+        raise ValueError(
+            f"{name!r} gives the fields {sorted(then)} or {sorted(other)}, as chance or the "
+            "predicate has it; wanted the same fields in both cases"
+        )
+
+    def choose(field: str, a: Any, b: Any) -> Any:
+        if a is b:
+            return a
+        if is_ragged(a) or is_ragged(b) or a.shape != b.shape or a.dtype != b.dtype:
+            raise ValueError(
+                f"{name!r} gives field {field!r} as {described(a)} or as {described(b)}; wanted "
+                "one shape and dtype in both cases"
+            )
+        return jnp.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    def tree(field: str, a: Any, b: Any) -> Any:
+        return jax.tree.map(lambda x, y: choose(field, x, y), a, b, is_leaf=is_ragged)
+
+    return {field: tree(field, then[field], other[field]) for field in then}
+
+
+class BatchOperator(Protocol):
+    """What `OperatorNode` makes of whatever it was given."""
+
+    stochastic: bool
+    stream_name: str | None
+
+    def describe(self) -> str:
+        """As `Node.describe`."""
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        """The batch after the step; keys [N] where it is stochastic, else None."""
+
+
+def as_operator(op: Any, image: str = "image", label: str = "label") -> BatchOperator:
+    """An element operator, a Compose or a JAX function as a `BatchOperator`."""
+    if isinstance(op, ElementOperator):
+        return _OfElements(op)
+    if isinstance(op, Compose):
+        return _OfImages(op, image, label)
+    if isinstance(op, type) or not callable(op):
+        more = ": make one of the class first" if isinstance(op, type) else ""
+        raise TypeError(
+            f"op is {op!r:.80}{more}; wanted an ElementOperator, a jaxkern.image.Compose or a JAX "
+            "function of a batch"
+        )
+    return _OfBatches(op)
+
+
+class _OfElements:
+    def __init__(self, op: ElementOperator) -> None:
+        self._op = op
+        self.stochastic = op.config.stochastic
+        self.stream_name: str | None = op.config.stream_name or "element"
+
+    def describe(self) -> str:
+        plain = {
+            name: value
+            for name, value in sorted(vars(self._op).items())
+            if isinstance(value, int | float | str | tuple | None)
+        }
+        fn = "" if self._op.fn is None else f", {named(self._op.fn)}"
+        return f"{named(self._op)}({self._op.config}{fn})#{digest(repr(plain))}"
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        # Ragged images have no axis of records to map over; they pass by.
+        ragged = {name: value for name, value in batch.items() if is_ragged(value)}
+        arrays = {name: value for name, value in batch.items() if name not in ragged}
+        return {**ragged, **self._op.apply_batch(arrays, keys)}
+
+
+class _OfImages:
+    stream_name: str | None = None
+
+    def __init__(self, op: Compose, image: str, label: str) -> None:
+        self._op, self._image, self._label = op, image, label
+        self.stochastic = any(transform.parameters for transform in op.transforms)
+        self._mixes = any(type(t).__module__ == "jaxkern.image.mixing" for t in op.transforms)
+
+    def describe(self) -> str:
+        return f"Compose#{digest(repr(self._op))}({self._image})"
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        if self._image not in batch:
+            raise ValueError(
+                f"the batch has no field {self._image!r} but {sorted(batch)}; wanted the images' "
+                "field: OperatorNode(aug, image=...)"
+            )
+        images = batch[self._image]
+        labels = batch.get(self._label) if self._mixes else None
+        if self.stochastic:
+            result = self._op(keys, images, labels)
+        else:
+            result = self._op.apply(images, labels=labels)
+        if labels is None:
+            return {**batch, self._image: result}
+        return {**batch, self._image: result[0], self._label: result[1]}
+
+
+class _OfBatches:
+    stochastic = False
+    stream_name: str | None = None
+
+    def __init__(self, fn: Callable[[Data], Data]) -> None:
+        self._fn = fn
+
+    def describe(self) -> str:
+        return f"function {named(self._fn)}"
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        del keys
+        result = self._fn(dict(batch))
+        if not isinstance(result, dict):
+            raise TypeError(
+                f"{named(self._fn)} returned a {type(result).__name__}; wanted a dict of fields"
+            )
+        return {
+            name: jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), value)
+            for name, value in result.items()
+        }

@@ -1,0 +1,221 @@
+"""Pipelines: a source, and the nodes that its batches go through."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxkern.image import Compose
+from jaxkern.pipeline.element import ElementOperator
+from jaxkern.pipeline.epoch import Plan
+from jaxkern.pipeline.explanation import Explanation, explain
+from jaxkern.pipeline.graph import Node, Remainder, Vertex
+from jaxkern.pipeline.iteration import PipelineIterator
+from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
+from jaxkern.pipeline.operators import OperatorNode
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.source import as_source
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    num_workers: int
+    prefetch_size: int
+    sharding: jax.sharding.NamedSharding | None
+
+
+def from_source(
+    source: Any,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    num_workers: int = 2,
+    prefetch_size: int = 4,
+    drop_remainder: bool = False,
+    shard: tuple[int, int] | None = None,
+    *,
+    pad_remainder: bool = False,
+    sharding: jax.sharding.NamedSharding | None = None,
+) -> Pipeline:
+    """A pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
+
+    Every epoch holds every record once, over all shards together, in an order that (seed, epoch)
+    decides and that takes no memory; see docs/pipelines.md.
+
+    Args:
+      source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
+        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source` or
+        `ImageFolder` of `jaxkern.pipeline`.
+      batch_size: records of a batch, of this shard.
+      shuffle: whether the order differs from the source's, and from epoch to epoch.
+      seed: of the order and of everything random behind it; an integer.
+      num_workers: threads that make batches; 0 makes each batch when it is asked for. The batches
+        do not depend on it.
+      prefetch_size: batches that are made ahead at most.
+      drop_remainder: whether records that fill no batch are left out of the epoch. Otherwise the
+        last batch is smaller.
+      shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
+        process index and count.
+      pad_remainder: whether the last batch is filled up instead, by repeating the last record; a
+        field "mask" (bool [batch_size]) says which rows are real, in every batch.
+      sharding: a NamedSharding over the devices of all processes whose first axis is the batch's;
+        batches come out as global arrays of batch_size * count records, and all processes get
+        equally many, so that the remainder must be dropped or padded.
+    Raises: TypeError or ValueError that names the argument.
+
+    >>> import numpy as np
+    >>> import jaxkern as jk
+    >>> pipe = jk.from_source({"x": np.arange(5)}, batch_size=2, shuffle=True, seed=1)
+    >>> sorted(int(x) for batch in pipe for x in batch["x"])
+    [0, 1, 2, 3, 4]
+    """
+    _whole("batch_size", batch_size, 1)
+    _whole("num_workers", num_workers, 0)
+    more = "; num_workers=0 is a pipeline without prefetching"
+    _whole("prefetch_size", prefetch_size, 1, more)
+    _whole("seed", seed, -(2**63))
+    if drop_remainder and pad_remainder:
+        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
+    remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
+    if shard is not None:
+        index, count = (_whole(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+        if index >= count:
+            raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
+        shard = (index, count)
+    if sharding is not None:
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
+        if remainder == "partial":
+            raise ValueError(
+                "sharding needs equally many rows in all processes, and the last batch may be "
+                "smaller; add drop_remainder=True or pad_remainder=True"
+            )
+    reader = as_source(source)
+    if len(reader) == 0:
+        raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
+    node = SourceNode(reader, batch_size, bool(shuffle), int(seed), remainder, shard)
+    return Pipeline(Vertex(node), _Options(num_workers, prefetch_size, sharding))
+
+
+class Pipeline:
+    """Batches from a source through nodes; made by `from_source` and continued by ``>>``.
+
+    ``pipe >> node`` adds an `OperatorNode`, `Probabilistic`, `Conditional`, `Rebatch` or `Cache`,
+    or a Python function of a batch of NumPy arrays, which runs in the worker threads. ``a & b``
+    merges two branches of the same records: a batch with the fields of both. Neither changes the
+    pipelines that it is given.
+
+    Iterating is one epoch; the next iteration is the next epoch.
+
+    >>> import jaxkern as jk
+    >>> base = jk.from_source({"x": [1, 2, 3]}, batch_size=2)
+    >>> double = lambda batch: {"double": 2 * batch["x"]}
+    >>> pipe = base & base >> double
+    >>> [{name: x.tolist() for name, x in batch.items()} for batch in pipe]
+    [{'double': [2, 4], 'x': [1, 2]}, {'double': [6], 'x': [3]}]
+    """
+
+    def __init__(self, output: Vertex, options: _Options) -> None:
+        self._output = output
+        self._options = options
+        self._epoch = 0
+        self._ready: Plan | None = None
+
+    def __rshift__(self, node: Any) -> Pipeline:
+        if isinstance(node, ElementOperator | Compose):
+            node = OperatorNode(node)
+        if isinstance(node, Pipeline):
+            raise TypeError("pipeline >> pipeline: wanted a node; merge branches with &")
+        if isinstance(node, type) or not (isinstance(node, Node) or callable(node)):
+            raise TypeError(
+                f"{node!r:.80} is no node; wanted OperatorNode(op), Rebatch, Cache, Conditional, "
+                "Probabilistic, or a Python function of a batch"
+            )
+        if not isinstance(node, Node):
+            node = HostNode(node)
+        return Pipeline(Vertex(node, (self._output,)), self._options)
+
+    def __and__(self, other: Any) -> Pipeline:
+        if not isinstance(other, Pipeline):
+            return NotImplemented
+        if other._options != self._options:
+            raise ValueError(
+                f"the branches have {self._options} and {other._options}; wanted the same workers, "
+                "prefetching and sharding"
+            )
+        return Pipeline(Vertex(Merge(), (self._output, other._output)), self._options)
+
+    def __iter__(self) -> PipelineIterator:
+        epoch = self._epoch
+        self._epoch += 1
+        return PipelineIterator(
+            self._plan,
+            epoch,
+            self._options.num_workers,
+            self._options.prefetch_size,
+            self._options.sharding,
+            self._resumed,
+        )
+
+    def __len__(self) -> int:
+        """The batches of an epoch."""
+        return self._plan.stream.batches
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next iteration is; can be set."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._epoch = _whole("epoch", number, 0)
+
+    @property
+    def element_spec(self) -> Data:
+        """The fields of a full batch as ``jax.ShapeDtypeStruct``, of this process's part.
+
+        Reads the first batch, through the Python functions, where none has been made yet.
+        """
+        return self._plan.spec()
+
+    @property
+    def compilations(self) -> dict[str, int]:
+        """How often each program of the pipeline was compiled, by the names of its nodes."""
+        return {program.name: program.compilations for program in self._plan.programs}
+
+    def explain(self, record_id: int, epoch: int = 0) -> Explanation:
+        """Replays one record through the pipeline in an epoch and shows it behind every node.
+
+        The record is replayed in its own batch, so that the last stage holds what an iteration
+        yields. JAX nodes are compiled one by one for the stages between.
+
+        Raises: ValueError for a record that the source or this shard does not have, or that the
+          epoch drops.
+
+        >>> import jaxkern as jk
+        >>> pipe = jk.from_source({"x": [1, 2, 3]}, 2) >> (lambda batch: {"y": batch["x"] + 1})
+        >>> pipe.explain(2).stages[-1].fields["y"].tolist()
+        4
+        """
+        return explain(self._plan, _whole("record_id", record_id, 0), _whole("epoch", epoch, 0))
+
+    def __repr__(self) -> str:
+        parts = [vertex.node.describe() for vertex in self._output.ordered()]
+        return f"Pipeline({' >> '.join(parts)})"
+
+    @property
+    def _plan(self) -> Plan:
+        if self._ready is None:
+            self._ready = Plan(self._output)
+        return self._ready
+
+    def _resumed(self, epoch: int) -> None:
+        self._epoch = epoch + 1
+
+
+def _whole(name: str, value: Any, least: int, more: str = "") -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise ValueError(f"{name} is {value!r}; wanted an integer from {least}{more}")
+    return int(value)

@@ -1,0 +1,212 @@
+"""Neighbouring JAX nodes as one jitted program, and the count of its compilations."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.graph import Block, Vertex
+from jaxkern.pipeline.nodes import merged
+from jaxkern.pipeline.rows import Data
+from jaxkern.random import _fold_records
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch, Plan
+
+
+class RecompilationWarning(UserWarning):
+    """A pipeline compiled a program again because a node changed the shape of its batches."""
+
+
+class Joint(NamedTuple):
+    """Batches of several nodes whose common arrays are held once.
+
+    Attributes:
+      leaves: the distinct arrays.
+      places: which of them each leaf of the tree is.
+      tree: of a tuple of batches.
+    """
+
+    leaves: list[Any]
+    places: tuple[int, ...]
+    tree: Any
+
+    @classmethod
+    def of(cls, batches: Sequence[Data]) -> Joint:
+        """Joins batches; arrays are the same where they are one object."""
+        leaves, tree = jax.tree.flatten(tuple(batches))
+        first: dict[int, int] = {}
+        distinct: list[Any] = []
+        for leaf in leaves:
+            if id(leaf) not in first:
+                first[id(leaf)] = len(distinct)
+                distinct.append(leaf)
+        return cls(distinct, tuple(first[id(leaf)] for leaf in leaves), tree)
+
+    def batches(self) -> tuple[Data, ...]:
+        """The batches again."""
+        batches: tuple[Data, ...] = self.tree.unflatten([self.leaves[p] for p in self.places])
+        return batches
+
+
+def halves(records: np.ndarray) -> np.ndarray:
+    """Record numbers as uint32 [N, 2]: the high and the low half."""
+    bits = records.astype(np.uint64)
+    return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
+
+
+class Program:
+    """The JAX nodes that end in `root` as one program of the batches before them.
+
+    Attributes:
+      frontier: the vertices whose batches it takes.
+      compilations: how often it was traced; once for each set of shapes.
+    """
+
+    def __init__(self, plan: Plan, root: Vertex) -> None:
+        self._plan, self._root = plan, root
+        region = _region(plan, root)
+        self._where = plan.compiled[root]
+        inside = {vertex for vertex in region if plan.compiled.get(vertex) == self._where}
+        self._vertices = [vertex for vertex in region if vertex in inside]
+        self.frontier = tuple(vertex for vertex in region if vertex not in inside)
+        self.compilations = 0
+        self._seen: list[dict[str, str]] = []
+        self._lock = threading.Lock()
+        self._jitted = jax.jit(self._traced, static_argnums=(1, 2))
+
+    @property
+    def name(self) -> str:
+        """The names of its nodes, in order."""
+        return " >> ".join(self._plan.names[vertex] for vertex in self._vertices)
+
+    def block(self, epoch: Epoch, batch: int) -> Block:
+        """One batch, in a worker thread."""
+        blocks = [epoch.block(vertex, batch) for vertex in self.frontier]
+        records = blocks[0].records
+        if self._where == "device":
+            joint = Joint.of([block.data for block in blocks])
+            return Block(self(joint, halves(records), epoch.key), records)
+        joint = Joint.of([row.on_host(block.data) for block in blocks])
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            data = self(joint, halves(records), epoch.key)
+        return Block(row.on_host(data), records)
+
+    def __call__(self, joint: Joint, records: Any, key: Any) -> Data:
+        """The batch that the program makes.
+
+        Args:
+          joint: the batches of the frontier.
+          records: uint32 [N, 2], see `halves`.
+          key: uint32 [2], the data of the epoch's key.
+        """
+        data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
+        return data
+
+    def spec(self, joint: Joint, records: np.ndarray) -> Data:
+        """The shapes of what it makes; compiles nothing."""
+
+        def evaluate(leaves: list[Any], ids: Any, key: Any) -> Data:
+            return self._evaluate(Joint(leaves, joint.places, joint.tree), ids, key)
+
+        spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.zeros(2, np.uint32))
+        return spec
+
+    def _traced(
+        self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, key: Any
+    ) -> Data:
+        joint = Joint(leaves, places, tree)
+        self._count(joint.batches())
+        return self._evaluate(joint, records, key)
+
+    def _evaluate(self, joint: Joint, records: Any, key: Any) -> Data:
+        found: dict[Vertex, Data] = dict(zip(self.frontier, joint.batches(), strict=True))
+        keys: Any = None
+        for vertex in self._vertices:
+            batches = [found[before] for before in vertex.inputs]
+            who = f"node {self._plan.names[vertex]!r}"
+            if len(batches) > 1:
+                found[vertex] = merged(batches)
+                continue
+            node: Any = vertex.node
+            given = None
+            if node.stochastic:
+                if keys is None:
+                    first = jax.random.wrap_key_data(key, impl="threefry2x32")
+                    keys = _fold_records(first, records[:, 0], records[:, 1])
+                given = self._plan.keys_for(vertex, keys)
+            try:
+                result = node.apply_batch(batches[0], given)
+                row.check_rows(result, records.shape[0], who)
+            except Exception as error:
+                error.add_note(f"in {who} of the pipeline")
+                raise
+            found[vertex] = result
+        return found[self._root]
+
+    def _count(self, batches: tuple[Data, ...]) -> None:
+        with self._lock:
+            self.compilations += 1
+            names = [self._plan.names[vertex] for vertex in self.frontier]
+            shapes = {
+                name + field: _without_rows(text)
+                for name, batch in zip(names, batches, strict=True)
+                for field, text in row.signature(batch).items()
+            }
+            known = shapes in self._seen
+            before = self._seen[-1] if self._seen else shapes
+            self._seen.append(shapes)
+        if known or before == shapes:
+            return
+        changed = [
+            f"{place}: {before.get(place, 'absent')}, now {shapes.get(place, 'absent')}"
+            for place in sorted({*before, *shapes})
+            if before.get(place) != shapes.get(place)
+        ]
+        warnings.warn(
+            f"the shapes of batches changed, and the program {self.name!r} was compiled again (for "
+            f"the {self.compilations}. time): {'; '.join(changed)}; each new shape costs a "
+            "compilation: pad or resize to one shape in the node named",
+            RecompilationWarning,
+            stacklevel=2,
+        )
+
+
+def fold_salt(keys: Any, salt: int | None) -> Any:
+    """The keys of a node: the records' own, or with the node's number folded in."""
+    if salt is None:
+        return keys
+    return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(salt)))(keys)
+
+
+def salt_of(stream_name: str | None, occurrence: int) -> int | None:
+    """The number of the stochastic node that is the n-th with its stream's name."""
+    if stream_name is None and occurrence == 0:
+        return None
+    # Transforms fold in small numbers.
+    return zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000
+
+
+def _region(plan: Plan, root: Vertex) -> list[Vertex]:
+    """The JAX vertices that end in root with nothing of another kind between, and those before."""
+    inside = {root}
+    for vertex in reversed(root.ordered()):
+        if vertex in inside and plan.compiled.get(vertex) == plan.compiled[root]:
+            inside.update(vertex.inputs)
+    return [vertex for vertex in root.ordered() if vertex in inside]
+
+
+def _without_rows(text: str) -> str:
+    """A description without what may vary: the rows, and the length of a Ragged buffer."""
+    kind, _, rest = text.partition("[")
+    sides = rest.rstrip("]").split(", ")[1:]
+    if kind == "Ragged":
+        sides = [side for side in sides if not side.endswith(" bytes")]
+    return f"{kind}[N{''.join(', ' + side for side in sides)}]"

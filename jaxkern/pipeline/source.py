@@ -1,0 +1,189 @@
+"""Where records come from: what a source is, dicts of arrays, and any sequence of dicts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxkern.pipeline.rows import Data, canonical, row_of
+
+
+@runtime_checkable
+class RandomAccessSource(Protocol):
+    """Anything with a length whose items 0..len-1 are records: dicts of arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class BatchSource:
+    """A source that gathers whole batches; subclass it for a format of your own.
+
+    `gather` is called from several threads at once.
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The batch of these records int64 [N], in order.
+
+        Args:
+          out: a dict of arrays of the batch's shapes to fill and return, where the pipeline has
+            one and the source's fields are arrays.
+        """
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Data:
+        """One record."""
+        return row_of(self.gather(np.array([range(len(self))[index]])), 0)
+
+
+class ArraySource(BatchSource):
+    """Records along the leading axis of arrays.
+
+    Args:
+      arrays: field -> array [N, ...], which is not copied: NumPy, np.memmap, jax.Array, or the
+        path of a ``.npy`` file, which is mapped into memory.
+    Raises: ValueError for fields of different lengths; TypeError for fields that are not numbers.
+
+    >>> from jaxkern.pipeline import ArraySource
+    >>> source = ArraySource({"x": [[1, 2], [3, 4]], "y": [0, 1]})
+    >>> len(source), source[1]["x"].tolist()
+    (2, [3, 4])
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        if not isinstance(arrays, Mapping) or not arrays:
+            raise TypeError(
+                f"arrays is {arrays!r:.80}; wanted a dict with at least one field -> array"
+            )
+        self.arrays = {name: _array(name, value) for name, value in arrays.items()}
+        lengths = {name: array.shape[0] for name, array in self.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the fields have different numbers of records: {lengths}")
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    def __repr__(self) -> str:
+        return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The rows of these records; one vectorised copy a field."""
+        if records.size and not (records.min() >= 0 and records.max() < len(self)):
+            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        if out is None:
+            return {k: canonical(array.take(records, axis=0)) for k, array in self.arrays.items()}
+        for name, array in self.arrays.items():
+            if out[name].dtype == array.dtype:
+                # "clip" writes into `out` directly, "raise" through a copy; the range was checked.
+                array.take(records, axis=0, out=out[name], mode="clip")
+            else:
+                out[name][...] = array.take(records, axis=0)
+        return out
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, str | os.PathLike):
+        value = np.load(value, mmap_mode="r")
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"field {name!r} is an .npz archive; wanted one array: an .npy file")
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.ndim == 0:
+        raise ValueError(f"field {name!r} is one number; wanted an array [N, ...]")
+    check_numeric(array, f"field {name!r}")
+    return array
+
+
+def check_numeric(array: np.ndarray, what: str) -> None:
+    """Raises where an array cannot go to a device."""
+    dtype = array.dtype
+    # JAX's own dtypes, such as bfloat16, are void to NumPy, but registered with it.
+    if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
+        raise TypeError(
+            f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
+            "in the source, and give each column of a table a field"
+        )
+
+
+class RecordSource(BatchSource):
+    """Batches of any sequence of dicts, read one record at a time."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"{type(self.source).__name__}({len(self)} records)"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The stacked records."""
+        rows: list[Data] = []
+        for record in records.tolist():
+            rows.append(self._record(record))
+            if rows[-1].keys() != rows[0].keys():
+                raise ValueError(
+                    f"record {record} has the fields {sorted(rows[-1])} and record {records[0]} "
+                    f"{sorted(rows[0])}; wanted the same in every record"
+                )
+        result: Data = {} if out is None else out
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            for record, value in zip(records.tolist(), values, strict=True):
+                if value.shape != values[0].shape:
+                    raise ValueError(
+                        f"record {record} of {self!r} has {name!r} of shape {value.shape} and "
+                        f"record {records[0]} of shape {values[0].shape}; wanted one shape: resize "
+                        "in the source, or use jaxkern.pipeline.ImageFolder for images of any size"
+                    )
+            if out is None:
+                result[name] = canonical(np.stack(values))
+            else:
+                np.stack(values, out=result[name], casting="same_kind")
+        return result
+
+    def _record(self, record: int) -> Data:
+        try:
+            fields = self.source[record]
+        except BaseException as error:
+            error.add_note(f"while reading record {record} of {self!r}")
+            raise
+        if not isinstance(fields, Mapping) or not fields:
+            raise TypeError(
+                f"record {record} of {self!r} is {fields!r:.80}; wanted a dict of arrays, such as "
+                "{'image': ..., 'label': ...}"
+            )
+        arrays = {str(name): np.asarray(value) for name, value in fields.items()}
+        for name, array in arrays.items():
+            check_numeric(array, f"{name!r} of record {record}")
+        return arrays
+
+
+def as_source(source: Any) -> BatchSource:
+    """What `from_source` was given, as a source of batches."""
+    if isinstance(source, BatchSource):
+        return source
+    if isinstance(source, Mapping):
+        if any(_is_hdf5(value) for value in source.values()):
+            from jaxkern.pipeline.hdf5 import HDF5Source
+
+            return HDF5Source(source)
+        return ArraySource(source)
+    if isinstance(source, str | os.PathLike) or not isinstance(source, RandomAccessSource):
+        raise TypeError(
+            f"source is {source!r:.80}; wanted a dict of arrays, or anything with len() and [i] "
+            "that gives dicts; jaxkern.pipeline has ArraySource, HDF5Source and ImageFolder"
+        )
+    return RecordSource(source)
+
+
+def _is_hdf5(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "h5py"

@@ -1,0 +1,97 @@
+"""The state of an iteration: where it is, and which pipeline it belongs to.
+
+A pipeline is known by its options and by its nodes: Python functions by their names, operators by
+their settings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxkern.pipeline.epoch import Plan
+from jaxkern.pipeline.nodes import SourceNode
+
+VERSION = 1
+
+
+def identity(plan: Plan) -> dict[str, Any]:
+    """What must be equal for two pipelines to give the same batches; JSON-able."""
+    source = next(v.node for v in plan.vertices if isinstance(v.node, SourceNode))
+    assert isinstance(source, SourceNode)
+    stream = plan.streams[next(v for v in plan.vertices if v.node is source)]
+    numbers = {vertex: number for number, vertex in enumerate(plan.vertices)}
+    nodes = []
+    for vertex in plan.vertices:
+        inputs = [numbers[before] for before in vertex.inputs]
+        behind = "" if inputs in ([], [numbers[vertex] - 1]) else f" of {inputs}"
+        nodes.append(f"{vertex.node.describe()}{behind}")
+    return {
+        "records": stream.records,
+        "batch_size": stream.batch_size,
+        "shuffle": stream.shuffle,
+        "seed": stream.seed,
+        "remainder": stream.remainder,
+        "shard": list(stream.shard),
+        "nodes": nodes,
+    }
+
+
+def make_state(plan: Plan, epoch: int, batch: int) -> dict[str, Any]:
+    """The state behind the first `batch` batches of an epoch."""
+    return {
+        "version": VERSION,
+        "epoch": epoch,
+        "batch": batch,
+        "finished": batch >= plan.stream.batches,
+        "pipeline": identity(plan),
+    }
+
+
+def read_state(plan: Plan, state: Any) -> tuple[int, int]:
+    """(epoch, batches delivered) of a state; raises ValueError where it is not this pipeline's."""
+    if not isinstance(state, dict) or not {"version", "epoch", "batch", "pipeline"} <= set(state):
+        raise ValueError(
+            f"the state is {state!r:.80}; wanted the dict that get_state() of an iteration returned"
+        )
+    if state["version"] != VERSION:
+        raise ValueError(
+            f"the state has version {state['version']!r}; this jaxkern reads {VERSION}"
+        )
+    here, there = identity(plan), state["pipeline"]
+    boundary = bool(state.get("finished")) or state["batch"] == 0
+    differences = []
+    for name in sorted({*here, *there}):
+        if name == "shard" and boundary:
+            continue  # hosts may come and go between epochs
+        if here.get(name) == there.get(name):
+            continue
+        if name == "nodes":
+            differences.append(_first_difference(there.get(name, []), here[name]))
+        else:
+            differences.append(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here")
+    if differences:
+        more = ""
+        if any(text.startswith("shard ") for text in differences):
+            more = "; another number of shards can resume at the end of an epoch only"
+        raise ValueError(
+            f"the state is of another pipeline: {'; '.join(differences)}{more}. Resume with the "
+            "pipeline that made it, or start anew"
+        )
+    epoch, batch = int(state["epoch"]), int(state["batch"])
+    if state.get("finished"):
+        return epoch, plan.stream.batches
+    if not (epoch >= 0 and 0 <= batch <= plan.stream.batches):
+        raise ValueError(
+            f"the state is at batch {batch} of epoch {epoch}; an epoch has {plan.stream.batches}"
+        )
+    return epoch, batch
+
+
+def _first_difference(there: list[str], here: list[str]) -> str:
+    for number, (old, new) in enumerate(zip(there, here, strict=False)):
+        if old != new:
+            return f"node {number} is {old!r} there and {new!r} here"
+    longer, where = (there, "there") if len(there) > len(here) else (here, "here")
+    return (
+        f"{where} only is node {min(len(there), len(here))}: {longer[min(len(there), len(here))]!r}"
+    )

@@ -1,0 +1,121 @@
+"""Worker threads that make the batches of an epoch ahead of the consumer, through a ring."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkern.pipeline.epoch import Epoch, Unit
+from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.program import Joint
+from jaxkern.pipeline.rows import is_ragged
+from jaxkern.ring import Ring, RingClosed, RingStats
+
+
+class Workers:
+    """Threads that put units into a ring by index; the ring delivers them in order.
+
+    A unit of the usual shapes is copied into its slot (a lone source writes there at once). One of
+    other shapes, as a smaller last batch or Ragged images, keeps its own memory and only its place
+    goes through the ring, so that there are never more of them than slots.
+
+    Args:
+      epoch: what to make; `epoch.plan.first` must be known.
+      batches: which.
+      threads: their number.
+      capacity: of the ring.
+      device: as for `Ring`.
+    """
+
+    def __init__(
+        self, epoch: Epoch, batches: range, threads: int, capacity: int, device: Any
+    ) -> None:
+        first = epoch.plan.first
+        assert first is not None
+        self._usual = first
+        self._in_slots = not holds_ragged(first.joint)
+        leaves = first.joint.leaves if self._in_slots else []
+        struct = {"leaves": leaves, "records": first.records}
+        self.ring = Ring(struct, capacity, start=batches.start, device=device)
+        self._aside: dict[int, Unit] = {}
+        self._epoch = epoch
+        self._indices = iter(batches)
+        self._lock = threading.Lock()
+        self.ring.finish(batches.stop)
+        for number in range(min(threads, len(batches))):
+            name = f"jaxkern-pipeline-{number}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def next_index(self) -> int:
+        """Of the unit that `get` returns or fails with."""
+        index = self.ring.state()["next"]
+        assert index is not None
+        return index
+
+    def get(self, timeout: float | None = None) -> Unit:
+        """The next unit; raises as `Ring.get`."""
+        index = self.next_index
+        arrays = self.ring.get(timeout)
+        aside = self._aside.pop(index, None)
+        if aside is not None:
+            return aside
+        return Unit(self._usual.joint._replace(leaves=arrays["leaves"]), arrays["records"])
+
+    def stats(self) -> RingStats:
+        """Of the ring."""
+        return self.ring.stats()
+
+    def close(self) -> None:
+        """Ends the threads; idempotent."""
+        self.ring.close()
+        self._aside.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                index = next(self._indices, None)
+            if index is None:
+                return
+            try:
+                with self.ring.slot(index) as slot:
+                    self._fill(slot.batch, index)
+            except RingClosed:
+                return
+            except BaseException:
+                # It is delivered in the batch's place.
+                if self.ring.closed:
+                    return
+
+    def _fill(self, slot: Any, index: int) -> None:
+        usual, plan = self._usual, self._epoch.plan
+        out = None
+        (vertex, *others) = plan.frontier
+        rows = plan.streams[vertex].rows_of(index)
+        whole = len(rows) == len(usual.records)
+        if self._in_slots and whole and not others and isinstance(vertex.node, SourceNode):
+            (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
+        unit = self._epoch.unit(index, out)
+        if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
+            self._aside[index] = unit
+            return
+        for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
+            if leaf is not place:
+                np.copyto(place, leaf)
+        slot["records"][...] = unit.records
+
+
+def holds_ragged(joint: Joint) -> bool:
+    """Whether the batches hold Ragged images, whose buffers have no fixed length."""
+    return any(is_ragged(x) for x in jax.tree.leaves(joint.batches(), is_leaf=is_ragged))
+
+
+def _alike(one: Joint, other: Joint) -> bool:
+    """Whether two units have the same arrays, by shape and dtype, in the same places."""
+    return (one.places, one.tree) == (other.places, other.tree) and all(
+        a.shape == b.shape and a.dtype == b.dtype
+        for a, b in zip(one.leaves, other.leaves, strict=True)
+    )

@@ -1,0 +1,38 @@
+"""What the pipeline tests share: small sources, and batches as NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def arrays(records: int = 23, size: int = 6) -> dict[str, np.ndarray]:
+    """Distinct u8 images, labels, and the record's number."""
+    rng = np.random.default_rng(records)
+    return {
+        "image": rng.integers(0, 256, (records, size, size, 3), np.uint8),
+        "label": rng.integers(0, 5, records).astype(np.int32),
+        "record": np.arange(records, dtype=np.int32),
+    }
+
+
+def epoch_of(batches: Any) -> list[dict[str, Any]]:
+    """The batches of an iteration as NumPy arrays."""
+    return [jax.tree.map(np.asarray, batch) for batch in batches]
+
+
+def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    """Bit-identical batches."""
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert jax.tree.structure(one) == jax.tree.structure(other)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+def column(batches: list[dict[str, Any]], field: str) -> np.ndarray:
+    """One field of all batches, joined."""
+    return np.concatenate([batch[field] for batch in batches])

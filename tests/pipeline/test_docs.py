@@ -1,0 +1,54 @@
+"""The examples of pipelines run, in docstrings and on the page: would catch one that fails, and
+heavy imports that `import jaxkern` should not make."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxkern import pipeline
+
+MODULES = ("element", "nodes", "operators", "order", "pipeline", "source")
+PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    result = doctest.testmod(importlib.import_module(f"jaxkern.pipeline.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_the_page_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    shown = capsys.readouterr().out
+    assert shown.startswith("5\n")
+    assert "['brightness', 'image', 'label', 'thumbnail']" in shown
+    assert "record 17 in epoch 1" in shown
+
+
+def test_public_names_are_documented():
+    for name in pipeline.__all__:
+        assert inspect.getdoc(getattr(pipeline, name)), name
+
+
+def test_import_is_light():
+    code = (
+        "import sys, jaxkern;"
+        "heavy = {'jaxkern.pipeline', 'jaxkern.image', 'h5py', 'PIL', 'grain'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
+        "jaxkern.from_source; heavy -= {'jaxkern.pipeline', 'jaxkern.image'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

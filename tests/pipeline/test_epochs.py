@@ -1,0 +1,200 @@
+"""Epochs: would catch records lost or doubled over batches and shards, batches that depend on the
+workers, wrong remainders, lengths and specs, and epochs that do not advance."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import jax
+import numpy as np
+import pytest
+from batches import arrays, assert_same, column, epoch_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxkern as jk
+from jaxkern import image as im
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    records=st.integers(1, 70),
+    batch_size=st.integers(1, 12),
+    count=st.integers(1, 5),
+    shuffle=st.booleans(),
+    pad=st.booleans(),
+)
+def test_each_record_once_over_all_shards(records, batch_size, count, shuffle, pad):
+    seen, lengths = [], set()
+    for index in range(count):
+        if index >= records and not pad:
+            continue  # a shard without a record is refused
+        pipe = jk.from_source(
+            {"record": np.arange(records)},
+            batch_size,
+            shuffle=shuffle,
+            seed=4,
+            num_workers=0,
+            pad_remainder=pad,
+            shard=(index, count),
+        )
+        batches = epoch_of(pipe)
+        assert len(batches) == len(pipe)
+        lengths.add(len(pipe))
+        for batch in batches:
+            if pad:
+                assert batch["record"].shape == batch["mask"].shape == (batch_size,)
+            seen += batch["record"][batch["mask"] if pad else ...].tolist()
+        if not pad:
+            assert all(len(batch["record"]) == batch_size for batch in batches[:-1])
+            assert 1 <= len(batches[-1]["record"]) <= batch_size
+    assert sorted(seen) == list(range(records))
+    if pad:
+        assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("records", [40, 41, 55, 63])
+def test_dropping_leaves_equally_many_full_batches(records):
+    seen = []
+    for index in range(3):
+        pipe = jk.from_source(
+            arrays(records), 5, shuffle=True, drop_remainder=True, shard=(index, 3), num_workers=1
+        )
+        batches = epoch_of(pipe)
+        assert [len(batch["record"]) for batch in batches] == [5] * (records // 15)
+        seen += column(batches, "record").tolist()
+    assert len(seen) == len(set(seen)) == records // 15 * 15
+
+
+def test_in_order_without_shuffle():
+    source = arrays(10)
+    batches = epoch_of(jk.from_source(source, 4))
+    assert [len(batch["record"]) for batch in batches] == [4, 4, 2]
+    for field, array in source.items():
+        np.testing.assert_array_equal(column(batches, field), array)
+
+
+def test_fields_of_a_shuffled_record_stay_together():
+    source = arrays(50)
+    batches = epoch_of(jk.from_source(source, 8, shuffle=True))
+    order = column(batches, "record")
+    assert order.tolist() != sorted(order.tolist())
+    np.testing.assert_array_equal(column(batches, "image"), source["image"][order])
+    np.testing.assert_array_equal(column(batches, "label"), source["label"][order])
+
+
+AUGMENT = im.Compose([im.RandomCrop(4), im.RandomHorizontalFlip(0.5), im.Normalize(0.5, 0.5)])
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Two epochs of an augmented pipeline without workers."""
+    pipe = augmented(0, batch_size=6)
+    return [epoch_of(pipe), epoch_of(pipe)]
+
+
+def augmented(num_workers, batch_size, prefetch_size=3):
+    base = jk.from_source(
+        arrays(),
+        batch_size,
+        shuffle=True,
+        seed=9,
+        num_workers=num_workers,
+        prefetch_size=prefetch_size,
+    )
+    return base >> shifted >> jk.OperatorNode(AUGMENT)
+
+
+def shifted(batch):
+    return {**batch, "label": batch["label"] + 1}
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch_size"), [(1, 1), (2, 4), (5, 2)])
+def test_batches_do_not_depend_on_the_workers(reference, num_workers, prefetch_size):
+    pipe = augmented(num_workers, 6, prefetch_size)
+    for epoch in (0, 1):
+        assert pipe.epoch == epoch
+        assert_same(epoch_of(pipe), reference[epoch])
+
+
+def test_augmentation_does_not_depend_on_the_batch_size(reference):
+    batches = epoch_of(augmented(2, 11))
+    for field in ("record", "label", "image"):
+        np.testing.assert_array_equal(column(batches, field), column(reference[0], field))
+
+
+def test_epochs_differ_and_can_be_chosen(reference):
+    first, second = reference
+    assert column(first, "record").tolist() != column(second, "record").tolist()
+    by_record = [
+        column(epoch, "image")[np.argsort(column(epoch, "record"))] for epoch in (first, second)
+    ]
+    assert (by_record[0] != by_record[1]).any()
+    pipe = augmented(2, 6)
+    pipe.epoch = 1
+    assert_same(epoch_of(pipe), second)
+    assert pipe.epoch == 2
+
+
+def test_compose_gets_the_keys_of_the_records(reference):
+    source = arrays()
+    records = column(reference[1], "record")
+    keys = jk.random.record_keys(9, 1, records)
+    expected = jax.jit(lambda k, i: AUGMENT(k, i))(keys, source["image"][records])
+    np.testing.assert_allclose(column(reference[1], "image"), expected, atol=1e-6)
+
+
+def test_length_and_spec_come_before_the_batches():
+    pipe = augmented(2, 6)
+    spec = pipe.element_spec
+    assert len(pipe) == 4
+    assert (spec["image"].shape, spec["image"].dtype) == ((6, 4, 4, 3), np.float32)
+    assert spec["label"].shape == (6,)
+    assert pipe.compilations == {"Compose": 0}
+    assert pipe.epoch == 0
+    first = next(iter(pipe))
+    assert {k: (v.shape, v.dtype) for k, v in first.items()} == {
+        k: (v.shape, v.dtype) for k, v in spec.items()
+    }
+
+
+def test_batches_are_arrays_of_jax():
+    for num_workers in (0, 2):
+        for batch in jk.from_source(arrays(), 6, num_workers=num_workers):
+            assert all(isinstance(value, jax.Array) for value in batch.values())
+
+
+def test_kept_batches_stay_as_they_were():
+    source = arrays(200)
+    kept = list(jk.from_source(source, 3, num_workers=3, prefetch_size=2))
+    np.testing.assert_array_equal(column(epoch_of(kept), "image"), source["image"])
+
+
+def test_a_broken_off_iteration_ends_its_threads():
+    def ours():
+        return [t for t in threading.enumerate() if t.name.startswith("jaxkern-pipeline")]
+
+    for batch in jk.from_source(arrays(500), 2, num_workers=3):
+        del batch
+        if len(ours()):
+            break
+    gc.collect()
+    for thread in ours():
+        thread.join(5)
+    assert not ours()
+
+
+def test_many_short_epochs():
+    pipe = jk.from_source({"record": np.arange(3)}, 2, shuffle=True, num_workers=2)
+    for _ in range(200):
+        assert sorted(column(epoch_of(pipe), "record").tolist()) == [0, 1, 2]
+    assert pipe.epoch == 200
+
+
+def test_stats_tell_of_the_ring():
+    iterator = iter(jk.from_source(arrays(), 6))
+    assert iterator.stats() is None
+    list(iterator)
+    # The first batch is made by the consumer, for the shapes of the slots.
+    assert iterator.stats().batches == 3

@@ -1,0 +1,209 @@
+"""States: would catch batches that repeat or are left out after a resume, states that count what
+was only made ahead, and states that are taken by another pipeline."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from batches import arrays, assert_same, epoch_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import Cache, Probabilistic, Rebatch
+
+
+def noisy(element, key):
+    return element.update_data({"noise": jax.random.key_data(key) + element["label"]})
+
+
+class Noise(jk.ElementOperator):
+    def __init__(self, level):
+        super().__init__(jk.ElementOperatorConfig(stochastic=True))
+        self.level = level
+
+
+AUGMENT = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy)
+
+
+def scaled(batch):
+    return {**batch, "label": batch["label"] * 2}
+
+
+def plain(base):
+    return base >> jk.OperatorNode(AUGMENT)
+
+
+def rebatched(base):
+    return base >> jk.OperatorNode(AUGMENT) >> scaled >> Rebatch(7)
+
+
+def cached(base):
+    return base >> scaled >> Cache() >> Rebatch(4) >> jk.OperatorNode(AUGMENT)
+
+
+def branched(base):
+    negated = jk.OperatorNode(lambda batch: {"negated": 255 - batch["image"]})
+    return (base & base >> negated) >> Probabilistic(lambda b: {**b, "label": -b["label"]}, 0.5)
+
+
+KINDS = {"plain": plain, "rebatched": rebatched, "cached": cached, "branched": branched}
+
+
+def make(kind, num_workers=0, **options):
+    options = {"batch_size": 5, "shuffle": True, "seed": 2, **options}
+    return KINDS[kind](jk.from_source(arrays(), num_workers=num_workers, **options))
+
+
+PADDED = ("rebatched", "branched")
+PIPES = {
+    (kind, workers, pad): make(kind, workers, pad_remainder=pad)
+    for kind in KINDS
+    for workers in (0, 2)
+    for pad in (False, True)
+    if pad == (kind in PADDED)
+}
+WANTED: dict = {}
+
+
+def wanted(kind, pad, epoch):
+    """The batches of an epoch without interruption, from a pipeline without workers."""
+    if (kind, pad, epoch) not in WANTED:
+        pipe = PIPES.get((kind, 0, pad)) or make(kind, pad_remainder=pad)
+        pipe.epoch = epoch
+        WANTED[kind, pad, epoch] = epoch_of(pipe)
+    return WANTED[kind, pad, epoch]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    epoch=st.integers(0, 2),
+    workers=st.tuples(*[st.sampled_from([0, 2])] * 2),
+    data=st.data(),
+)
+def test_the_next_batch_comes_next(kind, epoch, workers, data):
+    pad = kind in PADDED
+    expected = wanted(kind, pad, epoch)
+    before, after = (PIPES[kind, number, pad] for number in workers)
+    stop = data.draw(st.integers(0, len(expected)))
+    before.epoch = epoch
+    first = iter(before)
+    assert_same(epoch_of([next(first) for _ in range(stop)]), expected[:stop])
+    state = json.loads(json.dumps(first.get_state()))
+    assert len(json.dumps(state)) < 1000
+    after.epoch = 0
+    second = iter(after)
+    second.set_state(state)
+    assert second.get_state() == state
+    assert_same(epoch_of(second), expected[stop:])
+    assert after.epoch == epoch + 1
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_fresh_pipeline_resumes(kind):
+    """A cache and a program that the first pipeline filled are not there."""
+    expected = wanted(kind, False, 1)
+    first = make(kind, 2)
+    list(first)
+    running = iter(first)
+    next(running), next(running)
+    resumed = iter(make(kind, 1))
+    resumed.set_state(running.get_state())
+    assert_same(epoch_of(resumed), expected[2:])
+
+
+def test_what_is_made_ahead_does_not_count():
+    iterator = iter(jk.from_source(arrays(60), 5, num_workers=3, prefetch_size=8))
+    next(iterator)
+    while iterator.get_state()["batch"] == 0 or (iterator.stats() and not iterator.stats().ready):
+        next(iterator)
+    assert iterator.get_state()["batch"] < 12
+    taken = iterator.get_state()["batch"]
+    assert np.asarray(next(iterator)["record"])[0] == 5 * taken
+
+
+def test_setting_a_state_again():
+    iterator = iter(make("plain", 2))
+    start = iterator.get_state()
+    expected = wanted("plain", False, 0)
+    for _ in range(3):
+        assert_same(epoch_of([next(iterator), next(iterator)]), expected[:2])
+        iterator.set_state(start)
+
+
+def test_an_epoch_resumed_at_its_end_is_over():
+    pipe = make("plain")
+    iterator = iter(pipe)
+    list(iterator)
+    again = make("plain", 2)
+    resumed = iter(again)
+    resumed.set_state(iterator.get_state())
+    assert list(resumed) == []
+    assert_same(epoch_of(again), wanted("plain", False, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 6}, "batch_size is 5 there and 6 here"),
+        ({"seed": 3}, "seed is 2 there and 3 here"),
+        ({"shuffle": False}, "shuffle is True there and False here"),
+        ({"drop_remainder": True}, "remainder is 'partial' there and 'drop' here"),
+        ({"shard": (0, 2)}, r"shard is \[0, 1\] there and \[0, 2\] here; another number of shards"),
+    ],
+)
+def test_a_state_of_other_options_is_refused(options, message):
+    iterator = iter(make("plain"))
+    next(iterator)
+    with pytest.raises(ValueError, match=message):
+        iter(make("plain", **options)).set_state(iterator.get_state())
+
+
+def test_a_state_of_other_nodes_is_refused():
+    state = iter(make("plain")).get_state()
+    with pytest.raises(ValueError, match=r"node 2 is .*function scaled.*|here only is node 2"):
+        iter(make("rebatched")).set_state(state)
+    crops = [
+        jk.from_source(arrays(), 5) >> jk.OperatorNode(im.Compose([im.RandomCrop(size)]))
+        for size in (4, 5)
+    ]
+    with pytest.raises(ValueError, match=r"node 1 is 'Compose#.*' there and 'Compose#.*' here"):
+        iter(crops[0]).set_state(iter(crops[1]).get_state())
+    pipe = plain(jk.from_source(arrays(24), 5, True, 2))
+    noises = [jk.from_source(arrays(), 5) >> jk.OperatorNode(Noise(level)) for level in (0.1, 0.2)]
+    with pytest.raises(ValueError, match=r"node 1 is 'Noise.*' there and 'Noise"):
+        iter(noises[0]).set_state(iter(noises[1]).get_state())
+    with pytest.raises(ValueError, match="records is 23 there and 24 here"):
+        iter(pipe).set_state(state)
+
+
+@pytest.mark.parametrize("state", [None, {}, {"epoch": 1}, [1]])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="wanted the dict that get_state"):
+        iter(make("plain")).set_state(state)
+
+
+def test_another_version_is_refused():
+    iterator = iter(make("plain"))
+    with pytest.raises(ValueError, match="version 99"):
+        iterator.set_state({**iterator.get_state(), "version": 99})
+
+
+def test_another_number_of_shards_resumes_between_epochs():
+    two = iter(make("plain", shard=(0, 2)))
+    list(two)
+    state = two.get_state()
+    seen = []
+    for index in range(3):
+        pipe = make("plain", shard=(index, 3))
+        iterator = iter(pipe)
+        iterator.set_state(state)
+        assert list(iterator) == []
+        assert pipe.epoch == 1
+        seen += [int(r) for batch in pipe for r in batch["record"]]
+    assert sorted(seen) == list(range(23))

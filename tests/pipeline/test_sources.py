@@ -1,0 +1,202 @@
+"""Sources: would catch rows read from the wrong place of a file, types that change on the way, and
+images that are mixed up, converted wrongly or given the wrong label."""
+
+from __future__ import annotations
+
+import h5py
+import jax
+import ml_dtypes
+import numpy as np
+import PIL.Image
+import pytest
+from batches import arrays, assert_same, column, epoch_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import ArraySource, BatchSource, Cache, HDF5Source, ImageFolder, Rebatch
+
+
+def shuffled(source, num_workers=2):
+    return epoch_of(jk.from_source(source, 5, shuffle=True, seed=6, num_workers=num_workers))
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return shuffled(arrays(), num_workers=0)
+
+
+DTYPES = [np.uint8, np.int32, np.float16, np.float32, np.bool_, ml_dtypes.bfloat16, np.complex64]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    records=st.integers(1, 20),
+    order=st.sampled_from("CF"),
+    reverse=st.booleans(),
+    workers=st.sampled_from([0, 2]),
+)
+def test_arrays_of_any_dtype_and_layout(dtype, shape, records, order, reverse, workers):
+    values = np.arange(records * int(np.prod(shape)) + 1)[1:].reshape(records, *shape)
+    values = np.asarray(values.astype(dtype), order=order)[:: -1 if reverse else 1]
+    found = column(epoch_of(jk.from_source({"x": values}, 4, num_workers=workers)), "x")
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+
+
+def test_wide_types_as_jax_has_them():
+    source = {"x": np.arange(5) + 2**33, "y": np.arange(5) / 3}
+    for workers in (0, 2):
+        for enabled, names in ((False, ("int32", "float32")), (True, ("int64", "float64"))):
+            with jax.enable_x64(enabled):
+                batch = next(iter(jk.from_source(source, 5, num_workers=workers)))
+                assert (batch["x"].dtype, batch["y"].dtype) == names
+                if enabled:
+                    np.testing.assert_array_equal(batch["x"], source["x"])
+
+
+def test_npy_files(tmp_path, wanted):
+    fields = arrays()
+    for name, array in fields.items():
+        np.save(tmp_path / name, array)
+    paths = {name: tmp_path / f"{name}.npy" for name in fields}
+    assert isinstance(ArraySource(paths).arrays["image"], np.memmap)
+    assert_same(shuffled({**paths, "label": str(paths["label"])}), wanted)
+
+
+@pytest.mark.parametrize("storage", [{}, {"chunks": True}, {"chunks": True, "compression": "gzip"}])
+def test_hdf5(tmp_path, wanted, storage):
+    path = tmp_path / "data.h5"
+    with h5py.File(path, "w") as file:
+        for name, array in arrays().items():
+            file.create_dataset(f"group/{name}", data=array, **storage)
+    source = HDF5Source({name: f"group/{name}" for name in arrays()}, path)
+    assert len(source) == 23
+    assert_same(shuffled(source), wanted)
+    with h5py.File(path) as file:
+        assert_same(shuffled({name: file["group"][name] for name in arrays()}), wanted)
+
+
+def test_hdf5_errors(tmp_path):
+    path = tmp_path / "data.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"], file["text"] = np.zeros(3), np.zeros(4), ["a", "b", "c"]
+    with pytest.raises(KeyError, match=r"no data set 'z'; it has \['text', 'x', 'y'\]"):
+        HDF5Source({"z": "z"}, path)
+    with pytest.raises(ValueError, match="different numbers of records"):
+        HDF5Source({"x": "x", "y": "y"}, path)
+    with pytest.raises(TypeError, match="wanted numbers"):
+        HDF5Source({"text": "text"}, path)
+
+
+def test_a_sequence_of_records(wanted):
+    fields = arrays()
+    records = [{name: array[i] for name, array in fields.items()} for i in range(23)]
+    assert_same(shuffled(records), wanted)
+
+
+def test_a_source_of_ones_own(wanted):
+    class Mirrored(BatchSource):
+        def __len__(self):
+            return 23
+
+        def gather(self, records, out=None):
+            return {name: array[records] for name, array in arrays().items()}
+
+    assert_same(shuffled(Mirrored()), wanted)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images of 12 sizes in three classes, one in a subfolder; and what they hold."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    pixels = []
+    for k in range(12):
+        name = f"{['cat', 'dog', 'eel'][k // 4]}/{'more/' if k % 4 == 3 else ''}{k:02}.png"
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        image = rng.integers(0, 256, (5 + k, 9 + k * 2 % 7, 3), np.uint8)
+        pixels.append(image)
+        PIL.Image.fromarray(image).save(root / name)
+    (root / "cat" / "notes.txt").write_text("no image")
+    return root, pixels
+
+
+def rows(batches):
+    """(image, label) of every record."""
+    found = []
+    for batch in batches:
+        ragged = batch["image"]
+        for n, label in enumerate(batch["label"].tolist()):
+            height, width, start = (
+                int(side[n]) for side in (ragged.height, ragged.width, ragged.offset)
+            )
+            flat = np.asarray(ragged.buffer)[start : start + height * width * ragged.channels]
+            found.append((flat.reshape(height, width, ragged.channels), label))
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_image_folder(folder, num_workers):
+    root, pixels = folder
+    source = ImageFolder(root)
+    assert source.classes == ["cat", "dog", "eel"]
+    assert source.max_size == (16, 15)
+    batches = list(jk.from_source(source, 5, num_workers=num_workers))
+    assert {b["image"].max_height for b in batches} == {16}
+    for k, (image, label) in enumerate(rows(batches)):
+        np.testing.assert_array_equal(image, pixels[k])
+        assert label == k // 4
+
+
+def test_image_folder_through_nodes(folder):
+    """Cache, Rebatch, element operators and a Compose take the Ragged images."""
+    root, pixels = folder
+    resize = im.Compose([im.RandomResizedCrop(4, scale=(0.5, 1.0))])
+    pipe = jk.from_source(ImageFolder(root), 5, True, 3, pad_remainder=True) >> Cache()
+    pipe = (
+        pipe
+        >> Rebatch(4)
+        >> jk.ElementOperator(
+            fn=lambda e, key: e.update_data({"label": jax.nn.one_hot(e["label"], 3)})
+        )
+    )
+    pipe = pipe >> jk.OperatorNode(resize)
+    for _ in range(2):
+        batches = epoch_of(pipe)
+        assert {batch["image"].shape for batch in batches} == {(4, 4, 4, 3)}
+        labels = column(batches, "label")[column(batches, "mask")]
+        np.testing.assert_array_equal(labels.sum(0), [4, 4, 4])
+    order = jk.pipeline.order.Permutation(12, 3, 1)(np.arange(12))
+    keys = jk.random.record_keys(3, 1, order)
+    ragged = im.Ragged.from_list([pixels[r] for r in order])
+    np.testing.assert_array_equal(column(batches, "image")[:12], resize(keys, ragged))
+
+
+def test_image_folder_converts_channels(folder):
+    root, pixels = folder
+    (gray, _), *_ = rows(jk.from_source(ImageFolder(root, channels=1), 1, num_workers=0))
+    expected = PIL.Image.fromarray(pixels[0]).convert("L")
+    np.testing.assert_array_equal(gray[..., 0], np.asarray(expected))
+
+
+def test_image_folder_errors(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        ImageFolder(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="has no images in its subfolders"):
+        ImageFolder(tmp_path)
+    with pytest.raises(ValueError, match="channels=2"):
+        ImageFolder(folder[0], channels=2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "broken.png").write_bytes(b"no image")
+    iterator = iter(jk.from_source(ImageFolder(tmp_path, max_size=(9, 9)), 1))
+    with pytest.raises(PIL.UnidentifiedImageError) as caught:
+        next(iterator)
+    assert "while reading record 0" in caught.value.__notes__[0]
+    assert "broken.png" in caught.value.__notes__[0]
+    iterator = iter(jk.from_source(ImageFolder(folder[0], max_size=(9, 9)), 12))
+    with pytest.raises(ValueError, match="max_height=9 is below"):
+        next(iterator)
