@@ -4,6 +4,7 @@ from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
 from jaxkern.pipeline.explanation import Explanation as Explanation
+from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -35,6 +36,7 @@ __all__ = [
     "HDF5Source",
     "ImageFolder",
     "OperatorNode",
+    "Overview",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
+from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import Joint, Program, fold_salt, halves, salt_of
+from jaxkern.pipeline.program import Joint, Program, Unit, fold_salt, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 from jaxkern.random import _epoch_key
 
-
-class Unit(NamedTuple):
-    """What worker threads hand over: the batches that the last program takes, or the batch.
-
-    Attributes:
-      joint: the batches.
-      records: uint32 [N, 2], see `program.halves`.
-    """
-
-    joint: Joint
-    records: Any
+#: where code runs that may run in both places: JAX's device, or the CPU in worker threads
+Placement = Literal["device", "host"]
 
 
 class Plan:
     """What is known of a pipeline before it runs.
 
+    Args:
+      output: the last vertex.
+      placement: where the vertices that leave it open run.
+
     Attributes:
+      placement: as given; None where no vertex leaves it open.
       output: the last vertex.
       vertices: all, inputs first.
       names: of the vertices; unique.
@@ -42,8 +40,9 @@ class Plan:
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
 
-    def __init__(self, output: Vertex) -> None:
+    def __init__(self, output: Vertex, placement: Placement = "device") -> None:
         self.output = output
+        self.placement: Placement | None = None
         self.vertices = output.ordered()
         self.lock = threading.Lock()
         self.names: dict[Vertex, str] = {}
@@ -62,6 +61,8 @@ class Plan:
             node.check_place(vertex.ordered()[:-1])
             self.streams[vertex] = node.stream([self.streams[v] for v in vertex.inputs])
             where = node.compiled_for
+            if where == "auto":
+                where = self.placement = placement
             if isinstance(node, Merge) and "device" in map(self.compiled.get, vertex.inputs):
                 where = "device"
             if where is not None:
@@ -87,6 +88,11 @@ class Plan:
         tail = self.tail
         return (self.output,) if tail is None else tail.frontier
 
+    @functools.cached_property
+    def native(self) -> NativeWork | None:
+        """What native threads make in the place of worker threads, where they can."""
+        return native_work(self)
+
     def program(self, vertex: Vertex) -> Program:
         """The program that ends in a JAX vertex."""
         with self.lock:
@@ -102,7 +108,7 @@ class Plan:
 
     def keys_for(self, vertex: Vertex, keys: Any) -> Any:
         """A vertex's keys [N] of the records' keys [N]."""
-        return fold_salt(keys, self._salts[vertex])
+        return fold_salt(keys, self._salts.get(vertex))
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""

@@ -1,4 +1,4 @@
-"""One record's way through a pipeline, stage by stage."""
+"""What a pipeline does: where each node runs, and one record's way through it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.epoch import Epoch, Plan
+from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.rows import Data
 
 
@@ -56,6 +57,42 @@ class Explanation:
     def __str__(self) -> str:
         stages = "\n".join(map(str, self.stages))
         return f"record {self.record} in epoch {self.epoch}\n{stages}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """Where the nodes of a pipeline run, and why; its str is a readable account.
+
+    Attributes:
+      nodes: (name, description, where) of each node, in order; where is "native threads", "worker
+        threads", "host program" for JAX on the CPU in worker threads, or "device program".
+      placement: where a Compose runs that was left open; None where none was.
+      seconds: of a batch, median, with each place; empty where nothing was left open.
+    """
+
+    nodes: tuple[tuple[str, str, str], ...]
+    placement: Placement | None
+    seconds: dict[Placement, float]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _, _ in self.nodes)
+        lines = [f"{name:{width}}  {where}: {text}" for name, text, where in self.nodes]
+        if self.placement is not None:
+            times = ", ".join(f"{1e3 * s:.3g} ms on the {k}" for k, s in self.seconds.items())
+            measured = f"; a batch takes {times}" if times else ""
+            lines.append(f"augmentation runs on the {self.placement}{measured}")
+        return "\n".join(lines)
+
+
+def overview(plan: Plan, seconds: dict[Placement, float]) -> Overview:
+    """Where each node of a plan runs."""
+    native: set[Vertex] = set() if plan.native is None else {plan.native.source, *plan.frontier}
+    places = {"device": "device program", "host": "host program", None: "worker threads"}
+    nodes = []
+    for vertex in plan.vertices:
+        where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
+        nodes.append((plan.names[vertex], vertex.node.describe(), where))
+    return Overview(tuple(nodes), plan.placement, seconds)
 
 
 def explain(plan: Plan, record: int, epoch: int) -> Explanation:

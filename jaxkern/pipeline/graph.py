@@ -71,12 +71,12 @@ class Node:
     Attributes:
       name: in messages, states and explanations.
       compiled_for: where its JAX code runs, which compiles into one program with its neighbours
-        there: on JAX's "device", as batches are delivered, or on the "host" in worker threads; None
-        for Python code.
+        there: on JAX's "device", as batches are delivered, or on the "host" in worker threads,
+        "auto" being either; None for Python code.
     """
 
     name: str = ""
-    compiled_for: Literal["device", "host"] | None = None
+    compiled_for: Literal["auto", "device", "host"] | None = None
 
     def describe(self) -> str:
         """What must be equal for two pipelines to give the same batches; in a state."""

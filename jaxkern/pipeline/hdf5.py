@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxkern.pipeline.rows import Data, canonical
 from jaxkern.pipeline.source import ArraySource, BatchSource, check_numeric
+from jaxkern.ring import map_hdf5
 
 
 class HDF5Source(BatchSource):
@@ -45,14 +46,10 @@ class HDF5Source(BatchSource):
                 mapped[name] = dataset
                 continue
             check_numeric(np.empty(0, dataset.dtype), f"field {name!r}")
-            offset = dataset.id.get_offset() if dataset.chunks is None else None
-            # Only HDF5's own storage has an offset in this file.
-            if offset is None or dataset.external or dataset.file.driver != "sec2":
+            try:
+                mapped[name] = map_hdf5(dataset)
+            except ValueError:  # its values do not lie in the file as they are
                 self._chunked[name] = dataset
-            else:
-                mapped[name] = np.memmap(
-                    dataset.file.filename, dataset.dtype, "r", offset, dataset.shape
-                )
         self._mapped = ArraySource(mapped) if mapped else None
         lengths = {name: dataset.shape[0] for name, dataset in self._chunked.items()}
         if self._mapped is not None:
@@ -68,6 +65,12 @@ class HDF5Source(BatchSource):
 
     def __repr__(self) -> str:
         return f"HDF5Source({', '.join(self._names)}; {len(self)} records)"
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """The memory maps, where all data sets are mapped."""
+        if self._chunked or self._mapped is None or type(self).gather is not HDF5Source.gather:
+            return None
+        return {name: self._mapped.arrays[name] for name in self._names}
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The rows of these records."""

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.pipeline.epoch import Epoch, Plan, Unit
-from jaxkern.pipeline.program import Program
+from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.native import NativeBatches, native_batches
+from jaxkern.pipeline.program import Program, Unit
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
@@ -32,6 +33,7 @@ class PipelineIterator(Iterator[Data]):
         prefetch_size: int,
         sharding: Any,
         resumed: Callable[[int], None],
+        replan: Callable[[Placement], Plan],
     ) -> None:
         self._plan = plan
         self._epoch = epoch
@@ -39,6 +41,7 @@ class PipelineIterator(Iterator[Data]):
         self._prefetch_size = prefetch_size
         self._sharding = sharding
         self._resumed = resumed
+        self._replan = replan
         self._start(0)
 
     @property
@@ -81,6 +84,9 @@ class PipelineIterator(Iterator[Data]):
         """
         epoch, batch = read_state(self._plan, state)
         self.close()
+        placement = state.get("placement")
+        if placement and self._plan.placement and placement != self._plan.placement:
+            self._plan = self._replan(placement)  # the batches had that place's arithmetic
         self._epoch = epoch
         self._start(batch)
         self._resumed(epoch)
@@ -98,7 +104,7 @@ class PipelineIterator(Iterator[Data]):
         self._delivered = batch  # where a state points: behind the last batch delivered
         self._run = Epoch(self._plan, self._epoch)
         self._tail: Program | None = self._plan.tail
-        self._workers: Workers | None = None
+        self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
         self._made: int = batch  # units taken so far
         self._ahead: deque[Data | BaseException] = deque()
@@ -126,17 +132,21 @@ class PipelineIterator(Iterator[Data]):
             return error
 
     def _unit(self, timeout: float | None) -> Unit:
-        # The shapes of the ring's slots come from the first batch, which is made here.
-        if self._num_workers == 0 or self._plan.first is None:
+        if self._num_workers == 0:
             return self._run.unit(self._made)
         if self._workers is None:
-            self._workers = Workers(
+            arguments = (
                 self._run,
                 range(self._made, self._plan.stream.batches),
                 self._num_workers,
                 self._prefetch_size,
                 None if self._sharding is None else jax.local_devices(backend="cpu")[0],
             )
+            native = native_batches(*arguments)
+            # Otherwise the shapes of the ring's slots come from the first batch, made here.
+            if native is None and self._plan.first is None:
+                return self._run.unit(self._made)
+            self._workers = native or Workers(*arguments)
             self._closing = weakref.finalize(self, self._workers.close)
         return self._workers.get(timeout)
 

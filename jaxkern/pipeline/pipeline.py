@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, overload
 
 import jax
 
 from jaxkern.image import Compose
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import Plan
-from jaxkern.pipeline.explanation import Explanation, explain
+from jaxkern.pipeline.epoch import Placement, Plan
+from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import Node, Remainder, Vertex
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.source import as_source
+from jaxkern.pipeline.timing import batch_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Pipeline:
         self._options = options
         self._epoch = 0
         self._ready: Plan | None = None
+        self._decided = False  # whether it is known where a Compose runs that is left open
 
     def __rshift__(self, node: Any) -> Pipeline:
         if isinstance(node, ElementOperator | Compose):
@@ -150,13 +153,20 @@ class Pipeline:
     def __iter__(self) -> PipelineIterator:
         epoch = self._epoch
         self._epoch += 1
+        if self._plan.placement is not None and not self._decided:
+            self._measure()
+        return self._iterator(self._plan, epoch)
+
+    def _iterator(self, plan: Plan, epoch: int) -> PipelineIterator:
+        options = self._options
         return PipelineIterator(
-            self._plan,
+            plan,
             epoch,
-            self._options.num_workers,
-            self._options.prefetch_size,
-            self._options.sharding,
+            options.num_workers,
+            options.prefetch_size,
+            options.sharding,
             self._resumed,
+            self._replan,
         )
 
     def __len__(self) -> int:
@@ -185,11 +195,25 @@ class Pipeline:
         """How often each program of the pipeline was compiled, by the names of its nodes."""
         return {program.name: program.compilations for program in self._plan.programs}
 
-    def explain(self, record_id: int, epoch: int = 0) -> Explanation:
-        """Replays one record through the pipeline in an epoch and shows it behind every node.
+    @overload
+    def explain(self, record_id: None = None, epoch: int = 0) -> Overview: ...
 
-        The record is replayed in its own batch, so that the last stage holds what an iteration
-        yields. JAX nodes are compiled one by one for the stages between.
+    @overload
+    def explain(self, record_id: int, epoch: int = 0) -> Explanation: ...
+
+    def explain(self, record_id: int | None = None, epoch: int = 0) -> Explanation | Overview:
+        """Where each node runs; or one record's way through the pipeline in an epoch.
+
+        Without a record: a Compose that is not told to run on the device or the host is timed in
+        both places, with the batches of an epoch and the pipeline's own workers, for some seconds;
+        from then on it runs where batches came faster. Iterating does the same by itself where the
+        device is not the CPU and there is one process. What a GPU and the CPU compute may differ in
+        the last bits, so that a state names the place, and a resumed pipeline takes it from there;
+        say ``on=`` for bits that no timing decides.
+
+        With a record: it is replayed in its own batch and shown behind every node, so that the last
+        stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
+        between.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
           epoch drops.
@@ -199,6 +223,10 @@ class Pipeline:
         >>> pipe.explain(2).stages[-1].fields["y"].tolist()
         4
         """
+        if record_id is None:
+            measurable = self._plan.placement is not None and jax.process_count() == 1
+            seconds = self._measure() if measurable else {}
+            return overview(self._plan, seconds)
         return explain(self._plan, _whole("record_id", record_id, 0), _whole("epoch", epoch, 0))
 
     def __repr__(self) -> str:
@@ -208,11 +236,39 @@ class Pipeline:
     @property
     def _plan(self) -> Plan:
         if self._ready is None:
-            self._ready = Plan(self._output)
+            self._ready = Plan(self._output, "host")
+            on_cpu = self._platform == "cpu"
+            # On the CPU both places give the same bits, and native threads save a pass over the
+            # images. Several processes would each measure something else.
+            self._decided = on_cpu or jax.process_count() > 1
+            if self._ready.placement is not None and not (on_cpu and self._ready.native):
+                self._ready = Plan(self._output, "device")
         return self._ready
+
+    @property
+    def _platform(self) -> str:
+        sharding = self._options.sharding
+        if sharding is None:
+            return jax.default_backend()
+        return str(sharding.mesh.devices.flat[0].platform)
+
+    def _measure(self) -> dict[Placement, float]:
+        """Seconds of a batch in each place; the faster one's plan is the pipeline's from now on."""
+        plans: dict[Placement, Plan] = {
+            "device": Plan(self._output, "device"),
+            "host": Plan(self._output, "host"),
+        }
+        seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
+        self._ready = plans[min(plans, key=lambda place: seconds[place])]
+        self._decided = True
+        return seconds
 
     def _resumed(self, epoch: int) -> None:
         self._epoch = epoch + 1
+
+    def _replan(self, placement: Placement) -> Plan:
+        self._ready, self._decided = Plan(self._output, placement), True
+        return self._ready
 
 
 def _whole(name: str, value: Any, least: int, more: str = "") -> int:

@@ -56,6 +56,18 @@ class Joint(NamedTuple):
         return batches
 
 
+class Unit(NamedTuple):
+    """What worker threads hand over: the batches that the last program takes, or the batch.
+
+    Attributes:
+      joint: the batches.
+      records: uint32 [N, 2], see `halves`.
+    """
+
+    joint: Joint
+    records: Any
+
+
 def halves(records: np.ndarray) -> np.ndarray:
     """Record numbers as uint32 [N, 2]: the high and the low half."""
     bits = records.astype(np.uint64)

@@ -52,8 +52,9 @@ def on_host(data: Any) -> Any:
 
 
 def canonical(array: np.ndarray) -> np.ndarray:
-    """As jnp.asarray would take it: 64-bit types only where JAX has them enabled."""
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    """As JAX takes it: this machine's byte order, 64-bit types only where they are enabled."""
+    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    return array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:

@@ -38,6 +38,13 @@ class BatchSource:
         """
         raise NotImplementedError
 
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """Field -> array [records, ...], where `gather` takes rows and does nothing else.
+
+        Native threads then take them instead, without Python.
+        """
+        return None
+
     def __getitem__(self, index: int) -> Data:
         """One record."""
         return row_of(self.gather(np.array([range(len(self))[index]])), 0)
@@ -73,6 +80,10 @@ class ArraySource(BatchSource):
 
     def __repr__(self) -> str:
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """The arrays, unless a subclass gathers in a way of its own."""
+        return self.arrays if type(self).gather is ArraySource.gather else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The rows of these records; one vectorised copy a field."""

@@ -43,6 +43,7 @@ def make_state(plan: Plan, epoch: int, batch: int) -> dict[str, Any]:
         "epoch": epoch,
         "batch": batch,
         "finished": batch >= plan.stream.batches,
+        "placement": plan.placement,
         "pipeline": identity(plan),
     }
 

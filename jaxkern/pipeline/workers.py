@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.pipeline.epoch import Epoch, Unit
+from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.program import Joint
+from jaxkern.pipeline.program import Joint, Unit
 from jaxkern.pipeline.rows import is_ragged
 from jaxkern.ring import Ring, RingClosed, RingStats
 

@@ -28,13 +28,15 @@ def test_examples_run(name):
 
 def test_the_page_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     shown = capsys.readouterr().out
     assert shown.startswith("5\n")
     assert "['brightness', 'image', 'label', 'thumbnail']" in shown
+    assert "Compose  native threads: Compose#" in shown
+    assert "augmentation runs on the" in shown
     assert "record 17 in epoch 1" in shown
 
 

@@ -1,0 +1,46 @@
+"""How long the batches of several forms of a pipeline take, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import jax
+
+from jaxkern.pipeline.iteration import PipelineIterator
+
+_ROUNDS = 3
+_SECONDS = 0.3  # of batches, in each round and form
+_BATCHES = 3  # at least, where the epoch has them
+
+Form = TypeVar("Form")
+
+
+def batch_seconds(forms: Mapping[Form, Callable[[int], PipelineIterator]]) -> dict[Form, float]:
+    """Seconds from one batch to the next, medians of rounds.
+
+    Args:
+      forms: what makes the iterator of an epoch. Epoch 0 is read several times, from its start.
+    """
+    rounds: dict[Form, list[float]] = {form: [] for form in forms}
+    for start in forms.values():  # compiles
+        _one_round(start, 0.0)
+    for _ in range(_ROUNDS):
+        for form, start in forms.items():
+            rounds[form].append(_one_round(start, _SECONDS))
+    return {form: statistics.median(times) for form, times in rounds.items()}
+
+
+def _one_round(start: Callable[[int], PipelineIterator], seconds: float) -> float:
+    with contextlib.closing(start(0)) as batches:
+        jax.block_until_ready(next(batches))
+        taken, begin = 0, time.perf_counter()
+        for batch in batches:
+            jax.block_until_ready(batch)
+            taken += 1
+            if taken >= _BATCHES and time.perf_counter() - begin >= seconds:
+                break
+        return (time.perf_counter() - begin) / max(taken, 1)

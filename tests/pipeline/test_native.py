@@ -1,0 +1,235 @@
+"""Batches that native threads make for a pipeline, and where a Compose runs that is left open.
+
+Would catch: native batches that differ from those of the JAX program, a source or chain that is
+taken natively and should not be, a choice that does not follow the times or that a state forgets.
+"""
+
+from __future__ import annotations
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import arrays, assert_same, epoch_of
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import ArraySource, pipeline
+from jaxkern.pipeline.explanation import overview
+
+CHAINS = {
+    "crop, flip, normalize": im.Compose(
+        [im.RandomResizedCrop(5), im.RandomHorizontalFlip(), im.Normalize(0.4, 0.3)]
+    ),
+    "u8": im.Compose([im.RandomCrop(4, padding=2), im.RandomVerticalFlip()]),
+    "bf16 NCHW": im.Compose(
+        [im.RandomResizedCrop(9, antialias=False), im.Normalize([0.1, 0.2, 0.3], 0.5)],
+        dtype=jnp.bfloat16,
+        layout="NCHW",
+    ),
+    "nothing drawn": im.Compose([im.Resize(8), im.Normalize(0.5, 0.5)]),
+    "erase": im.Compose([im.Pad(2), im.Normalize(0.5, 0.5), im.RandomErasing(0.5)]),
+}
+
+
+def threads_of(pipe) -> list[str]:
+    """Where the nodes run as it stands."""
+    native = pipe._plan.native
+    return [] if native is None else sorted(native.arrays)
+
+
+def of_program(pipe, epochs):
+    """The epochs as the JAX program makes them, in this thread."""
+    alone = pipeline.Pipeline(pipe._output, pipeline._Options(0, 1, pipe._options.sharding))
+    return [batch for _ in range(epochs) for batch in epoch_of(alone)]
+
+
+@pytest.mark.parametrize("remainder", ["partial", "drop", "pad"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_native_batches_are_the_programs(name, remainder):
+    pipe = jk.from_source(
+        arrays(50), 8, True, 3, drop_remainder=remainder == "drop",
+        pad_remainder=remainder == "pad", shard=(1, 2),
+    )  # fmt: skip
+    pipe = pipe >> CHAINS[name] >> jk.OperatorNode(lambda b: {**b, "double": b["label"] * 2})
+    assert threads_of(pipe) == ["image", "label", "record"]
+    found = [batch for _ in range(3) for batch in epoch_of(pipe)]
+    assert_same(found, of_program(pipe, 3))
+    assert any((a["image"] != b["image"]).any() for a, b in zip(found[:3], found[4:], strict=False))
+
+
+def test_many_records_draw_the_same():
+    """Crops are rounded: one that is computed in another way would differ somewhere."""
+    chain = im.Compose([im.RandomResizedCrop(3, antialias=False), im.RandomHorizontalFlip()])
+    source = {"image": np.random.default_rng(0).integers(0, 256, (4000, 23, 31, 1), np.uint8)}
+    pipe = jk.from_source(source, 100, True) >> chain
+    assert threads_of(pipe)
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
+def test_the_second_draw_of_a_pipeline_has_its_own_keys():
+    flip = im.Compose([im.RandomHorizontalFlip()])
+    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(flip, on="host") >> flip
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.float16, jnp.bfloat16, bool])
+def test_rows_of_any_dtype(dtype):
+    values = np.arange(30).reshape(10, 3).astype(dtype)
+    pipe = jk.from_source({"x": values[::-1], "one": values[:, 0]}, 4, True)
+    assert threads_of(pipe) == ["one", "x"]
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
+def test_maps_of_files(tmp_path):
+    source = arrays()
+    np.save(tmp_path / "image.npy", source["image"])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["label"] = source["label"]
+        file.create_dataset("chunked", data=source["record"], chunks=(4,))
+    files = {"image": str(tmp_path / "image.npy")}
+    pipe = jk.from_source(files, 5, True)
+    assert threads_of(pipe) == ["image"]
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+    with h5py.File(tmp_path / "a.h5") as file:
+        whole = jk.from_source({"label": file["label"]}, 5, True)
+        assert threads_of(whole) == ["label"]
+        assert_same(epoch_of(whole), of_program(whole, 1))
+        part = jk.from_source({"label": file["label"], "x": file["chunked"]}, 5, True)
+        assert not threads_of(part)
+        assert_same(epoch_of(part), of_program(part, 1))
+
+
+class Reversed(ArraySource):
+    def gather(self, records, out=None):
+        return {name: array[::-1] for name, array in super().gather(records).items()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jk.from_source(Reversed(arrays()), 6),
+        lambda: jk.from_source(arrays(), 6) >> (lambda batch: batch),
+        lambda: jk.from_source({"x": np.arange(9).astype(">i4")}, 6),
+        lambda: jk.from_source({"x": np.zeros((9, 4, 3)).transpose(0, 2, 1)}, 6),
+        lambda: jk.from_source(arrays(), 6) >> jk.OperatorNode(CHAINS["u8"], on="host")
+        >> (lambda batch: batch),
+        lambda: jk.from_source({**arrays(), "label": np.eye(23, 5, dtype=np.float32)}, 6)
+        >> jk.OperatorNode(im.Compose([im.MixUp(5)]), on="host"),
+    ],
+    ids=["own gather", "function", "byte order", "gaps", "behind", "mixing"],
+)  # fmt: skip
+def test_what_needs_python_stays_there(make):
+    pipe = make()
+    assert not threads_of(pipe)
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
+def test_pure_jax_is_honoured():
+    pipe = jk.from_source(arrays(), 6) >> CHAINS["u8"]
+    with jk.backend("jax"):
+        batches = iter(pipe)
+        found = epoch_of(batches)
+    assert type(batches._workers).__name__ == "Workers"
+    assert_same(found, of_program(pipe, 1))
+
+
+def test_an_epoch_is_resumed_and_abandoned():
+    pipe = jk.from_source(arrays(50), 8, True, 3) >> CHAINS["crop, flip, normalize"]
+    whole = epoch_of(pipe)
+    first = iter(pipe)
+    first.set_state({**first.get_state(), "epoch": 0, "batch": 2})
+    next(first)
+    state = first.get_state()
+    first.close()
+    later = iter(
+        jk.from_source(arrays(50), 8, True, 3, num_workers=1) >> CHAINS["crop, flip, normalize"]
+    )
+    later.set_state(state)
+    assert_same(epoch_of(later), whole[3:])
+
+
+def test_the_overview_says_where_nodes_run():
+    base = jk.from_source(arrays(), 6)
+    program = base >> (lambda batch: batch) >> jk.OperatorNode(lambda b: b, name="same")
+    found = program.explain()
+    assert [where for *_, where in found.nodes] == [
+        "worker threads", "worker threads", "device program",
+    ]  # fmt: skip
+    assert found.placement is None
+    assert found.seconds == {}
+    chain = base >> CHAINS["u8"]
+    assert [w for *_, w in overview(chain._plan, {}).nodes] == ["native threads"] * 2
+    assert "native threads: ArraySource" in str(overview(chain._plan, {}))
+
+
+def test_explain_measures_and_decides(monkeypatch):
+    pipe = jk.from_source(arrays(50), 8, True) >> CHAINS["u8"]
+    before = epoch_of(pipe)
+    found = pipe.explain()
+    assert set(found.seconds) == {"device", "host"}
+    assert min(found.seconds.values()) > 0
+    assert found.placement == min(found.seconds, key=found.seconds.get)
+    assert f"augmentation runs on the {found.placement}; a batch takes" in str(found)
+    for place, where in {"host": "native threads", "device": "device program"}.items():
+        times = {"device": 1.0, "host": 1.0, place: 0.5}
+        monkeypatch.setattr(pipeline, "batch_seconds", lambda forms, times=times: times)
+        assert pipe.explain().nodes[-1][2] == where
+        pipe.epoch = 0
+        assert_same(epoch_of(pipe), before)
+
+
+def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):
+    """The CPU in the place of a GPU: which place is taken is under test, not its speed."""
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    measured = []
+
+    def seconds(forms):
+        measured.append([len(list(forms[place](0))) for place in forms])
+        return {"device": 2.0, "host": 1.0}
+
+    monkeypatch.setattr(pipeline, "batch_seconds", seconds)
+
+    def make():
+        return jk.from_source(arrays(50), 8, True) >> CHAINS["u8"]
+
+    pipe = make()
+    assert len(pipe) == 7
+    assert not measured
+    epoch_of(pipe)
+    first = iter(pipe)
+    next(first)
+    assert measured == [[7, 7]]
+    state = first.get_state()
+    assert state["placement"] == "host"
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: {"device": 1.0, "host": 2.0})
+    later = make()
+    iterator = iter(later)
+    assert iterator.get_state()["placement"] == "device"
+    iterator.set_state(state)
+    assert iterator.get_state()["placement"] == "host"
+    assert threads_of(later)
+    assert_same(epoch_of(iterator), epoch_of(first))
+
+
+def test_a_place_that_is_given_is_kept():
+    device = jk.from_source(arrays(), 6) >> jk.OperatorNode(CHAINS["u8"], on="device")
+    host = jk.from_source(arrays(), 6) >> jk.OperatorNode(CHAINS["u8"], on="host")
+    assert device.explain().seconds == host.explain().seconds == {}
+    assert device.explain().nodes[-1][2] == "device program"
+    assert host.explain().nodes[-1][2] == "native threads"
+    assert_same(epoch_of(device), epoch_of(host))
+    with pytest.raises(ValueError, match="wanted 'auto', 'device' or 'host'"):
+        jk.OperatorNode(CHAINS["u8"], on="gpu")
+
+
+def test_over_a_mesh():
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
+    pipe = jk.from_source(arrays(), 6, True, drop_remainder=True, sharding=sharding)
+    pipe = pipe >> CHAINS["u8"]
+    assert threads_of(pipe)
+    assert next(iter(pipe))["image"].sharding == sharding
+    pipe.epoch = 0
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
