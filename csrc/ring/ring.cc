@@ -45,7 +45,7 @@ Status forked_child() {
 // A thread may look for a change this long before it sleeps: about what falling asleep and being
 // woken cost. Where that has not paid, as with long waits or busy cores, it sleeps at once, and
 // looks again one time in kProbe.
-constexpr std::chrono::microseconds kBeforeSleep(5);
+constexpr std::chrono::microseconds kBeforeSleep(50);
 constexpr int kMostCredit = 4;
 constexpr uint32_t kProbe = 64;
 
@@ -55,9 +55,20 @@ inline void pause() {
 #endif
 }
 
+// The mutex is held for less than a microsecond: asking again is cheaper than sleeping.
+constexpr int kTries = 100;
+
 bool several_cores() {
   static const bool several = std::thread::hardware_concurrency() > 1;
   return several;
+}
+
+void lock_soon(std::unique_lock<std::mutex>& lock) {
+  for (int i = 0; i < kTries && several_cores(); ++i) {
+    if (lock.try_lock()) return;
+    pause();
+  }
+  lock.lock();
 }
 
 // Waits until `ready()`, and adds the time to `total`. False when the deadline came first.
@@ -76,7 +87,7 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
     const uint32_t seen = changes.load(std::memory_order_relaxed);
     lock.unlock();
     while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
-    lock.lock();
+    lock_soon(lock);
     done = ready();
   }
   if (looks) patience.credit = std::clamp(patience.credit + (done ? 1 : -1), 0, kMostCredit);
@@ -93,6 +104,10 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
 }
 
 }  // namespace
+
+Ring::Lock::Lock(std::mutex& mutex) : std::unique_lock<std::mutex>(mutex, std::defer_lock) {
+  lock_soon(*this);
+}
 
 Slot& Slot::operator=(Slot&& other) noexcept {
   abandon();

@@ -189,7 +189,10 @@ class Ring : public std::enable_shared_from_this<Ring> {
     State state = State::kEmpty;
     std::vector<BlockRef> blocks;
   };
-  using Lock = std::unique_lock<std::mutex>;
+  class Lock : public std::unique_lock<std::mutex> {
+   public:
+    explicit Lock(std::mutex& mutex);
+  };
 
   Ring(std::vector<LeafSpec> leaves, const Options& options);
   Entry& entry(int64_t index) { return entries_[static_cast<size_t>(index % capacity_)]; }
