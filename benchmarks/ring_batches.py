@@ -3,37 +3,54 @@
     python benchmarks/ring_batches.py            # prints, and writes benchmarks/results/
     python benchmarks/ring_batches.py --quick    # fewer rounds, writes nothing
 
-Every way delivers the same records in the same order, checked first; ways take turns. A turn is an
-epoch, from the first batch that is asked for to the last one delivered, threads started and ended.
-Grain delivers NumPy arrays, the others jax.Arrays.
+Every way delivers the same records in the same order, checked first (a pipeline in its own order,
+checked too); then the ways take turns. A turn is an epoch, from the first batch that is asked for
+to the last one delivered, threads started and ended; only torch's processes live on. Grain and
+torch deliver NumPy arrays, the others jax.Arrays. All is measured with the allocator as a program
+starts with it, where each large array is mapped anew, and again with freed memory kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
 import itertools
-import queue
-import threading
+import multiprocessing
+import statistics
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import harness
 import jax
 import numpy as np
 import peers
+from ring_ways import (
+    BATCH,
+    COUNT,
+    SIDE,
+    SIZE,
+    Epoch,
+    Ways,
+    compare,
+    drained,
+    process_spins,
+    thread_spins,
+)
 
 import jaxkern as jk
 
-COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
 # The consumer needs the interpreter for some microseconds a batch; a spinning thread gives it up
 # every 5 ms only, and the slots must hold what is made meanwhile.
 SPIN_CAPACITY = 32
-
-Epoch = Callable[[], Iterator[Any]]
+SPIN_EPOCHS = 4
 
 
 @dataclass
@@ -54,226 +71,184 @@ class Row:
         return self.best.median / self.ours.median
 
 
-class Ways:
-    """Each way to get the epoch's batches."""
-
-    def __init__(self, images: np.ndarray, order: np.ndarray):
-        self.images, self.order = images, order
-        self.aug = jk.image.Compose(
-            [
-                jk.image.RandomResizedCrop(SIZE, antialias=False),
-                jk.image.RandomHorizontalFlip(0.5),
-                jk.image.Normalize(MEAN.tolist(), STD.tolist()),
-            ]
-        )
-        self.producer = jk.image.ChainProducer(self.aug, images[0], seed=0, epoch=0)
-        keys = jk.random.record_keys(0, 0, np.arange(COUNT))
-        drawn = jax.jit(lambda k: self.aug.sample(k, (SIDE, SIDE)))(keys)
-        self.params = jax.tree.map(np.asarray, drawn)
-        self.boxes = np.stack([self.params[0][k] for k in ("top", "left", "height", "width")], 1)
-        self.flips = self.params[1]["flip"]
-        self.reused = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
-
-    def records(self) -> Iterator[np.ndarray]:
-        for begin in range(0, COUNT, BATCH):
-            yield self.order[begin : begin + BATCH]
-
-    def assembly(self, augment: bool = False, workers: int = 2, capacity: int = 4) -> Iterator[Any]:
-        producers = {"image": self.producer} if augment else {}
-        with jk.ring.Assembly(
-            {"image": self.images}, self.order, BATCH, workers=workers, capacity=capacity,
-            producers=producers,
-        ) as batches:  # fmt: skip
-            for batch in batches:
-                yield batch["image"]
-
-    def one_thread(self) -> Iterator[np.ndarray]:
-        for records in self.records():
-            np.take(self.images, records, axis=0, out=self.reused, mode="clip")
-            yield self.reused
-
-    def python_thread(self) -> Iterator[jax.Array]:
-        waiting: queue.Queue[Any] = queue.Queue(4)
-
-        def produce() -> None:
-            for records in self.records():
-                waiting.put(self.images[records])
-            waiting.put(None)
-
-        thread = threading.Thread(target=produce)
-        thread.start()
-        while (batch := waiting.get()) is not None:
-            yield jax.device_put(batch).block_until_ready()
-        thread.join()
-
-    def grain(self, threads: int, augment: bool = False) -> Iterator[np.ndarray]:
-        import grain
-
-        images, order = self.images, self.order
-
-        class Records:
-            def __len__(self) -> int:
-                return COUNT
-
-            def __getitem__(self, place: Any) -> Any:
-                record = int(order[place])
-                return (images[record], record) if augment else images[record]
-
-        records = grain.MapDataset.source(Records())
-        if augment:
-            records = records.map(self._opencv())
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * BATCH)
-        yield from records.batch(BATCH).to_iter_dataset(options)
-
-    def kernel(self, batches: list[jax.Array], compiled: Any) -> Iterator[jax.Array]:
-        """The augmentation alone, on batches that lie ready."""
-        for place, params in enumerate(self.batch_params()):
-            yield compiled(batches[place % len(batches)], params).block_until_ready()
-
-    def batch_params(self) -> Iterator[Any]:
-        """What each batch's records drew."""
-        for records in self.records():
-            yield jax.tree.map(lambda x, chosen=records: x[chosen], self.params)
-
-    def _opencv(self) -> Callable[[Any], np.ndarray]:
-        import cv2
-
-        cv2.setNumThreads(1)
-        scale = (1 / (255 * STD)).astype(np.float32)
-        bias = (-MEAN / STD).astype(np.float32)
-
-        def one(record: Any) -> np.ndarray:
-            image, number = record
-            top, left, height, width = self.boxes[number]
-            crop = image[top : top + height, left : left + width]
-            resized = cv2.resize(crop, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
-            if self.flips[number]:
-                resized = cv2.flip(resized, 1)
-            out: np.ndarray = np.multiply(resized, scale, dtype=np.float32)
-            out += bias
-            return out
-
-        return one
-
-
-def drained(epoch: Epoch) -> Callable[[], None]:
-    def run() -> None:
-        for batch in epoch():
-            del batch  # the next one may take its place
-
-    return run
-
-
-def spinning(run: Callable[[], None]) -> Callable[[], None]:
-    """The same while a Python thread computes all the time."""
-
-    def both() -> None:
-        stop = threading.Event()
-
-        def spin() -> None:
-            while not stop.is_set():
-                sum(range(20_000))
-
-        thread = threading.Thread(target=spin)
-        thread.start()
-        try:
-            run()
-        finally:
-            stop.set()
-            thread.join()
-
-    return both
-
-
-def compare(name: str, epoch: Epoch, wanted: Epoch, levels: float) -> float:
-    """Checks whole epochs; ``levels`` is in 1/255 of the range; returns the largest difference."""
-    worst, count = 0.0, 0
-    for got, want in itertools.zip_longest(epoch(), wanted()):
-        if got is None or want is None:
-            raise SystemExit(f"{name} has another number of batches")
-        a, b = np.asarray(got), np.asarray(want)
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise SystemExit(f"{name} gives {a.dtype}{a.shape}; wanted {b.dtype}{b.shape}")
-        scale = 1.0 if a.dtype == np.uint8 else STD * 255
-        worst = max(worst, float(np.abs((a.astype(np.float32) - b) * scale).max()))
-        count += len(a)
-    if count != COUNT or not worst <= levels:
-        raise SystemExit(f"{name} has {count} images that differ by up to {worst:.2f} levels")
-    return worst
-
-
-def rows(rounds: int) -> tuple[list[Row], list[str], dict[str, float]]:
+def made_images(count: int = COUNT) -> np.ndarray:
+    """Distinct images whose content is smooth in part."""
     random = np.random.default_rng(0)
-    images = np.empty((COUNT, SIDE, SIDE, 3), np.uint8)
-    for i in range(COUNT):
+    images = np.empty((count, SIDE, SIDE, 3), np.uint8)
+    for i in range(count):
         images[i] = random.integers(0, 256, 3, np.uint8)
         images[i, : SIDE // 2] += np.arange(SIDE, dtype=np.uint8)[:, None]
         images[i, :, 0, 0] = random.integers(0, 256, SIDE, np.uint8)
-    ways = Ways(images, random.permutation(COUNT))
+    return images
 
-    def arm(name: str, epoch: Epoch) -> harness.Arm:
-        return harness.Arm(name, drained(epoch))
 
-    epochs: dict[str, Epoch] = {
+def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
+    """The ways that this machine has, the missing ones, and how much the values differ."""
+    raw: dict[str, Epoch] = {
         "assembly": ways.assembly,
         "one thread, reused buffer": ways.one_thread,
         "Python thread, queue.Queue, device_put": ways.python_thread,
     }
-    augmented: dict[str, Epoch] = {"assembly, augmented": lambda: ways.assembly(augment=True)}
+    augmented: dict[str, Epoch] = {
+        "assembly, augmented": functools.partial(ways.assembly, augment=True)
+    }
     missing = []
-    for package, table, augment in (("grain", epochs, False), ("cv2", augmented, True)):
-        try:
-            __import__("grain")
-            __import__(package)
-        except ImportError as error:
-            missing.append(f"Grain{', OpenCV' * augment}: not installed ({error})")
-            continue
-        for threads in GRAIN_THREADS:
-            name = f"Grain{', OpenCV' * augment}, {threads} threads"
-            table[name] = lambda threads=threads, augment=augment: ways.grain(threads, augment)
 
-    errors = {}
-    for name, epoch in epochs.items():
-        errors[name] = compare(name, epoch, ways.one_thread, 0)
+    def has(what: str, *packages: str) -> bool:
+        try:
+            for package in packages:
+                __import__(package)
+        except ImportError as error:
+            missing.append(f"{what}: not installed ({error})")
+            return False
+        return True
+
+    if has("Grain", "grain"):
+        for threads in GRAIN_THREADS:
+            raw[f"Grain, {threads} threads"] = functools.partial(ways.grain, threads)
+    if has("Grain with OpenCV", "grain", "cv2"):
+        for threads in GRAIN_THREADS:
+            way = functools.partial(ways.grain, threads, augment=True)
+            augmented[f"Grain with OpenCV, {threads} threads"] = way
+    if has("torch DataLoader with OpenCV", "torch", "cv2"):
+        augmented["torch DataLoader with OpenCV, 2 workers"] = ways.torch_loader
+
     apply = jax.jit(ways.aug.apply)
 
-    def reference() -> Iterator[Any]:
-        for records, params in zip(ways.records(), ways.batch_params(), strict=True):
-            yield apply(images[records], params)
+    def reference(orders: Iterator[np.ndarray], augment: bool) -> Iterator[Any]:
+        for records in orders:
+            params = jax.tree.map(lambda x, chosen=records: x[chosen], ways.params)
+            images = ways.images[records]
+            yield apply(images, params) if augment else images
 
-    for name, epoch in augmented.items():
-        errors[name] = compare(name, epoch, reference, 0 if "assembly" in name else peers.LEVELS)
+    errors = {}
+    for augment, table in ((False, raw), (True, augmented)):
+        for name, epoch in table.items():
+            levels = peers.LEVELS if "OpenCV" in name else 0
+            wanted = functools.partial(reference, ways.records(), augment)
+            errors[name] = compare(name, epoch, wanted, levels)
+        name = "pipeline, augmented" if augment else "pipeline"
+        table[name] = functools.partial(ways.pipeline, augment)
+        order = list(ways.pipeline_order())
+        wanted = functools.partial(reference, iter(order), augment)
+        errors[name] = compare(name, table[name], wanted, 0)
+    ready = [jax.numpy.asarray(ways.images[r]) for r in itertools.islice(ways.records(), 8)]
+    kernel = functools.partial(ways.kernel, ready, apply)
+    return {**raw, **augmented, "the kernel alone, 2 threads": kernel}, missing, errors
 
-    arms = {name: arm(name, epoch) for name, epoch in {**epochs, **augmented}.items()}
-    ready = [jax.numpy.asarray(images[r]) for r in itertools.islice(ways.records(), 8)]
-    arms["kernel"] = arm("the kernel alone, 2 threads", lambda: ways.kernel(ready, apply))
-    for augment in (False, True):
-        label = "augmented" if augment else "raw"
-        one = drained(lambda augment=augment: ways.assembly(augment, 1, SPIN_CAPACITY))
-        arms[f"{label} quiet"] = harness.Arm(f"1 worker, {label}", one)
-        arms[f"{label} spin"] = harness.Arm(f"1 worker, {label}, spinning", spinning(one))
+
+def compared(epochs: dict[str, Epoch], ways: Ways, rounds: int) -> list[Row]:
+    """All ways in turns."""
+    arms = {name: harness.Arm(name, drained(epoch)) for name, epoch in epochs.items()}
+    for label, augment in (("raw", False), ("augmented", True)):
+        loads: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "process": process_spins,
+            "thread": thread_spins,
+        }
+        for who, load in loads.items():
+            arms[f"{label}, {who}"] = harness.Arm(
+                f"1 worker, {label}, a {who} spins",
+                functools.partial(_under, load, functools.partial(_spun, ways, augment)),
+            )
     harness.interleave(list(arms.values()), rounds, warmup=1, least=0)
 
-    raw, aug = arms["assembly"], arms["assembly, augmented"]
+    raw, augmented = arms["assembly"], arms["assembly, augmented"]
+    piped, piped_augmented = arms["pipeline"], arms["pipeline, augmented"]
+    gather = [arms["one thread, reused buffer"]]
+    kernel = [arms["the kernel alone, 2 threads"]]
+    queue = [arms["Python thread, queue.Queue, device_put"]]
+
+    def those(*starts: str) -> list[harness.Arm]:
+        return [arm for name, arm in arms.items() if name.startswith(starts)]
+
     table = [
-        Row("one-thread gather into a reused buffer", raw,
-            [arms["one thread, reused buffer"]], 0.8),
-        Row("Python thread, queue.Queue, device_put", raw,
-            [arms["Python thread, queue.Queue, device_put"]], 2),
-        Row("the augmentation kernel alone", aug, [arms["kernel"]], 0.85),
-        Row("raw, a Python thread spins, against none", arms["raw spin"], [arms["raw quiet"]], 0.9),
-        Row("augmented, a Python thread spins, against none", arms["augmented spin"],
-            [arms["augmented quiet"]], 0.9),
-    ]  # fmt: skip
-    grain = [a for a in arms.values() if a.name.startswith("Grain")]
-    if plain := [a for a in grain if "OpenCV" not in a.name]:
-        table.insert(0, Row("Grain (threads), raw", raw, plain, 12))
-    if opencv := [a for a in grain if "OpenCV" in a.name]:
-        table.insert(1, Row("Grain (threads) with OpenCV, augmented", aug, opencv, 8))
-    return table, missing, errors
+        Row("Grain (threads), raw", raw, those("Grain, "), 12),
+        Row("Grain (threads) with OpenCV, augmented", augmented, those("Grain with"), 8),
+        Row("torch DataLoader with OpenCV, augmented", augmented, those("torch"), 8),
+        Row("Python thread, queue.Queue, device_put", raw, queue, 2),
+        Row("one-thread gather into a reused buffer", raw, gather, 0.8),
+        Row("the same, by a pipeline", piped, gather, 0.8),
+        Row("the augmentation kernel alone", augmented, kernel, 0.85),
+        Row("the same, by a pipeline", piped_augmented, kernel, 0.85),
+    ]
+    for label in ("raw", "augmented"):
+        name = f"{label}, 1 worker: a Python thread spins, against another process that does"
+        table.append(Row(name, arms[f"{label}, thread"], [arms[f"{label}, process"]], 0.9))
+    return [row for row in table if row.theirs]
 
 
-def report(table: list[Row], missing: list[str]) -> str:
+def _under(load: Callable[[], AbstractContextManager[None]], run: Callable[[], float]) -> float:
+    with load():
+        return run()
+
+
+def _spun(ways: Ways, augment: bool) -> None:
+    capacity, times = SPIN_CAPACITY, SPIN_EPOCHS
+    drained(lambda: ways.assembly(augment, 1, capacity, times))()
+
+
+def resident() -> int:
+    """Bytes of memory of this process that belong to no file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/self/status has no RssAnon")
+
+
+def memory(augment: bool) -> dict[str, float]:
+    """The most that an epoch adds to a fresh process, and what of it the slots are, in MiB."""
+    ways = Ways(made_images(COUNT // 4), np.arange(COUNT // 4))
+    few = np.arange(COUNT // 4) % 8
+    small = functools.partial(jk.ring.Assembly, {"image": ways.images[:8]}, few, 2)
+    with small(producers={"image": ways.producer} if augment else {}) as batches:
+        list(batches)  # what is made once: programs, threads' memory
+    gc.collect()
+    before, most = resident(), 0
+    for batch in ways.assembly(augment):
+        del batch
+        most = max(most, resident() - before)
+    slots = 4 * BATCH * (SIZE * SIZE * 3 * 4 if augment else BYTES)
+    return {"added_mib": most / 2**20, "slots_mib": slots / 2**20}
+
+
+def consumer_wait(ways: Ways) -> dict[str, float]:
+    """The share of its time for which a consumer waits that takes 1.2 of the producer's."""
+    with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
+        begin = time.perf_counter()
+        taken = 0
+        while taken < COUNT // BATCH:  # asks all the time, as busy as the consumer will be
+            try:
+                batches.get(0)
+                taken += 1
+            except TimeoutError:
+                pass
+        work = 1.2 * (time.perf_counter() - begin) / taken
+    shares, calls = [], []
+    for _ in range(9):
+        with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
+            batch = batches.get()  # nobody is ahead of the first one
+            first, begin, asked = batches.stats().consumer_wait, time.perf_counter(), 0.0
+            for _ in range(COUNT // BATCH - 1):
+                before = time.perf_counter()
+                batch = batches.get()
+                taken_at = time.perf_counter()
+                asked += taken_at - before
+                while time.perf_counter() < taken_at + work:
+                    pass
+                del batch
+            whole = time.perf_counter() - begin
+            shares.append((batches.stats().consumer_wait - first) / whole)
+            calls.append(asked / whole)
+    return {
+        "share": statistics.median(shares),
+        "most": max(shares),
+        "share_of_get": statistics.median(calls),
+        "work_seconds": work,
+    }
+
+
+def lines_of(table: list[Row]) -> list[str]:
+    """A Markdown table."""
     lines = [
         "| against | theirs, images/s | ours, images/s | ratio (quartiles) | bar | |",
         "|---|--:|--:|--:|--:|---|",
@@ -282,53 +257,83 @@ def report(table: list[Row], missing: list[str]) -> str:
         low = row.best.spread[0] / row.ours.spread[1]
         high = row.best.spread[1] / row.ours.spread[0]
         verdict = "reached" if row.ratio >= row.bar else "**below**"
+        images = COUNT * (SPIN_EPOCHS if "spins" in row.name else 1)
         lines.append(
-            f"| {row.name} | {COUNT / row.best.median:,.0f} | {COUNT / row.ours.median:,.0f} "
+            f"| {row.name} | {images / row.best.median:,.0f} | {images / row.ours.median:,.0f} "
             f"| {row.ratio:.2f} ({low:.2f} to {high:.2f}) | {row.bar:g} | {verdict} |"
         )
     rate = COUNT * BYTES / table[0].ours.median / 1e9
-    lines += [f"| {name} | missing | | | | |" for name in missing]
-    return "\n".join(
-        [*lines, "", f"Raw batches: {rate:.1f} GB/s of images read, and as many written."]
+    return [*lines, "", f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
+
+
+def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
+    """Memory and the consumer's wait in words."""
+    lines = []
+    for name, sizes in held.items():
+        beyond = sizes["added_mib"] - sizes["slots_mib"]
+        lines.append(
+            f"Memory, {name}: {sizes['added_mib']:.1f} MiB, of which {sizes['slots_mib']:.1f} are "
+            f"the slots: {beyond:+.1f} (at most 8: {'reached' if beyond <= 8 else '**not**'}).\n"
+        )
+    verdict = "reached" if wait["share"] < 0.01 else "**not**"
+    lines.append(
+        f"A consumer that takes 1.2 of the producer's time waits for {100 * wait['share']:.2f}% of "
+        f"its time (median of 9 epochs, at most {100 * wait['most']:.2f}; bar 1: {verdict}); its "
+        f"calls of get take {100 * wait['share_of_get']:.2f}%."
     )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
     options = parser.parse_args()
-    kept = jk.performance.tune_host_allocator()
-    table, missing, errors = rows(3 if options.quick else 15)
-    text = report(table, missing)
+    rounds = 3 if options.quick else 11
+    ways = Ways(made_images(), np.random.default_rng(1).permutation(COUNT))
+    epochs, missing, errors = found(ways)
+    held = {}
+    for name, augment in (("raw", False), ("augmented", True)):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            held[name] = fresh.submit(memory, augment).result()
+    wait = consumer_wait(ways)
+    tables = {"as a program starts": compared(epochs, ways, rounds)}
+    if jk.performance.tune_host_allocator():
+        tables["freed memory kept"] = compared(epochs, ways, rounds)
+    lines = []
+    for state, table in tables.items():
+        lines += [f"## Allocator: {state}", "", *lines_of(table)]
+    lines += [*(f"{name} is missing." for name in missing), *notes_of(held, wait)]
+    text = "\n".join(lines)
     print(text)
     if options.quick:
         return
     machine = harness.machine()
     versions = harness.versions(
-        "jaxkern", "jax", "jaxlib", "numpy", "grain", "opencv-python-headless"
+        "jaxkern", "jax", "jaxlib", "numpy", "grain", "opencv-python-headless", "torch"
     )
     head = (
         f"# Batches from RAM\n\n{COUNT:,} u8 images {SIDE}x{SIDE}x3, random order, batches of "
         f"{BATCH}. {machine['cpu']}, {machine['cores']} cores; "
-        f"{', '.join(f'{k} {v}' for k, v in versions.items())}. Medians of interleaved epochs; "
-        f"freed memory kept for all arms: {kept}.\n\n"
+        f"{', '.join(f'{k} {v}' for k, v in versions.items())}. Medians of interleaved epochs.\n\n"
     )
-    arms = {arm.name: arm for row in table for arm in (row.ours, *row.theirs)}
     record = {
         "machine": machine,
         "versions": versions,
-        "allocator_keeps_memory": kept,
         "images": COUNT,
-        "seconds": {
-            name: {"median": arm.median, "quartiles": arm.spread, "all": arm.seconds}
-            for name, arm in arms.items()
-        },
-        "ratios": {row.name: {"ratio": row.ratio, "bar": row.bar} for row in table},
+        "tables": {state: [as_json(row) for row in table] for state, table in tables.items()},
         "largest_difference_in_levels": errors,
+        "memory": held,
+        "consumer_wait": wait,
         "missing": missing,
     }
-    path = harness.write("ring-batches", record, head + text + "\n")
-    print(f"wrote {path}")
+    print(f"wrote {harness.write('ring-batches', record, head + text + chr(10))}")
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """A comparison with all its times."""
+    arms = {arm.name: arm.seconds for arm in (row.ours, *row.theirs)}
+    return {"against": row.name, "ours": row.ours.name, "ratio": row.ratio, "bar": row.bar,
+            "seconds": arms}  # fmt: skip
 
 
 if __name__ == "__main__":
