@@ -221,6 +221,8 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="where to draw loss and accuracy")
     options = parser.parse_args()
+    if options.epochs < 1 or options.save_every < 1:
+        parser.error("--epochs and --save-every: wanted 1 or more")
     console = Console(highlight=False)
     model, history = train(options, console)
     if options.plot:
