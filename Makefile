@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTFLAGS ?=
+TRAINFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 WHEELS := build/wheels-$(notdir $(VENV))
@@ -13,19 +14,29 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
-.PHONY: demo test bench bench-streaming bench-native bench-peers profile-nlsq profile-mcmc gpu-check lint \
-	docs clean install
+.PHONY: demo train test train-check bench bench-streaming bench-native bench-peers profile-nlsq \
+	profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_xpcs.py
 
+# Goes on behind the last checkpoint in demo-output/train-digits.
+train: EXTRA = train
+train: install
+	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
+
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
 	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
 		$(PYTEST) -n 2 $(CURDIR)/tests $(TESTFLAGS)
+
+train-check: EXTRA = test,train
+train-check: install
+	mkdir -p build/outside
+	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) -n 2 $(CURDIR)/tests/examples $(TESTFLAGS)
 
 bench: EXTRA = bench
 bench: install

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax._src.array import ArrayImpl
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -58,6 +59,15 @@ def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
         return array
     _import_dlpack = None
     return array_from_dlpack(capsule, device)
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """The same memory of one device as an array that may go where other operands are."""
+    arrays = array._arrays  # type: ignore[attr-defined]
+    result: jax.Array = ArrayImpl(
+        array.aval, array.sharding, arrays, committed=False, _skip_checks=True
+    )
+    return result
 
 
 def sdy_sharding_rule(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core import compat
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
@@ -161,15 +162,27 @@ class PipelineIterator(Iterator[Data]):
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
             records = _spread(records, self._sharding)
         else:
-            # A NumPy array may be the user's own, which JAX must not take for its memory.
-            leaves = [
-                jax.device_put(leaf, may_alias=False) if isinstance(leaf, np.ndarray) else leaf
-                for leaf in leaves
-            ]
+            leaves = [_loose(leaf) for leaf in leaves]
         joint = unit.joint._replace(leaves=leaves)
         if self._tail is None:
             return joint.batches()[0]
+        if isinstance(records, jax.Array) and self._sharding is None:
+            records = _loose(records)
         return self._tail(joint, records, self._run.key)
+
+
+def _loose(leaf: Any) -> Any:
+    """An array on the default device that jitted code may move.
+
+    The first batch, those of a ring and a smaller last one must be alike in this: a jitted step is
+    compiled anew for operands that are tied to a device, and again for the weights that it returns.
+    """
+    if isinstance(leaf, np.ndarray):
+        # It may be the user's own, which JAX must not take for its memory.
+        return jax.device_put(leaf, may_alias=False)
+    if isinstance(leaf, jax.Array) and leaf.committed and len(leaf.devices()) == 1:
+        return compat.uncommitted(leaf)
+    return leaf
 
 
 def _spread(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:

@@ -197,3 +197,32 @@ def test_stats_tell_of_the_ring():
     assert iterator.stats() is None
     list(iterator)
     assert iterator.stats().batches == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_jitted_step_is_compiled_once(workers, nodes):
+    """Weights that no device is named for stay so, whichever batch comes."""
+    pipe = jk.from_source(arrays(64), 8, shuffle=True, num_workers=workers, drop_remainder=True)
+    if nodes:
+        pipe = pipe >> jk.OperatorNode(im.Compose([im.RandomCrop(4)]))
+    step = jax.jit(lambda weight, batch: weight + batch["image"].sum(dtype=np.int32))
+    weight = jax.numpy.zeros((), np.int32)
+    for _ in range(2):
+        for batch in pipe:
+            assert not any(x.committed for x in batch.values())
+            weight = step(weight, batch)
+    assert step._cache_size() == 1
+
+
+def test_batches_go_where_the_weights_are():
+    """A batch without a sharding meets weights of another device, or of all of them."""
+    pipe = jk.from_source(arrays(24), 8, num_workers=2)
+    mesh = jax.make_mesh((2,), ("x",))
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    for place in (jax.devices()[1], everywhere):
+        weight = jax.device_put(np.float32(0), place)
+        for batch in pipe:
+            weight = jax.jit(lambda w, b: w + b["image"].sum())(weight, batch)
+        assert weight.devices() == jax.device_put(0, place).devices()
+        assert float(weight) == arrays(24)["image"].sum(dtype=np.float64)
