@@ -326,7 +326,10 @@ Status Ring::take(Deadline deadline, Batch* batch) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
-  if (end_ >= 0 && next_ >= end_) return {Outcome::kFinished, "the ring is finished", -1};
+  if (end_ >= 0 && next_ >= end_) {
+    wake_consumers();  // a commit wakes one; each learns of the end from the one before
+    return {Outcome::kFinished, "the ring is finished", -1};
+  }
   const int64_t index = next_++;
   const auto failure = failures_.find(index);
   Status status{Outcome::kOk, {}, index};

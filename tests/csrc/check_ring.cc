@@ -215,6 +215,8 @@ void several_consumers(uint64_t seed) {
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < 2; ++i) {
     threads.emplace_back([&, i] { produce(ring, plan, ticket, seed + i); });
+  }
+  for (int i = 0; i < 4; ++i) {  // more than the batches can wake: the end wakes the others
     threads.emplace_back([&] {
       Batch batch;
       while (ring->take(kNoDeadline, &batch).ok()) ++delivered;

@@ -330,3 +330,23 @@ def test_the_next_index_is_never_starved_by_later_ones():
     threads = run(*[lambda i=i: ring.put(batch(i), index=i) for i in reversed(range(12))])
     assert [int(ring.get(20)["i"]) for _ in range(12)] == list(range(12))
     join(threads)
+
+
+def test_the_end_wakes_every_consumer():
+    ring = jk.ring.Ring(STRUCT)
+    ring.finish(1)
+    outcomes = []
+
+    def consume():
+        try:
+            ring.get(20)
+            outcomes.append("batch")
+        except StopIteration:
+            outcomes.append("end")
+
+    threads = run(*[consume] * 4)
+    time.sleep(0.1)  # all of them wait
+    ring.put(batch(0))
+    for thread in threads:
+        thread.join(5)
+    assert sorted(outcomes) == ["batch", "end", "end", "end"]
