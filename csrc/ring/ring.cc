@@ -15,23 +15,9 @@ using Seconds = std::chrono::duration<double>;
 struct Names {
   std::mutex mutex;
   std::unordered_map<uint64_t, std::weak_ptr<Ring>> rings;
-  const uint64_t generation = process_generation();
 };
 
-// Never destroyed: leases may end in other threads while the process exits. A forked child starts
-// anew, because the parent's lock may be held for ever.
-Names& names() {
-  static std::atomic<Names*> all{new Names};
-  Names* current = all.load();
-  while (current->generation != process_generation()) {
-    if (Names* fresh = new Names; all.compare_exchange_strong(current, fresh)) {
-      current = fresh;
-    } else {
-      delete fresh;
-    }
-  }
-  return *current;
-}
+Names& names() { return of_this_process<Names>(); }
 
 Status invalid(std::string message) { return {Outcome::kInvalid, std::move(message), -1}; }
 
