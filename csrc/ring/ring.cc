@@ -134,9 +134,9 @@ std::shared_ptr<Ring> Ring::create(std::vector<LeafSpec> leaves, const Options& 
     throw std::invalid_argument("capacity is " + std::to_string(options.capacity) +
                                 "; wanted 1 to " + std::to_string(kMostSlots) + " slots");
   }
-  if (options.start < 0) {
+  if (options.start < 0 || options.start > kLastIndex) {
     throw std::invalid_argument("start is " + std::to_string(options.start) +
-                                "; wanted an index of 0 or more");
+                                "; wanted an index from 0 to 2^62");
   }
   // In a forked child, a condition on which the parent's threads wait cannot be destroyed.
   std::shared_ptr<Ring> ring(new Ring(std::move(leaves), options), [](Ring* last) {
@@ -216,7 +216,13 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   if (!refused.ok()) return refused;
   if (next) index = next_put_;
   if (!done) return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_slot(index), index};
-  std::vector<BlockRef> blocks = take_blocks();  // may throw: nothing has changed yet
+  std::vector<BlockRef> blocks;
+  try {
+    blocks = take_blocks();
+  } catch (const std::bad_alloc&) {
+    wake_producers();  // the turn is another one's
+    return {Outcome::kNoMemory, no_memory(index), index};
+  }
   name_index(index);
   entry(index).state = State::kFilling;
   ++filling_;
@@ -287,6 +293,7 @@ Status Ring::finish(int64_t end) {
   int64_t last = next_put_ - 1;
   if (!waited_indices_.empty()) last = std::max(last, *waited_indices_.rbegin());
   if (end == kNextIndex) end = end_ >= 0 ? end_ : last + 1;
+  if (end > kLastIndex) return invalid("the end " + std::to_string(end) + " is beyond 2^62");
   if (end_ >= 0 && end != end_) {
     return invalid("the ring is finished at " + std::to_string(end_) + "; it cannot end at " +
                    std::to_string(end));
