@@ -60,12 +60,16 @@ class PipelineIterator(Iterator[Data]):
                 raise ready
             finally:
                 del ready  # its traceback holds this frame
-        self._delivered = self._made - len(self._ahead)
         # The program of the next batch runs while the consumer works on this one.
         if self._tail is not None and self._workers is not None and not self._ahead:
-            following = self._outcome(0.0)
+            try:
+                following = self._outcome(0.0)
+            except BaseException:  # an interrupt: the next call returns this batch
+                self._ahead.append(ready)
+                raise
             if following is not None:
                 self._ahead.append(following)
+        self._delivered = self._made - len(self._ahead)
         return ready
 
     def get_state(self) -> dict[str, Any]:
@@ -100,7 +104,8 @@ class PipelineIterator(Iterator[Data]):
         self._tail: Program | None = self._plan.tail
         self._workers: Workers | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
-        self._made: int = batch  # units taken so far
+        self._made: int = batch  # units whose outcome is known
+        self._unit_taken: Unit | None = None  # behind them, where its program was interrupted
         self._ahead: deque[Data | BaseException] = deque()
 
     def _outcome(self, timeout: float | None) -> Data | BaseException | None:
@@ -108,7 +113,8 @@ class PipelineIterator(Iterator[Data]):
         if self._made >= self._plan.stream.batches:
             return None
         try:
-            unit = self._unit(timeout)
+            if self._unit_taken is None:
+                self._unit_taken = self._unit(timeout)
         except BaseException as error:
             if self._workers is None:
                 self._made += not isinstance(error, KeyboardInterrupt)
@@ -119,11 +125,14 @@ class PipelineIterator(Iterator[Data]):
             if isinstance(error, TimeoutError) and timeout is not None:
                 return None
             raise  # an interrupted wait: the batch is still to come
-        self._made += 1
+        outcome: Data | BaseException
         try:
-            return self._placed(unit)
+            outcome = self._placed(self._unit_taken)
         except Exception as error:
-            return error
+            outcome = error
+        self._unit_taken = None
+        self._made += 1
+        return outcome
 
     def _unit(self, timeout: float | None) -> Unit:
         # The shapes of the ring's slots come from the first batch, which is made here.

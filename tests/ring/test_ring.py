@@ -221,7 +221,7 @@ def test_bad_input_is_refused():
     for dtype in ("U3", "O", "M8[s]", ">f4"):
         with pytest.raises(TypeError, match="wanted numbers or bools in the machine's byte order"):
             jk.ring.Ring(np.zeros(3, dtype))
-    with pytest.raises(TypeError, match="capacity is 2.5; wanted an integer"):
+    with pytest.raises(TypeError, match=r"capacity is 2\.5; wanted an integer"):
         jk.ring.Ring(STRUCT, capacity=2.5)
     with pytest.raises(ValueError, match="start is 4611686018427387905; wanted an index from 0 to"):
         jk.ring.Ring(STRUCT, start=2**70)
