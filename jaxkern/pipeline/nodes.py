@@ -147,7 +147,15 @@ class HostNode(Node):
 
     def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
         given = epoch.block(vertex.inputs[0], batch)
-        result = self.fn(row.on_host(given.data))
+        try:
+            result = self.fn(row.on_host(given.data))
+        except ValueError as error:
+            if "read-only" in str(error):
+                error.add_note(
+                    "the batch belongs to several branches, or to JAX: make a new array in place "
+                    "of writing to one"
+                )
+            raise
         row.check_rows(result, len(given.records), f"node {epoch.plan.names[vertex]!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
         return Block(leaves, given.records)
@@ -339,14 +347,20 @@ class Merge(Node):
 
 
 def merged(branches: Sequence[Data]) -> Data:
-    """One dict of all fields; a field of several branches must be the very same array in them."""
+    """One dict of all fields; a field of several branches must be the very same in them."""
     fields: Data = {}
     for place, branch in enumerate(branches):
         for name, value in branch.items():
-            if name in fields and fields[name] is not value and name != "mask":
+            if name in fields and name != "mask" and not _same(fields[name], value):
                 raise ValueError(
                     f"field {name!r} comes changed from several branches of a merge (again from "
                     f"branch {place}); rename it or drop it in all branches but one"
                 )
             fields.setdefault(name, value)
     return fields
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two fields, arrays or trees of them, are the same objects."""
+    (ones, tree), (others, other_tree) = jax.tree.flatten(one), jax.tree.flatten(other)
+    return tree == other_tree and all(a is b for a, b in zip(ones, others, strict=True))

@@ -51,6 +51,19 @@ def on_host(data: Any) -> Any:
     return jax.tree.map(np.asarray, data)
 
 
+def read_only(data: Any) -> Any:
+    """The same tree with arrays that cannot be written through."""
+
+    def view(value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or not value.flags.writeable:
+            return value
+        value = value.view()
+        value.flags.writeable = False
+        return value
+
+    return jax.tree.map(view, data)
+
+
 def canonical(array: np.ndarray) -> np.ndarray:
     """As jnp.asarray would take it: 64-bit types only where JAX has them enabled."""
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
@@ -92,7 +105,9 @@ def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> 
                 images += images_of(value, picked)
             return ragged_of(images, values[0].max_height, values[0].max_width)
         pieces = [np.asarray(v)[rows] for v, (_, rows) in zip(values, parts, strict=True)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if len(pieces) == 1 and pieces[0].flags.writeable:
+            return pieces[0]
+        return np.concatenate(pieces)
 
     return dict(jax.tree.map(join, *(data for data, _ in parts), is_leaf=is_ragged))
 

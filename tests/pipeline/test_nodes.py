@@ -335,6 +335,33 @@ def test_branches_meet(host):
     assert list(pipe.compilations.values()) == [1]
 
 
+def test_fields_of_several_arrays_meet():
+    def nested(batch):
+        ragged = im.Ragged.from_list(list(batch["image"]), max_height=6, max_width=6)
+        return {"pair": {"a": batch["label"], "b": batch["record"]}, "ragged": ragged}
+
+    start = base() >> nested
+    batches = epoch_of(start & start >> (lambda b: {**b, "sum": b["pair"]["a"] + b["pair"]["b"]}))
+    for batch in batches:
+        np.testing.assert_array_equal(batch["sum"], batch["pair"]["a"] + batch["pair"]["b"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_branch_cannot_change_what_another_reads(num_workers):
+    def in_place(batch):
+        batch["label"] += 1
+        return {"more": batch["label"]}
+
+    start = base(num_workers=num_workers)
+    for pipe in (start & start >> in_place, (start >> in_place) & start):
+        with pytest.raises(ValueError, match="read-only") as caught:
+            next(iter(pipe))
+        assert any("belongs to several branches" in note for note in caught.value.__notes__)
+    # Alone, it may: the batch is its own.
+    found = column(epoch_of(start >> in_place), "more")
+    np.testing.assert_array_equal(found, arrays()["label"] + 1)
+
+
 def test_branches_that_cannot_meet():
     start = base()
     with pytest.raises(ValueError, match="batch_size = 6 and branch 1 3"):
