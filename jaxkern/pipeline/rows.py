@@ -66,7 +66,14 @@ def read_only(data: Any) -> Any:
 
 def canonical(array: np.ndarray) -> np.ndarray:
     """As jnp.asarray would take it: 64-bit types only where JAX has them enabled."""
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array.astype(canonical_dtype(array.dtype), copy=False)
+
+
+def canonical_dtype(dtype: np.dtype) -> np.dtype:
+    """What JAX makes of a dtype, of any byte order; raises TypeError where it has none."""
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    found: np.dtype = jax.dtypes.canonicalize_dtype(native)
+    return found
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
