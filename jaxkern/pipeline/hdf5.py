@@ -50,6 +50,8 @@ class HDF5Source(BatchSource):
             if offset is None or dataset.external or dataset.file.driver != "sec2":
                 self._chunked[name] = dataset
             else:
+                if dataset.file.mode != "r":
+                    dataset.file.flush()  # the map sees the file, not what h5py still keeps
                 mapped[name] = np.memmap(
                     dataset.file.filename, dataset.dtype, "r", offset, dataset.shape
                 )

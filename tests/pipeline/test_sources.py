@@ -134,6 +134,15 @@ def test_hdf5(tmp_path, wanted, storage):
         assert_same(shuffled({name: file["group"][name] for name in arrays()}), wanted)
 
 
+def test_hdf5_that_is_still_being_written(tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(10, dtype=np.int32)
+        for number in (1, 2):
+            file["x"][...] = np.arange(10) + number
+            found = column(epoch_of(jk.from_source({"x": file["x"]}, 4)), "x")
+            np.testing.assert_array_equal(found, np.arange(10) + number)
+
+
 def test_hdf5_errors(tmp_path):
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
