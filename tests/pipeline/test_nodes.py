@@ -379,3 +379,41 @@ def test_pipelines_are_not_changed_by_what_follows():
     start = base()
     start >> (lambda batch: {"x": batch["label"]})
     assert next(iter(start)).keys() == {"image", "label", "record"}
+
+
+@pytest.mark.parametrize("records", [1, 9, 10, 16])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(8, 5), (8, 3), (3, 8), (5, 2, 7), (2, 5)])
+def test_no_batch_is_nothing_but_padding(records, shards, sizes):
+    seen, masks = [], []
+    for index in range(shards):
+        source = {"record": np.arange(records)}
+        pipe = jk.from_source(
+            source, sizes[0], True, 3, num_workers=0, pad_remainder=True, shard=(index, shards)
+        )
+        for size in sizes[1:]:
+            pipe = pipe >> Rebatch(size)
+        batches = epoch_of(pipe)
+        assert len(batches) == len(pipe) == -(-records // (shards * sizes[-1]))
+        masks.append(column(batches, "mask"))
+        seen += column(batches, "record")[masks[-1]].tolist()
+        assert all(len(batch["record"]) == sizes[-1] for batch in batches)
+    assert sorted(seen) == list(range(records))
+    whole = np.any(masks, 0).reshape(-1, sizes[-1])
+    assert whole.any(1).all()  # over all shards together
+
+
+def test_a_cache_and_the_mask():
+    source = {"x": np.arange(10)}
+    padded = jk.from_source(source, 4, pad_remainder=True)
+    for before, fields in (
+        (lambda b: {"x": b["x"]}, {"x"}),
+        (lambda b: {**b, "y": b["x"]}, {"x", "y", "mask"}),
+    ):
+        pipe = padded >> before >> Cache()
+        first, again = epoch_of(pipe), epoch_of(pipe)
+        assert first[-1].keys() == fields
+        assert_same(again, first)
+    changed = padded >> (lambda b: {**b, "mask": b["mask"] * 2.0}) >> Cache()
+    with pytest.raises(ValueError, match="'mask' was changed before Cache"):
+        next(iter(changed))
