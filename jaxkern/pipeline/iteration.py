@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.pipeline.epoch import Epoch, Plan, Unit
 from jaxkern.pipeline.program import Program
-from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.rows import Data, aligned_copy
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
@@ -150,7 +150,12 @@ class PipelineIterator(Iterator[Data]):
         return self._workers.get(timeout)
 
     def _placed(self, unit: Unit) -> Data:
-        leaves, records = unit.joint.leaves, unit.records
+        # A NumPy array may be the user's own, which JAX must not take for its memory.
+        leaves = [
+            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for leaf in unit.joint.leaves
+        ]
+        records = unit.records
         if self._sharding is not None:
             if holds_ragged(unit.joint):
                 raise ValueError(
@@ -160,11 +165,7 @@ class PipelineIterator(Iterator[Data]):
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
             records = _spread(records, self._sharding)
         else:
-            # A NumPy array may be the user's own, which JAX must not take for its memory.
-            leaves = [
-                jax.device_put(leaf, may_alias=False) if isinstance(leaf, np.ndarray) else leaf
-                for leaf in leaves
-            ]
+            leaves = [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in leaves]
         joint = unit.joint._replace(leaves=leaves)
         if self._tail is None:
             return joint.batches()[0]

@@ -76,6 +76,18 @@ def canonical_dtype(dtype: np.dtype) -> np.dtype:
     return found
 
 
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that JAX on the CPU takes as it is, where it would copy one at another address.
+
+    `jax.device_put` takes an aligned array as it is also with ``may_alias=False``.
+    """
+    space = np.empty(array.nbytes + 63, np.uint8)
+    start = -space.__array_interface__["data"][0] % 64
+    copy: np.ndarray = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
     """Images [H, W, C] of a Ragged batch, without a copy."""
     buffer = np.asarray(ragged.buffer)

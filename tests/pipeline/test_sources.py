@@ -112,6 +112,29 @@ def test_a_source_that_fills_a_part_of_its_slot():
     assert found == list(range(60))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mesh", [False, True])
+def test_a_batch_is_not_the_memory_of_its_source(workers, mesh):
+    space = np.zeros(64 * 16 + 64, np.uint8)
+    start = -space.ctypes.data % 64  # JAX takes aligned memory without a copy
+    whole = space[start : start + 64 * 16].view(np.int32).reshape(16, 16)
+
+    class Slices(BatchSource):
+        def __len__(self):
+            return 16
+
+        def gather(self, records, out=None):
+            return {"x": whole[records[0] : records[-1] + 1]}
+
+    options = {}
+    if mesh:
+        sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
+        options = {"drop_remainder": True, "sharding": sharding}
+    batches = list(jk.from_source(Slices(), 4, num_workers=workers, **options))
+    whole[:] = 1
+    assert all((np.asarray(batch["x"]) == 0).all() for batch in batches)
+
+
 def test_npy_files(tmp_path, wanted):
     fields = arrays()
     for name, array in fields.items():
