@@ -163,7 +163,7 @@ class PipelineIterator(Iterator[Data]):
                     'size before, on the host: OperatorNode(aug, on="host")'
                 )
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
-            records = _spread(records, self._sharding)
+            records = _spread(records, self._sharding, axes=1)  # their halves stay together
         else:
             leaves = [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in leaves]
         joint = unit.joint._replace(leaves=leaves)
@@ -172,10 +172,10 @@ class PipelineIterator(Iterator[Data]):
         return self._tail(joint, records, self._run.key)
 
 
-def _spread(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    """This process's rows as its part of a global array."""
+def _spread(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
+    """This process's rows as its part of a global array, of which so many axes are divided."""
     array = np.asarray(leaf)
-    spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim])
+    spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim if axes is None else axes])
     placed = jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
     spread: jax.Array = jax.make_array_from_process_local_data(placed, array)
     return spread
