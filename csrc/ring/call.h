@@ -99,6 +99,8 @@ inline ffi::Error failure(const char* op, const Status& status) {
       return ffi::Error(ffi::ErrorCode::kOutOfRange, name + status.message);
     case Outcome::kClosed:
       return ffi::Error(ffi::ErrorCode::kCancelled, name + status.message);
+    case Outcome::kNoMemory:
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, name + status.message);
     default:
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition, name + status.message);
   }

@@ -2,6 +2,7 @@
 #ifndef JAXKERN_RING_MEMORY_H_
 #define JAXKERN_RING_MEMORY_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,26 @@ using BlockRef = std::shared_ptr<Block>;
 // none of its parent's threads, so a lock that one of them held is never released: what another
 // generation made must not be touched.
 uint64_t process_generation();
+
+// The one T of this process, never destroyed: threads may use it while the process exits. A forked
+// child starts anew, because a lock of the parent's may be held for ever.
+template <typename T>
+T& of_this_process() {
+  struct Made {
+    T value;
+    const uint64_t generation = process_generation();
+  };
+  static std::atomic<Made*> all{new Made};
+  Made* current = all.load();
+  while (current->generation != process_generation()) {
+    if (Made* fresh = new Made; all.compare_exchange_strong(current, fresh)) {
+      current = fresh;
+    } else {
+      delete fresh;
+    }
+  }
+  return current->value;
+}
 
 }  // namespace jaxkern::ring
 

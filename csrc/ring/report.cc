@@ -50,6 +50,7 @@ Status Ring::refuse(int64_t index, bool next) const {
   }
   const std::string name = "index " + std::to_string(index);
   if (index < 0) return invalid(name + " is negative");
+  if (index > kLastIndex) return invalid(name + " is beyond 2^62");
   if (index < next_) return invalid(name + " was put twice: it has been delivered");
   if (failures_.count(index) != 0) return invalid(name + " was put twice: it has failed");
   if (index < next_ + capacity_ && entry(index).state != State::kEmpty) {
@@ -76,6 +77,14 @@ std::string Ring::wait_for_slot(int64_t index) const {
          " is the next to be delivered, and of " + std::to_string(capacity_) + " slots " +
          std::to_string(ready_) + " are ready, " + std::to_string(filling_) + " being filled and " +
          std::to_string(held_) + " held by the consumer";
+}
+
+std::string Ring::no_memory(int64_t index) const {
+  int64_t bytes = 0;
+  for (const LeafSpec& leaf : leaves_) bytes += leaf.bytes;
+  return "no memory for batch " + std::to_string(index) + " of " + std::to_string(bytes) +
+         " bytes: the consumer keeps " + std::to_string(held_) + " batches beside the ring's " +
+         std::to_string(capacity_) + " slots";
 }
 
 Deadline Ring::pop_deadline() const {

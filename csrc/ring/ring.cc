@@ -15,23 +15,9 @@ using Seconds = std::chrono::duration<double>;
 struct Names {
   std::mutex mutex;
   std::unordered_map<uint64_t, std::weak_ptr<Ring>> rings;
-  const uint64_t generation = process_generation();
 };
 
-// Never destroyed: leases may end in other threads while the process exits. A forked child starts
-// anew, because the parent's lock may be held for ever.
-Names& names() {
-  static std::atomic<Names*> all{new Names};
-  Names* current = all.load();
-  while (current->generation != process_generation()) {
-    if (Names* fresh = new Names; all.compare_exchange_strong(current, fresh)) {
-      current = fresh;
-    } else {
-      delete fresh;
-    }
-  }
-  return *current;
-}
+Names& names() { return of_this_process<Names>(); }
 
 Status invalid(std::string message) { return {Outcome::kInvalid, std::move(message), -1}; }
 
@@ -163,9 +149,9 @@ std::shared_ptr<Ring> Ring::create(std::vector<LeafSpec> leaves, const Options& 
     throw std::invalid_argument("capacity is " + std::to_string(options.capacity) +
                                 "; wanted 1 to " + std::to_string(kMostSlots) + " slots");
   }
-  if (options.start < 0) {
+  if (options.start < 0 || options.start > kLastIndex) {
     throw std::invalid_argument("start is " + std::to_string(options.start) +
-                                "; wanted an index of 0 or more");
+                                "; wanted an index from 0 to 2^62");
   }
   // In a forked child, a condition on which the parent's threads wait cannot be destroyed.
   std::shared_ptr<Ring> ring(new Ring(std::move(leaves), options), [](Ring* last) {
@@ -245,7 +231,13 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   if (!refused.ok()) return refused;
   if (next) index = next_put_;
   if (!done) return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_slot(index), index};
-  std::vector<BlockRef> blocks = take_blocks();  // may throw: nothing has changed yet
+  std::vector<BlockRef> blocks;
+  try {
+    blocks = take_blocks();
+  } catch (const std::bad_alloc&) {
+    wake_producers();  // the turn is another one's
+    return {Outcome::kNoMemory, no_memory(index), index};
+  }
   name_index(index);
   entry(index).state = State::kFilling;
   ++filling_;
@@ -316,6 +308,7 @@ Status Ring::finish(int64_t end) {
   int64_t last = next_put_ - 1;
   if (!waited_indices_.empty()) last = std::max(last, *waited_indices_.rbegin());
   if (end == kNextIndex) end = end_ >= 0 ? end_ : last + 1;
+  if (end > kLastIndex) return invalid("the end " + std::to_string(end) + " is beyond 2^62");
   if (end_ >= 0 && end != end_) {
     return invalid("the ring is finished at " + std::to_string(end_) + "; it cannot end at " +
                    std::to_string(end));
@@ -341,7 +334,10 @@ Status Ring::take(Deadline deadline, Batch* batch) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
-  if (end_ >= 0 && next_ >= end_) return {Outcome::kFinished, "the ring is finished", -1};
+  if (end_ >= 0 && next_ >= end_) {
+    wake_consumers();  // a commit wakes one; each learns of the end from the one before
+    return {Outcome::kFinished, "the ring is finished", -1};
+  }
   const int64_t index = next_++;
   const auto failure = failures_.find(index);
   Status status{Outcome::kOk, {}, index};

@@ -39,6 +39,9 @@ constexpr Deadline kNow = Deadline::min();  // do not wait, and do not say for w
 // `finish` for an end behind it.
 constexpr int64_t kNextIndex = -1;
 
+// The last index, so that sums with a capacity fit.
+constexpr int64_t kLastIndex = int64_t{1} << 62;
+
 // One array of a batch: row-major, without gaps.
 struct LeafSpec {
   std::string dtype;  // as NumPy and ml_dtypes name it
@@ -56,8 +59,9 @@ enum class Outcome {
   kFailed,    // take: the producer's message, at its own index
   kFinished,  // take: the stream has ended; acquire: the index is behind the end
   kClosed,
-  kInvalid,  // a call that can never succeed: an index put twice, a second, different end
-  kForked,   // the ring belongs to the process that this one was forked from
+  kInvalid,   // a call that can never succeed: an index put twice, a second, different end
+  kForked,    // the ring belongs to the process that this one was forked from
+  kNoMemory,  // acquire: the consumer keeps batches, and there is no memory for another one
 };
 
 struct Status {
@@ -213,6 +217,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted);
   std::string wait_for_batch() const;
   std::string wait_for_slot(int64_t index) const;
+  std::string no_memory(int64_t index) const;
   Status ring_closed() const;
 
   const std::vector<LeafSpec> leaves_;

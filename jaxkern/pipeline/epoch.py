@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -37,6 +39,7 @@ class Plan:
       names: of the vertices; unique.
       streams: behind the vertices.
       compiled: the vertices that are JAX code, and where it runs.
+      shared: the vertices whose batches several others take.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
 
@@ -49,6 +52,8 @@ class Plan:
         self.streams: dict[Vertex, Stream] = {}
         self.compiled: dict[Vertex, str] = {}
         self.first: Unit | None = None
+        taken = Counter(before for vertex in self.vertices for before in vertex.inputs)
+        self.shared = {vertex for vertex, times in taken.items() if times > 1}
         self._salts: dict[Vertex, int | None] = {}
         self._programs: dict[Vertex, Program] = {}
         times: Counter[str] = Counter()
@@ -147,13 +152,13 @@ class Epoch:
 
     def unit(self, batch: int, out: Data | None = None) -> Unit:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
-        self._local.made = {}  # branches that meet again read their common part once
         try:
-            source = self.plan.frontier[0]
-            if out is not None and isinstance(source.node, SourceNode):
-                blocks = [source.node.read(self, source, batch, out)]
-            else:
-                blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
+            with self.together():
+                source = self.plan.frontier[0]
+                if out is not None and isinstance(source.node, SourceNode):
+                    blocks = [source.node.read(self, source, batch, out)]
+                else:
+                    blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
         except BaseException as error:
             where = f"in batch {batch} of epoch {self.number}"
             if where not in getattr(error, "__notes__", ()):
@@ -161,14 +166,21 @@ class Epoch:
             if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
                 raise RuntimeError(f"{error.args} was raised as StopIteration {where}") from error
             raise
-        finally:
-            self._local.made = {}
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         unit = Unit(joint, halves(blocks[0].records))
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
             self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
         return unit
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Blocks that are made within, by this thread, are made once: branches have the same."""
+        self._local.made = {}
+        try:
+            yield
+        finally:
+            self._local.made = {}
 
     def block(self, vertex: Vertex, batch: int) -> Block:
         """One batch at a vertex."""
@@ -184,6 +196,8 @@ class Epoch:
                 if not any(note.startswith("in node ") for note in notes):
                     error.add_note(f"in node {self.plan.names[vertex]!r} of the pipeline")
                 raise
+            if vertex in self.plan.shared:  # no branch may change what another one reads
+                found = found._replace(data=row.read_only(found.data))
             made[vertex, batch] = found
         block: Block = made[vertex, batch]
         return block

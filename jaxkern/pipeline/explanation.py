@@ -113,11 +113,14 @@ def explain(plan: Plan, record: int, epoch: int) -> Explanation:
             f"full batches hold {stream.rows}"
         )
     stages = []
-    for vertex in plan.vertices:
-        batch, at = divmod(place, plan.streams[vertex].batch_size)
-        fields: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
-        where = "device" if plan.compiled.get(vertex) == "device" else "host"
-        stages.append(Stage(plan.names[vertex], vertex.node.describe(), where, batch, at, fields))
+    with run.together():
+        for vertex in plan.vertices:
+            batch, at = divmod(place, plan.streams[vertex].batch_size)
+            found: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
+            fields = jax.tree.map(np.array, found)  # the nodes behind may work in place
+            where = "device" if plan.compiled.get(vertex) == "device" else "host"
+            node = vertex.node.describe()
+            stages.append(Stage(plan.names[vertex], node, where, batch, at, fields))
     return Explanation(record, epoch, tuple(stages))
 
 

@@ -116,6 +116,18 @@ class Vertex:
         return list(found)
 
 
+def whole(name: str, value: Any, least: int, more: str = "") -> int:
+    """An integer from `least` to 2**63 - 1; raises ValueError for what is none."""
+    if (
+        isinstance(value, bool)
+        or not hasattr(value, "__index__")
+        or not least <= int(value) < 2**63
+    ):
+        to = " to 2**63 - 1" if hasattr(value, "__index__") and int(value) >= 2**63 else ""
+        raise ValueError(f"{name} is {value!r}; wanted an integer from {least}{to}{more}")
+    return int(value)
+
+
 def named(value: Callable[..., Any] | Any) -> str:
     """The name of a function or an object's class, without addresses."""
     name = getattr(value, "__qualname__", None) or type(value).__qualname__

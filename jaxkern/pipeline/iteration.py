@@ -14,7 +14,7 @@ from jaxkern.core import compat
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
-from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.rows import Data, aligned_copy
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
@@ -64,12 +64,16 @@ class PipelineIterator(Iterator[Data]):
                 raise ready
             finally:
                 del ready  # its traceback holds this frame
-        self._delivered = self._made - len(self._ahead)
         # The program of the next batch runs while the consumer works on this one.
         if self._tail is not None and self._workers is not None and not self._ahead:
-            following = self._outcome(0.0)
+            try:
+                following = self._outcome(0.0)
+            except BaseException:  # an interrupt: the next call returns this batch
+                self._ahead.append(ready)
+                raise
             if following is not None:
                 self._ahead.append(following)
+        self._delivered = self._made - len(self._ahead)
         return ready
 
     def get_state(self) -> dict[str, Any]:
@@ -107,7 +111,8 @@ class PipelineIterator(Iterator[Data]):
         self._tail: Program | None = self._plan.tail
         self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
-        self._made: int = batch  # units taken so far
+        self._made: int = batch  # units whose outcome is known
+        self._unit_taken: Unit | None = None  # behind them, where its program was interrupted
         self._ahead: deque[Data | BaseException] = deque()
 
     def _outcome(self, timeout: float | None) -> Data | BaseException | None:
@@ -115,7 +120,8 @@ class PipelineIterator(Iterator[Data]):
         if self._made >= self._plan.stream.batches:
             return None
         try:
-            unit = self._unit(timeout)
+            if self._unit_taken is None:
+                self._unit_taken = self._unit(timeout)
         except BaseException as error:
             if self._workers is None:
                 self._made += not isinstance(error, KeyboardInterrupt)
@@ -126,11 +132,14 @@ class PipelineIterator(Iterator[Data]):
             if isinstance(error, TimeoutError) and timeout is not None:
                 return None
             raise  # an interrupted wait: the batch is still to come
-        self._made += 1
+        outcome: Data | BaseException
         try:
-            return self._placed(unit)
+            outcome = self._placed(self._unit_taken)
         except Exception as error:
-            return error
+            outcome = error
+        self._unit_taken = None
+        self._made += 1
+        return outcome
 
     def _unit(self, timeout: float | None) -> Unit:
         if self._num_workers == 0:
@@ -152,7 +161,12 @@ class PipelineIterator(Iterator[Data]):
         return self._workers.get(timeout)
 
     def _placed(self, unit: Unit) -> Data:
-        leaves, records = unit.joint.leaves, unit.records
+        # A NumPy array may be the user's own, which JAX must not take for its memory.
+        leaves = [
+            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for leaf in unit.joint.leaves
+        ]
+        records = unit.records
         if self._sharding is not None:
             if holds_ragged(unit.joint):
                 raise ValueError(
@@ -160,7 +174,7 @@ class PipelineIterator(Iterator[Data]):
                     'size before, on the host: OperatorNode(aug, on="host")'
                 )
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
-            records = _spread(records, self._sharding)
+            records = _spread(records, self._sharding, axes=1)  # their halves stay together
         else:
             leaves = [_loose(leaf) for leaf in leaves]
         joint = unit.joint._replace(leaves=leaves)
@@ -178,17 +192,16 @@ def _loose(leaf: Any) -> Any:
     compiled anew for operands that are tied to a device, and again for the weights that it returns.
     """
     if isinstance(leaf, np.ndarray):
-        # It may be the user's own, which JAX must not take for its memory.
-        return jax.device_put(leaf, may_alias=False)
+        return jax.device_put(leaf)
     if isinstance(leaf, jax.Array) and leaf.committed and len(leaf.devices()) == 1:
         return compat.uncommitted(leaf)
     return leaf
 
 
-def _spread(leaf: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    """This process's rows as its part of a global array."""
+def _spread(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
+    """This process's rows as its part of a global array, of which so many axes are divided."""
     array = np.asarray(leaf)
-    spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim])
+    spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim if axes is None else axes])
     placed = jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
     spread: jax.Array = jax.make_array_from_process_local_data(placed, array)
     return spread

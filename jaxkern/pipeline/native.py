@@ -56,7 +56,7 @@ def native_work(plan: Plan) -> NativeWork | None:
     if arrays is None or chain is None or plan.compiled.get(last) != "host":
         return None
     aug, field = chain
-    if field not in arrays:
+    if field not in arrays or not arrays[field].flags.aligned:
         return None
     try:
         producer = ChainProducer(

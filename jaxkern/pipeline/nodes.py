@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named
+from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named, whole
 from jaxkern.pipeline.order import Permutation
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
@@ -147,7 +147,15 @@ class HostNode(Node):
 
     def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
         given = epoch.block(vertex.inputs[0], batch)
-        result = self.fn(row.on_host(given.data))
+        try:
+            result = self.fn(row.on_host(given.data))
+        except ValueError as error:
+            if "read-only" in str(error):
+                error.add_note(
+                    "the batch belongs to several branches, or to JAX: make a new array in place "
+                    "of writing to one"
+                )
+            raise
         row.check_rows(result, len(given.records), f"node {epoch.plan.names[vertex]!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
         return Block(leaves, given.records)
@@ -168,9 +176,7 @@ class Rebatch(Node):
     name = "rebatch"
 
     def __init__(self, batch_size: int) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size!r}; wanted an integer from 1")
-        self.batch_size = batch_size
+        self.batch_size = whole("batch_size", batch_size, 1)
 
     def describe(self) -> str:
         return f"Rebatch({self.batch_size})"
@@ -178,9 +184,12 @@ class Rebatch(Node):
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         (given,) = inputs
         rows = given.rows
-        if given.remainder != "partial":
-            up = self.batch_size - 1 if given.remainder == "pad" else 0
-            rows = (rows + up) // self.batch_size * self.batch_size
+        if given.remainder == "drop":
+            rows = rows // self.batch_size * self.batch_size
+        elif given.remainder == "pad":
+            # Of the fullest shard, without the padding so far: no batch is nothing but padding.
+            rows = -(-given.records // given.shard[1])
+            rows = -(-rows // self.batch_size) * self.batch_size
         if rows == 0:
             raise ValueError(
                 f"Rebatch({self.batch_size}) of {given.rows} rows with drop_remainder=True leaves "
@@ -247,20 +256,25 @@ class Cache(Node):
         stream = epoch.plan.streams[before]
         with epoch.plan.lock:
             store = vertex.storage.setdefault("records", _Records(stream.records))
-        records = epoch.records(stream, stream.rows_of(batch))
+        rows = stream.rows_of(batch)
+        records = epoch.records(stream, rows)
         data = store.find(records)
-        if data is None:
-            block = epoch.block(before, batch)
-            data = row.on_host(block.data)
+        if data is not None:
+            masked = {"mask": stream.mask_of(rows)} if store.masked else {}
+            return Block({**data, **masked}, records)
+        data = row.on_host(epoch.block(before, batch).data)
+        kept = data
+        if stream.remainder == "pad" and "mask" in data:
             # Padding is a matter of the place, not of the record.
-            store.keep(records, {k: v for k, v in data.items() if not _is_mask(stream, k)})
-        elif stream.remainder == "pad":
-            data = {**data, "mask": stream.mask_of(stream.rows_of(batch))}
+            kept = {name: value for name, value in data.items() if name != "mask"}
+            mask = data["mask"]
+            if mask.dtype != bool or not np.array_equal(mask, stream.mask_of(rows)):
+                raise ValueError(
+                    "the field 'mask' was changed before Cache(), which keeps what belongs to a "
+                    "record and not to its place in an epoch; change it behind the cache"
+                )
+        store.keep(records, kept, masked=kept is not data)
         return Block(data, records)
-
-
-def _is_mask(stream: Stream, field: str) -> bool:
-    return stream.remainder == "pad" and field == "mask"
 
 
 class _Records:
@@ -271,6 +285,8 @@ class _Records:
         self._found = np.zeros(count, bool)
         self._fields: dict[str, Any] | None = None
         self._lock = threading.Lock()
+        #: whether the batches have the mask of a padded epoch
+        self.masked = False
 
     def find(self, records: np.ndarray) -> Data | None:
         if self._fields is None or not self._found[records].all():
@@ -285,9 +301,10 @@ class _Records:
                 fields[name] = jax.tree.map(lambda values: values.take(records, axis=0), store)
         return fields
 
-    def keep(self, records: np.ndarray, data: Data) -> None:
+    def keep(self, records: np.ndarray, data: Data, masked: bool) -> None:
         with self._lock:
             if self._fields is None:
+                self.masked = masked
                 self._fields = {name: self._empty(value) for name, value in data.items()}
         for name, value in data.items():
             store = self._fields[name]
@@ -339,14 +356,20 @@ class Merge(Node):
 
 
 def merged(branches: Sequence[Data]) -> Data:
-    """One dict of all fields; a field of several branches must be the very same array in them."""
+    """One dict of all fields; a field of several branches must be the very same in them."""
     fields: Data = {}
     for place, branch in enumerate(branches):
         for name, value in branch.items():
-            if name in fields and fields[name] is not value and name != "mask":
+            if name in fields and name != "mask" and not _same(fields[name], value):
                 raise ValueError(
                     f"field {name!r} comes changed from several branches of a merge (again from "
                     f"branch {place}); rename it or drop it in all branches but one"
                 )
             fields.setdefault(name, value)
     return fields
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two fields, arrays or trees of them, are the same objects."""
+    (ones, tree), (others, other_tree) = jax.tree.flatten(one), jax.tree.flatten(other)
+    return tree == other_tree and all(a is b for a, b in zip(ones, others, strict=True))  # type: ignore[operator]

@@ -25,17 +25,15 @@ _U64 = np.uint64
 class Permutation:
     """A permutation of 0..count-1 that (seed, epoch) names; evaluated at any positions.
 
-        Args:
-          count: the number of records, 1 to 2**62.
-          seed, epoch: integers.
+    Args:
+      count: the number of records, 1 to 2**62.
+      seed, epoch: integers.
 
-        >>> import numpy as np
-
-    Array = np.ndarray[Any, Any]
-        >>> from jaxkern.pipeline.order import Permutation
-        >>> order = Permutation(10**12, seed=0, epoch=3)
-        >>> int(order.position_of(order(np.array([7])))[0])
-        7
+    >>> import numpy as np
+    >>> from jaxkern.pipeline.order import Permutation
+    >>> order = Permutation(10**12, seed=0, epoch=3)
+    >>> int(order.position_of(order(np.array([7])))[0])
+    7
     """
 
     def __init__(self, count: int, seed: int, epoch: int) -> None:

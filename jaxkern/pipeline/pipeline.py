@@ -12,7 +12,7 @@ from jaxkern.image import Compose
 from jaxkern.pipeline.element import ElementOperator
 from jaxkern.pipeline.epoch import Placement, Plan
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import Node, Remainder, Vertex
+from jaxkern.pipeline.graph import Node, Remainder, Vertex, whole
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
@@ -73,16 +73,18 @@ def from_source(
     >>> sorted(int(x) for batch in pipe for x in batch["x"])
     [0, 1, 2, 3, 4]
     """
-    _whole("batch_size", batch_size, 1)
-    _whole("num_workers", num_workers, 0)
+    batch_size = whole("batch_size", batch_size, 1)
+    num_workers = whole("num_workers", num_workers, 0)
     more = "; num_workers=0 is a pipeline without prefetching"
-    _whole("prefetch_size", prefetch_size, 1, more)
-    _whole("seed", seed, -(2**63))
+    prefetch_size = whole("prefetch_size", prefetch_size, 1, more)
+    seed = whole("seed", seed, -(2**63))
     if drop_remainder and pad_remainder:
         raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
     remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
     if shard is not None:
-        index, count = (_whole(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+        if not isinstance(shard, tuple | list) or len(shard) != 2:
+            raise ValueError(f"shard is {shard!r}; wanted (index, count)")
+        index, count = (whole(f"shard[{i}]", n, i) for i, n in enumerate(shard))
         if index >= count:
             raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
         shard = (index, count)
@@ -97,7 +99,7 @@ def from_source(
     reader = as_source(source)
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
-    node = SourceNode(reader, batch_size, bool(shuffle), int(seed), remainder, shard)
+    node = SourceNode(reader, batch_size, bool(shuffle), seed, remainder, shard)
     return Pipeline(Vertex(node), _Options(num_workers, prefetch_size, sharding))
 
 
@@ -180,7 +182,7 @@ class Pipeline:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._epoch = _whole("epoch", number, 0)
+        self._epoch = whole("epoch", number, 0)
 
     @property
     def element_spec(self) -> Data:
@@ -227,7 +229,7 @@ class Pipeline:
             measurable = self._plan.placement is not None and jax.process_count() == 1
             seconds = self._measure() if measurable else {}
             return overview(self._plan, seconds)
-        return explain(self._plan, _whole("record_id", record_id, 0), _whole("epoch", epoch, 0))
+        return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
 
     def __repr__(self) -> str:
         parts = [vertex.node.describe() for vertex in self._output.ordered()]
@@ -269,9 +271,3 @@ class Pipeline:
     def _replan(self, placement: Placement) -> Plan:
         self._ready, self._decided = Plan(self._output, placement), True
         return self._ready
-
-
-def _whole(name: str, value: Any, least: int, more: str = "") -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ValueError(f"{name} is {value!r}; wanted an integer from {least}{more}")
-    return int(value)

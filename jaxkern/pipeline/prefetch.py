@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxkern.pipeline.rows import aligned_copy
 from jaxkern.ring import Ring, RingClosed
 
 
@@ -19,8 +21,9 @@ def prefetch_to_device(
 
     The thread takes items from ``iterator`` and puts them on the device while the consumer works on
     earlier ones, so that a step takes the longer of the two times and not their sum. It stays at
-    most ``buffer_size`` items ahead. An exception of the iterator is raised in its place, after all
-    items before it, with its traceback.
+    most ``buffer_size`` items ahead. The iterator may fill the same NumPy arrays again: they are
+    copied, unless they are read-only. An exception of the iterator is raised in its place, after
+    all items before it, with its traceback.
 
     Args:
       iterator: of pytrees of arrays (or of numbers).
@@ -120,9 +123,16 @@ def _fetch_one(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], shard
         slot.fail(error)
         return isinstance(error, Exception)
     try:
-        items[slot.index] = jax.device_put(item, sharding)
+        items[slot.index] = jax.device_put(jax.tree.map(_own, item), sharding)
     except Exception as error:
         slot.fail(error)
     else:
         slot.commit()
     return True
+
+
+def _own(leaf: Any) -> Any:
+    """A leaf that its producer does not write to, now that it fetches the next item."""
+    if isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject:
+        return aligned_copy(leaf)
+    return leaf

@@ -51,10 +51,41 @@ def on_host(data: Any) -> Any:
     return jax.tree.map(np.asarray, data)
 
 
+def read_only(data: Any) -> Any:
+    """The same tree with arrays that cannot be written through."""
+
+    def view(value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or not value.flags.writeable:
+            return value
+        value = value.view()
+        value.flags.writeable = False
+        return value
+
+    return jax.tree.map(view, data)
+
+
 def canonical(array: np.ndarray) -> np.ndarray:
-    """As JAX takes it: this machine's byte order, 64-bit types only where they are enabled."""
-    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
-    return array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
+    """As jnp.asarray would take it: 64-bit types only where JAX has them enabled."""
+    return array.astype(canonical_dtype(array.dtype), copy=False)
+
+
+def canonical_dtype(dtype: np.dtype) -> np.dtype:
+    """What JAX makes of a dtype, of any byte order; raises TypeError where it has none."""
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    found: np.dtype = jax.dtypes.canonicalize_dtype(native)
+    return found
+
+
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that JAX on the CPU takes as it is, where it would copy one at another address.
+
+    `jax.device_put` takes an aligned array as it is also with ``may_alias=False``.
+    """
+    space = np.empty(array.nbytes + 63, np.uint8)
+    start = -space.__array_interface__["data"][0] % 64
+    copy: np.ndarray = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
@@ -93,7 +124,9 @@ def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> 
                 images += images_of(value, picked)
             return ragged_of(images, values[0].max_height, values[0].max_width)
         pieces = [np.asarray(v)[rows] for v, (_, rows) in zip(values, parts, strict=True)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if len(pieces) == 1 and pieces[0].flags.writeable:
+            return pieces[0]
+        return np.concatenate(pieces)
 
     return dict(jax.tree.map(join, *(data for data, _ in parts), is_leaf=is_ragged))
 

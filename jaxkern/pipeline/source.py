@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxkern.pipeline.rows import Data, canonical, row_of
+from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 
 @runtime_checkable
@@ -90,14 +90,24 @@ class ArraySource(BatchSource):
         if records.size and not (records.min() >= 0 and records.max() < len(self)):
             raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
         if out is None:
-            return {k: canonical(array.take(records, axis=0)) for k, array in self.arrays.items()}
+            return {k: canonical(_rows(array, records)) for k, array in self.arrays.items()}
         for name, array in self.arrays.items():
-            if out[name].dtype == array.dtype:
+            if out[name].dtype == array.dtype and _is_plain(array):
                 # "clip" writes into `out` directly, "raise" through a copy; the range was checked.
                 array.take(records, axis=0, out=out[name], mode="clip")
             else:
-                out[name][...] = array.take(records, axis=0)
+                out[name][...] = _rows(array, records)
         return out
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    """Whether `take` reads the array as it lies; it copies all of another one first."""
+    return bool(array.flags.c_contiguous and array.flags.aligned)
+
+
+def _rows(array: np.ndarray, records: np.ndarray) -> np.ndarray:
+    rows: np.ndarray = array.take(records, axis=0) if _is_plain(array) else array[records]
+    return rows
 
 
 def _array(name: str, value: Any) -> np.ndarray:
@@ -121,6 +131,12 @@ def check_numeric(array: np.ndarray, what: str) -> None:
             f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
             "in the source, and give each column of a table a field"
         )
+    try:
+        canonical(np.empty(0, dtype))
+    except TypeError:
+        raise TypeError(
+            f"{what} has dtype {dtype}, which JAX does not have; convert it in the source"
+        ) from None
 
 
 class RecordSource(BatchSource):
@@ -145,7 +161,7 @@ class RecordSource(BatchSource):
                     f"record {record} has the fields {sorted(rows[-1])} and record {records[0]} "
                     f"{sorted(rows[0])}; wanted the same in every record"
                 )
-        result: Data = {} if out is None else out
+        result: Data = {}
         for name in rows[0]:
             values = [row[name] for row in rows]
             for record, value in zip(records.tolist(), values, strict=True):
@@ -155,10 +171,13 @@ class RecordSource(BatchSource):
                         f"record {records[0]} of shape {values[0].shape}; wanted one shape: resize "
                         "in the source, or use jaxkern.pipeline.ImageFolder for images of any size"
                     )
-            if out is None:
+            place = None if out is None else out.get(name)
+            dtype = np.result_type(*values)
+            if _fits(place, values[0].shape, dtype):
+                np.stack(values, out=place, casting="same_kind")
+                result[name] = place
+            else:  # as it is, whatever the first batch looked like
                 result[name] = canonical(np.stack(values))
-            else:
-                np.stack(values, out=result[name], casting="same_kind")
         return result
 
     def _record(self, record: int) -> Data:
@@ -176,6 +195,10 @@ class RecordSource(BatchSource):
         for name, array in arrays.items():
             check_numeric(array, f"{name!r} of record {record}")
         return arrays
+
+
+def _fits(place: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    return place is not None and place.shape[1:] == shape and place.dtype == canonical_dtype(dtype)
 
 
 def as_source(source: Any) -> BatchSource:

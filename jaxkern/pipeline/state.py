@@ -54,11 +54,18 @@ def read_state(plan: Plan, state: Any) -> tuple[int, int]:
         raise ValueError(
             f"the state is {state!r:.80}; wanted the dict that get_state() of an iteration returned"
         )
-    if state["version"] != VERSION:
+    if state["version"] != VERSION:  # before the rest, which versions may hold in other ways
         raise ValueError(
             f"the state has version {state['version']!r}; this jaxkern reads {VERSION}"
         )
     here, there = identity(plan), state["pipeline"]
+    epoch, batch = state["epoch"], state["batch"]
+    whole = all(isinstance(n, int) and n >= 0 for n in (epoch, batch))
+    if not (whole and isinstance(there, dict) and isinstance(there.get("nodes"), list)):
+        raise ValueError(
+            f"the state is at batch {batch!r} of epoch {epoch!r} of the pipeline {there!r:.80}; "
+            "wanted numbers from 0, and a pipeline as get_state() describes it"
+        )
     boundary = bool(state.get("finished")) or state["batch"] == 0
     differences = []
     for name in sorted({*here, *there}):
@@ -78,10 +85,9 @@ def read_state(plan: Plan, state: Any) -> tuple[int, int]:
             f"the state is of another pipeline: {'; '.join(differences)}{more}. Resume with the "
             "pipeline that made it, or start anew"
         )
-    epoch, batch = int(state["epoch"]), int(state["batch"])
     if state.get("finished"):
         return epoch, plan.stream.batches
-    if not (epoch >= 0 and 0 <= batch <= plan.stream.batches):
+    if batch > plan.stream.batches:
         raise ValueError(
             f"the state is at batch {batch} of epoch {epoch}; an epoch has {plan.stream.batches}"
         )

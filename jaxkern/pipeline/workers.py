@@ -100,12 +100,20 @@ class Workers:
             (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
         unit = self._epoch.unit(index, out)
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
-            self._aside[index] = unit
+            # What a source wrote to the slot would be overwritten by a later batch.
+            leaves = [_apart(leaf, slot["leaves"]) for leaf in unit.joint.leaves]
+            self._aside[index] = unit._replace(joint=unit.joint._replace(leaves=leaves))
             return
         for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
             if leaf is not place:
                 np.copyto(place, leaf)
         slot["records"][...] = unit.records
+
+
+def _apart(leaf: Any, places: list[np.ndarray]) -> Any:
+    """An array that shares no memory with any of the places."""
+    shares = any(np.may_share_memory(leaf, place) for place in places)
+    return np.array(leaf) if shares else leaf
 
 
 def holds_ragged(joint: Joint) -> bool:

@@ -226,6 +226,11 @@ class _Field:
         self._cast, dtype = _cast(array.dtype)
         self._record = jax.ShapeDtypeStruct(array.shape[1:], dtype)
         if producer is not None:
+            if not array.flags.aligned:
+                raise ValueError(
+                    f"field {name!r} does not lie at a multiple of its items' size, where its "
+                    "producer reads it; copy it: np.array(array)"
+                )
             self._cast, self._record = 0, producer.struct
 
     def struct(self, batch: int) -> jax.ShapeDtypeStruct:

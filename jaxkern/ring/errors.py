@@ -16,7 +16,7 @@ class ProducerError(RingError):
 
 
 # jaxkern::ring::Outcome of csrc/ring/ring.h.
-OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED = range(7)
+OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED, NO_MEMORY = range(8)
 
 
 def problem(outcome: int, message: str, timeout: float | None) -> Exception:
@@ -27,4 +27,6 @@ def problem(outcome: int, message: str, timeout: float | None) -> Exception:
         return RingClosed(message)
     if outcome == INVALID:
         return ValueError(message)
+    if outcome == NO_MEMORY:
+        return MemoryError(message)
     return RingError(message)

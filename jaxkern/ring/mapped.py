@@ -39,7 +39,8 @@ def map_hdf5(dataset: Any) -> np.ndarray:
     file = dataset.file
     if file.driver not in ("sec2", "stdio"):
         raise ValueError(f"{name} is in a file of driver {file.driver!r}; wanted one file on disk")
-    file.flush()
+    if file.mode != "r":
+        file.flush()  # the map sees the file, not what h5py still keeps
     offset = dataset.id.get_offset()
     if offset is None or dataset.shape is None:
         raise ValueError(

@@ -11,7 +11,7 @@ from jax.interpreters import batching, mlir
 
 from jaxkern.core import compat, registry
 from jaxkern.ring.ring import Ring
-from jaxkern.ring.structure import Structure
+from jaxkern.ring.structure import Structure, packed
 
 POP, PUSH = "jaxkern.ring_pop.v1", "jaxkern.ring_push.v1"
 
@@ -83,7 +83,7 @@ def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
 def _structure(ring: Any) -> Structure:
     structure = ring._structure if isinstance(ring, Ring) else Structure(ring)
     for name, leaf in zip(structure.names, structure.leaves, strict=True):
-        if leaf.dtype.name.endswith(("int4", "uint4", "int2", "uint2", "float4_e2m1fn")):
+        if packed(leaf.dtype):
             raise TypeError(
                 f"{name} has dtype {leaf.dtype}, which programs pack; put it as uint8 and unpack "
                 "it behind the pop"

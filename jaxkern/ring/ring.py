@@ -18,9 +18,9 @@ import numpy as np
 from jaxkern.core import compat, registry
 from jaxkern.ring import errors
 from jaxkern.ring.statistics import RingStats
-from jaxkern.ring.structure import Structure
+from jaxkern.ring.structure import Structure, packed
 
-_NEXT = -1  # kNextIndex of csrc/ring/ring.h
+_NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex of csrc/ring/ring.h
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
@@ -88,7 +88,8 @@ class Ring:
 
     Raises:
       ValueError: for a capacity below 1.
-      TypeError: when a leaf of ``struct`` has no shape and dtype.
+      TypeError: when a leaf of ``struct`` has no shape and dtype, or is neither numbers nor bools.
+      MemoryError: when there is no memory for the slots.
 
     Example:
       >>> import jax, numpy as np, jaxkern as jk
@@ -117,16 +118,22 @@ class Ring:
             )
         self._structure = Structure(struct)
         self._key = secrets.randbits(64) | 1  # 0 is no key
-        self._native = library.Ring(
-            self._structure.native(),
-            capacity,
-            start,
-            self._key,
-            -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
-            _allocator(device),
-        )
-        self._capacity = capacity
-        self._start = start
+        self._capacity = _whole("capacity", capacity)
+        self._start = _whole("start", start)
+        try:
+            self._native = library.Ring(
+                self._structure.native(),
+                self._capacity,
+                self._start,
+                self._key,
+                -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
+                _allocator(device),
+            )
+        except MemoryError:
+            raise MemoryError(
+                f"no memory for {capacity} slots of {self._structure.bytes:,} bytes; give the ring "
+                "a smaller capacity or smaller batches"
+            ) from None
         self._device = device
         self._placement: _Placement | None = None
         self._errors: dict[int, BaseException] = {}
@@ -299,7 +306,7 @@ class Ring:
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
             raise TypeError(f"error is {error!r}; wanted an exception")
-        message = f"{type(error).__name__}: {error}"
+        message = _described(error)
         with self._errors_lock:  # a consumer that finds the failure finds the exception too
             if slot is None:
                 status = self._native.fail(index, message)
@@ -335,11 +342,12 @@ class _Placement:
         self.zero_copy = one is not None and one.platform == "cpu"
         self._one = one
         self._arrays = len(structure.leaves)
+        self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
 
     def batch(self, leaves: list[Any]) -> Any:
         if self.zero_copy:
             arrays = [self._own(i, leaf) for i, leaf in enumerate(leaves)]
-            self._native.count_hand_over(self._arrays, 0)
+            self._native.count_hand_over(self._arrays - self._packed, self._packed)
         else:
             # JAX keeps the host array, and that the slot, until the transfer has ended.
             arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
@@ -380,9 +388,22 @@ def _allocator(device: Any) -> Any:
 def _index(index: int | None) -> int:
     if index is None:
         return _NEXT
-    if index < 0:
-        raise ValueError(f"index is {index}; wanted 0 or more, or None")
+    if not 0 <= index <= _LAST:
+        raise ValueError(f"index is {index}; wanted 0 to 2**62, or None")
     return int(index)
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; wanted an integer")
+    return min(max(int(value), -1), _LAST + 1)  # the native ring says what its limits are
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ fails: the batch's place must not stay empty for that
+        return type(error).__name__
 
 
 def _seconds(name: str, value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ class Structure:
             (leaf.dtype.name, leaf.dtype.itemsize, leaf.shape, _dlpack_code(leaf.dtype))
             for leaf in self.leaves
         ]
+
+    @property
+    def bytes(self) -> int:
+        """Of a batch."""
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self.leaves)
 
     def tree(self) -> Any:
         """The pytree of ``jax.ShapeDtypeStruct``."""
@@ -80,9 +86,20 @@ def _leaf(position: int, leaf: Any) -> jax.ShapeDtypeStruct:
             f"leaf {position} of the ring's structure has dtype {leaf.dtype}, which is not host "
             "memory; put jax.random.key_data(keys) and wrap it again behind the ring"
         )
+    number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
+    if not number or not np.dtype(leaf.dtype).isnative:
+        raise TypeError(
+            f"leaf {position} of the ring's structure has dtype {leaf.dtype}; wanted numbers or "
+            "bools in the machine's byte order"
+        )
     # As jnp.asarray would: 64-bit types only where JAX has them enabled.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(tuple(int(n) for n in leaf.shape), dtype)
+
+
+def packed(dtype: np.dtype) -> bool:
+    """Whether JAX keeps several numbers in a byte, which NumPy does not."""
+    return dtype.name.endswith(("int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
 
 
 def _dlpack_code(dtype: np.dtype) -> int:

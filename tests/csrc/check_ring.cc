@@ -215,6 +215,8 @@ void several_consumers(uint64_t seed) {
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < 2; ++i) {
     threads.emplace_back([&, i] { produce(ring, plan, ticket, seed + i); });
+  }
+  for (int i = 0; i < 4; ++i) {  // more than the batches can wake: the end wakes the others
     threads.emplace_back([&] {
       Batch batch;
       while (ring->take(kNoDeadline, &batch).ok()) ++delivered;
@@ -245,7 +247,14 @@ void refusals() {
   expect(ring->take(kNow, &batch).outcome == Outcome::kFailed, "the failure comes first");
   expect(ring->take(kNow, &batch).index == 11, "then the batch behind it");
   expect(ring->take(kNow, &batch).outcome == Outcome::kFinished, "then the end");
-  for (const auto& bad : {std::pair<int64_t, int64_t>{0, 0}, {-1, 0}, {1, -1}}) {
+  const auto last = make(4, jaxkern::ring::kLastIndex);
+  expect(last->acquire(kNextIndex, kNow, &a).ok(), "the last index");
+  expect(last->acquire(kNextIndex, kNow, &b).outcome == Outcome::kInvalid, "behind the last index");
+  expect(last->fail(INT64_MAX, "far").outcome == Outcome::kInvalid, "the largest number");
+  expect(last->finish(INT64_MAX).outcome == Outcome::kInvalid, "an end of the largest number");
+  a.abandon();
+  for (const auto& bad :
+       {std::pair<int64_t, int64_t>{0, 0}, {-1, 0}, {1, -1}, {1, jaxkern::ring::kLastIndex + 1}}) {
     bool refused = false;
     try {
       make(bad.first, bad.second);
@@ -293,6 +302,33 @@ void memory() {
   expect(addresses.size() <= kCapacity, "more slots than the capacity");
 }
 
+// A consumer that keeps batches, and an allocator that has no more: a status, and the ring goes on.
+void exhaustion() {
+  static std::atomic<int> left;
+  left = 2;
+  Options options;
+  options.capacity = 1;
+  options.allocator = {[](size_t bytes) -> void* {
+                         return left-- > 0 ? std::aligned_alloc(64, (bytes + 63) / 64 * 64)
+                                           : nullptr;
+                       },
+                       [](void* data, size_t) { std::free(data); }};
+  const auto ring = Ring::create({jaxkern::ring::leaf_spec("int64", 8, {5, 3})}, options);
+  std::vector<Batch> kept(2);
+  for (Batch& batch : kept) {
+    Slot slot;
+    expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+    expect(ring->commit(std::move(slot)).ok() && ring->take(kNow, &batch).ok(), "a batch");
+  }
+  Slot slot;
+  const Status none = ring->acquire(kNextIndex, kNoDeadline, &slot);
+  expect(none.outcome == Outcome::kNoMemory && none.index == 2 &&
+             none.message.find("keeps 2 batches") != std::string::npos,
+         "exhausted memory: " + none.message);
+  kept.clear();
+  expect(ring->acquire(kNextIndex, kNow, &slot).ok() && slot.index() == 2, "memory came back");
+}
+
 void keys() {
   auto ring = make(2, 0, 77);
   expect(Ring::find(77) == ring, "a ring is not found by its key");
@@ -308,6 +344,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   refusals();
   memory();
+  exhaustion();
   keys();
   for (int i = 0; i < rounds && g_failures == 0; ++i) {
     stress(seed + static_cast<uint64_t>(i));

@@ -73,3 +73,19 @@ def test_records_that_are_not_there(pipe):
     second = jk.from_source(arrays(), 5, shard=(1, 2))
     with pytest.raises(ValueError, match="belongs to shard 0 in epoch 0, and this is shard 1 of 2"):
         second.explain(2)
+
+
+def in_place(batch):
+    batch["label"] *= 2
+    return batch
+
+
+def test_branches_and_work_in_place_are_replayed():
+    start = jk.from_source(arrays(), 5) >> in_place
+    pipe = start & start >> (lambda batch: {**batch, "more": batch["label"] + 1})
+    found = pipe.explain(7)
+    assert len(found.stages) == 4
+    labels = [int(stage.fields["label"]) for stage in found.stages]
+    label = arrays()["label"][7]
+    assert labels == [label, 2 * label, 2 * label, 2 * label]
+    assert found.stages[-1].fields["more"] == 2 * label + 1

@@ -335,6 +335,33 @@ def test_branches_meet(host):
     assert list(pipe.compilations.values()) == [1]
 
 
+def test_fields_of_several_arrays_meet():
+    def nested(batch):
+        ragged = im.Ragged.from_list(list(batch["image"]), max_height=6, max_width=6)
+        return {"pair": {"a": batch["label"], "b": batch["record"]}, "ragged": ragged}
+
+    start = base() >> nested
+    batches = epoch_of(start & start >> (lambda b: {**b, "sum": b["pair"]["a"] + b["pair"]["b"]}))
+    for batch in batches:
+        np.testing.assert_array_equal(batch["sum"], batch["pair"]["a"] + batch["pair"]["b"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_branch_cannot_change_what_another_reads(num_workers):
+    def in_place(batch):
+        batch["label"] += 1
+        return {"more": batch["label"]}
+
+    start = base(num_workers=num_workers)
+    for pipe in (start & start >> in_place, (start >> in_place) & start):
+        with pytest.raises(ValueError, match="read-only") as caught:
+            next(iter(pipe))
+        assert any("belongs to several branches" in note for note in caught.value.__notes__)
+    # Alone, it may: the batch is its own.
+    found = column(epoch_of(start >> in_place), "more")
+    np.testing.assert_array_equal(found, arrays()["label"] + 1)
+
+
 def test_branches_that_cannot_meet():
     start = base()
     with pytest.raises(ValueError, match="batch_size = 6 and branch 1 3"):
@@ -352,3 +379,41 @@ def test_pipelines_are_not_changed_by_what_follows():
     start = base()
     start >> (lambda batch: {"x": batch["label"]})
     assert next(iter(start)).keys() == {"image", "label", "record"}
+
+
+@pytest.mark.parametrize("records", [1, 9, 10, 16])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(8, 5), (8, 3), (3, 8), (5, 2, 7), (2, 5)])
+def test_no_batch_is_nothing_but_padding(records, shards, sizes):
+    seen, masks = [], []
+    for index in range(shards):
+        source = {"record": np.arange(records)}
+        pipe = jk.from_source(
+            source, sizes[0], True, 3, num_workers=0, pad_remainder=True, shard=(index, shards)
+        )
+        for size in sizes[1:]:
+            pipe = pipe >> Rebatch(size)
+        batches = epoch_of(pipe)
+        assert len(batches) == len(pipe) == -(-records // (shards * sizes[-1]))
+        masks.append(column(batches, "mask"))
+        seen += column(batches, "record")[masks[-1]].tolist()
+        assert all(len(batch["record"]) == sizes[-1] for batch in batches)
+    assert sorted(seen) == list(range(records))
+    whole = np.any(masks, 0).reshape(-1, sizes[-1])
+    assert whole.any(1).all()  # over all shards together
+
+
+def test_a_cache_and_the_mask():
+    source = {"x": np.arange(10)}
+    padded = jk.from_source(source, 4, pad_remainder=True)
+    for before, fields in (
+        (lambda b: {"x": b["x"]}, {"x"}),
+        (lambda b: {**b, "y": b["x"]}, {"x", "y", "mask"}),
+    ):
+        pipe = padded >> before >> Cache()
+        first, again = epoch_of(pipe), epoch_of(pipe)
+        assert first[-1].keys() == fields
+        assert_same(again, first)
+    changed = padded >> (lambda b: {**b, "mask": b["mask"] * 2.0}) >> Cache()
+    with pytest.raises(ValueError, match="'mask' was changed before Cache"):
+        next(iter(changed))

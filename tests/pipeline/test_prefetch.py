@@ -132,3 +132,20 @@ def test_timeouts_and_bad_input():
         jk.prefetch_to_device(iter([]), 0)
     with pytest.raises(TypeError, match="not iterable"):
         jk.prefetch_to_device(3)
+
+
+@pytest.mark.parametrize("offset", [0, 16])
+def test_an_iterator_may_reuse_its_buffer(offset):
+    space = np.zeros(4096 + 128, np.uint8)
+    start = -space.ctypes.data % 64 + offset  # JAX takes aligned memory without a copy
+    buffer = space[start : start + 4096].view(np.float32)
+
+    def source():
+        for i in range(8):
+            buffer[:] = i
+            yield {"x": buffer}
+
+    fetched = jk.prefetch_to_device(source(), buffer_size=3)
+    for i, item in enumerate(fetched):
+        time.sleep(0.005)
+        assert (np.asarray(item["x"]) == i).all()

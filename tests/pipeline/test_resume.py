@@ -188,6 +188,34 @@ def test_what_is_no_state_is_refused(state):
         iter(make("plain")).set_state(state)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"epoch": -1, "finished": True},
+        {"epoch": None},
+        {"batch": "x"},
+        {"batch": 1.5},
+        {"batch": 10**9},
+        {"pipeline": "x"},
+        {"pipeline": {}},
+        {"pipeline": {"nodes": None}},
+    ],
+)
+def test_a_damaged_state_is_refused(damage):
+    iterator = iter(make("plain"))
+    with pytest.raises(ValueError, match="the state is "):
+        iterator.set_state({**iterator.get_state(), **damage})
+
+
+def test_a_state_is_json_whatever_the_integers_were():
+    pipe = jk.from_source(
+        arrays(), np.int64(5), seed=np.uint8(2), shard=(np.int64(0), np.int32(2))
+    ) >> Rebatch(np.int64(3))
+    iterator = iter(pipe)
+    next(iterator)
+    assert json.loads(json.dumps(iterator.get_state()))["batch"] == 1
+
+
 def test_another_version_is_refused():
     iterator = iter(make("plain"))
     with pytest.raises(ValueError, match="version 99"):

@@ -53,6 +53,18 @@ def test_batches_over_two_axes_of_a_mesh(wanted):
     assert_same(epoch_of(augmented(sharding)), wanted)
 
 
+def test_fields_are_divided_along_their_second_axis_too():
+    mesh = jax.make_mesh((1, 4), ("data", "model"), axis_types=(AUTO, AUTO))
+    sharding = jax.NamedSharding(mesh, jax.P("data", "model"))
+    numbers = np.arange(64, dtype=np.int32)
+    source = {"x": numbers.reshape(8, 8), "y": numbers[:8]}
+    pipe = jk.from_source(source, 4, drop_remainder=True, sharding=sharding)
+    pipe = pipe >> jk.OperatorNode(lambda batch: {**batch, "x": batch["x"] + 1})
+    batches = list(pipe)
+    assert all(batch["x"].sharding.is_equivalent_to(sharding, 2) for batch in batches)
+    assert_same(epoch_of(batches)[1:], [{"x": source["x"][4:] + 1, "y": source["y"][4:]}])
+
+
 def test_a_mesh_wants_full_batches():
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
     with pytest.raises(ValueError, match="add drop_remainder=True or pad_remainder=True"):

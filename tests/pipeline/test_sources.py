@@ -3,6 +3,9 @@ images that are mixed up, converted wrongly or given the wrong label."""
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import h5py
 import jax
 import ml_dtypes
@@ -58,6 +61,80 @@ def test_wide_types_as_jax_has_them():
                     np.testing.assert_array_equal(batch["x"], source["x"])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays_of_foreign_byte_order(workers):
+    source = {"x": np.arange(9, dtype=">f4"), "y": np.arange(9, dtype=">i8")}
+    found = epoch_of(jk.from_source(source, 4, num_workers=workers))
+    for field, values in source.items():
+        np.testing.assert_array_equal(column(found, field), values)
+        assert column(found, field).dtype.isnative
+
+
+def test_strided_arrays_are_not_copied_for_every_batch():
+    whole = np.zeros((4000, 2000), np.uint8)
+    records = np.arange(8)
+    for name, array in {"columns": np.asfortranarray(whole), "every second": whole[:, ::2]}.items():
+        source = ArraySource({"x": array})
+        source.gather(records)
+        tracemalloc.start()
+        found = source.gather(records)["x"]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100_000, (name, peak)
+        np.testing.assert_array_equal(found, array[:8])
+
+
+@pytest.mark.parametrize("later", [np.uint8(200), 0.5, np.zeros(3, np.int8), np.float16(2)])
+def test_records_that_change_are_what_they_are_whatever_the_workers(later):
+    # The first batch gives the slots their shapes; another kind must not be cast to it.
+    records = [{"i": i, "x": np.int8(-1) if i < 4 or i > 35 else later} for i in range(40)]
+    one, other = (epoch_of(jk.from_source(records, 4, num_workers=n)) for n in (0, 3))
+    assert_same(other, one)
+    np.testing.assert_array_equal(one[1]["x"], np.stack([later] * 4))
+    np.testing.assert_array_equal(column(one, "i"), range(40))
+
+
+def test_a_source_that_fills_a_part_of_its_slot():
+    class Partly(BatchSource):
+        def __len__(self):
+            return 60
+
+        def gather(self, records, out=None):
+            x = np.zeros(len(records), np.int32) if out is None else out["x"]
+            x[:] = records
+            return {"x": x, "y": np.zeros((len(records), 1 + int(records[0]) % 3), np.int8)}
+
+    iterator = iter(jk.from_source(Partly(), 4, num_workers=3, prefetch_size=2))
+    found = []
+    for batch in iterator:
+        time.sleep(0.005)  # workers fill every slot that is free
+        found += np.asarray(batch["x"]).tolist()
+    assert found == list(range(60))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mesh", [False, True])
+def test_a_batch_is_not_the_memory_of_its_source(workers, mesh):
+    space = np.zeros(64 * 16 + 64, np.uint8)
+    start = -space.ctypes.data % 64  # JAX takes aligned memory without a copy
+    whole = space[start : start + 64 * 16].view(np.int32).reshape(16, 16)
+
+    class Slices(BatchSource):
+        def __len__(self):
+            return 16
+
+        def gather(self, records, out=None):
+            return {"x": whole[records[0] : records[-1] + 1]}
+
+    options = {}
+    if mesh:
+        sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
+        options = {"drop_remainder": True, "sharding": sharding}
+    batches = list(jk.from_source(Slices(), 4, num_workers=workers, **options))
+    whole[:] = 1
+    assert all((np.asarray(batch["x"]) == 0).all() for batch in batches)
+
+
 def test_npy_files(tmp_path, wanted):
     fields = arrays()
     for name, array in fields.items():
@@ -78,6 +155,15 @@ def test_hdf5(tmp_path, wanted, storage):
     assert_same(shuffled(source), wanted)
     with h5py.File(path) as file:
         assert_same(shuffled({name: file["group"][name] for name in arrays()}), wanted)
+
+
+def test_hdf5_that_is_still_being_written(tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(10, dtype=np.int32)
+        for number in (1, 2):
+            file["x"][...] = np.arange(10) + number
+            found = column(epoch_of(jk.from_source({"x": file["x"]}, 4)), "x")
+            np.testing.assert_array_equal(found, np.arange(10) + number)
 
 
 def test_hdf5_errors(tmp_path):

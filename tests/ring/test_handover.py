@@ -162,3 +162,11 @@ def test_other_devices_and_shardings():
         assert kept[-1].sharding == sharding
     for i, array in enumerate(kept):
         assert (np.asarray(array) == i).all()
+
+
+def test_a_packed_dtype_is_counted_as_copied():
+    values = np.array([1, -2, 3]).astype(jnp.int4)
+    ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((3,), jnp.int4)})
+    ring.put({"x": values})
+    assert (np.asarray(ring.get()["x"]) == values).all()
+    assert (ring.stats().zero_copy, ring.stats().copied) == (0, 1)

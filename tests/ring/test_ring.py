@@ -218,6 +218,15 @@ def test_bad_input_is_refused():
         jk.ring.Ring({"x": 3})
     with pytest.raises(TypeError, match="key_data"):
         jk.ring.Ring(jax.random.key(0))
+    for dtype in ("U3", "O", "M8[s]", ">f4"):
+        with pytest.raises(TypeError, match="wanted numbers or bools in the machine's byte order"):
+            jk.ring.Ring(np.zeros(3, dtype))
+    with pytest.raises(TypeError, match=r"capacity is 2\.5; wanted an integer"):
+        jk.ring.Ring(STRUCT, capacity=2.5)
+    with pytest.raises(ValueError, match="start is 4611686018427387905; wanted an index from 0 to"):
+        jk.ring.Ring(STRUCT, start=2**70)
+    with pytest.raises(MemoryError, match="no memory for 4 slots of 4,503,599,627,370,496 bytes"):
+        jk.ring.Ring(jax.ShapeDtypeStruct((2**52,), np.uint8))
     ring = jk.ring.Ring(STRUCT, capacity=2)
     with pytest.raises(ValueError, match=r"batch\['x'\] has shape \(4,\); the ring wants \(3,\)"):
         ring.put({"x": np.zeros(4, np.float32), "i": 0})
@@ -229,6 +238,8 @@ def test_bad_input_is_refused():
         ring.put([np.zeros(3, np.float32)])
     with pytest.raises(ValueError, match="index is -2"):
         ring.put(batch(0), index=-2)
+    with pytest.raises(ValueError, match=f"index is {2**63}; wanted 0 to"):
+        ring.fail(ValueError(), index=2**63)
     with pytest.raises(ValueError, match="timeout is -1"):
         ring.get(timeout=-1)
     with pytest.raises(TypeError, match="error is 'text'; wanted an exception"):
@@ -330,3 +341,35 @@ def test_the_next_index_is_never_starved_by_later_ones():
     threads = run(*[lambda i=i: ring.put(batch(i), index=i) for i in reversed(range(12))])
     assert [int(ring.get(20)["i"]) for _ in range(12)] == list(range(12))
     join(threads)
+
+
+def test_the_end_wakes_every_consumer():
+    ring = jk.ring.Ring(STRUCT)
+    ring.finish(1)
+    outcomes = []
+
+    def consume():
+        try:
+            ring.get(20)
+            outcomes.append("batch")
+        except StopIteration:
+            outcomes.append("end")
+
+    threads = run(*[consume] * 4)
+    time.sleep(0.1)  # all of them wait
+    ring.put(batch(0))
+    for thread in threads:
+        thread.join(5)
+    assert sorted(outcomes) == ["batch", "end", "end", "end"]
+
+
+def test_an_error_that_cannot_be_printed_arrives_in_place():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise OSError("no text")
+
+    ring = jk.ring.Ring(STRUCT)
+    with pytest.raises(Unprintable), ring.slot():
+        raise Unprintable
+    with pytest.raises(Unprintable):
+        ring.get(5)
