@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline.epoch import Epoch, Plan, Unit
+from jaxkern.pipeline.placement import default_device
 from jaxkern.pipeline.program import Program
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
@@ -151,10 +152,14 @@ class PipelineIterator(Iterator[Data]):
             leaves = [_spread(leaf, self._sharding) for leaf in leaves]
             records = _spread(records, self._sharding)
         else:
-            # A NumPy array may be the user's own, which JAX must not take for its memory.
-            leaves = [
-                jax.device_put(leaf, may_alias=False) if isinstance(leaf, np.ndarray) else leaf
-                for leaf in leaves
+            # A NumPy array may be the user's own, which JAX must not take for its memory. It comes
+            # to its device as the ring's batches do: otherwise programs would be compiled twice.
+            device = default_device()
+            *leaves, records = [
+                jax.device_put(leaf, device, may_alias=False)
+                if isinstance(leaf, np.ndarray)
+                else leaf
+                for leaf in (*leaves, records)
             ]
         joint = unit.joint._replace(leaves=leaves)
         if self._tail is None:

@@ -15,7 +15,7 @@ import pytest
 
 from jaxkern import pipeline
 
-MODULES = ("element", "nodes", "operators", "order", "pipeline", "source")
+MODULES = ("batch_size", "element", "nodes", "operators", "order", "pipeline", "source")
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
 
@@ -28,7 +28,7 @@ def test_examples_run(name):
 
 def test_the_page_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
