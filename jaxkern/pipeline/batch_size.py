@@ -133,9 +133,14 @@ def get_batch_size_recommendation(
         to find the largest size that fits.
       sharding: of a function's batches; None: the samples' own. A pipeline has its own.
       progress: whether to show a bar on stderr.
-    Returns: sizes, reasons and measurements; ``print`` shows them.
-    Raises: TypeError or ValueError that names the argument; what the function itself raises for the
-      smallest size. Larger sizes that fail are taken as too large, and `reasons` tells why.
+
+    Returns:
+      sizes, reasons and measurements; ``print`` shows them.
+
+    Raises:
+      TypeError, ValueError: naming the argument.
+      Exception: what the function itself raises for the smallest size. Larger sizes that fail are
+        taken as too large, and `reasons` tells why.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxkern as jk
