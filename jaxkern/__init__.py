@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
     from jaxkern.pipeline import from_source as from_source
+    from jaxkern.pipeline import (
+        get_batch_size_recommendation as get_batch_size_recommendation,
+    )
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __version__ = "0.1.0"
@@ -49,6 +52,7 @@ __all__ = [
     "doctor",
     "export_targets",
     "from_source",
+    "get_batch_size_recommendation",
     "get_include",
     "image",
     "load_library",
@@ -70,6 +74,7 @@ _PIPELINE = (
     "OperatorNode",
     "Pipeline",
     "from_source",
+    "get_batch_size_recommendation",
     "prefetch_to_device",
 )
 

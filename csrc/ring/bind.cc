@@ -265,8 +265,11 @@ void define_ring(nb::module_& module) {
   module.def(
       "ring_access", [] { return nb::capsule(&program_access(), kProgramAccess); },
       nb::sig("def ring_access() -> object"), "The rings, for the CUDA module.");
+  // A slot moves away when it is committed: without the interpreter's lock, its own one keeps two
+  // threads from doing that at once. The ring locks itself.
   nb::class_<PythonSlot>(module, "RingSlot")
-      .def_prop_ro("index", [](const PythonSlot& self) { return self.slot.index(); })
+      .def_prop_ro(
+          "index", [](const PythonSlot& self) { return self.slot.index(); }, nb::lock_self())
       .def(
           "leaves",
           [](const PythonSlot& self) {
@@ -279,8 +282,10 @@ void define_ring(nb::module_& module) {
             }
             return leaves;
           },
-          "The memory to fill, as bytes; it must not be written after the commit.")
-      .def("abandon", [](PythonSlot& self) { self.slot.abandon(); }, "Gives the slot back.");
+          nb::lock_self(), "The memory to fill, as bytes; it must not be written after the commit.")
+      .def(
+          "abandon", [](PythonSlot& self) { self.slot.abandon(); }, nb::lock_self(),
+          "Gives the slot back.");
 
   nb::class_<PythonRing>(module, "Ring", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double, const nb::object&>(),
@@ -291,7 +296,7 @@ void define_ring(nb::module_& module) {
            nb::arg("interruptible"))
       .def("acquire", &PythonRing::acquire, nb::arg("index"), nb::arg("timeout"),
            nb::arg("interruptible"))
-      .def("commit", &PythonRing::commit, nb::arg("slot"))
+      .def("commit", &PythonRing::commit, nb::arg("slot").lock())
       .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"),
            nb::arg("dlpack"))
       .def(
@@ -305,7 +310,7 @@ void define_ring(nb::module_& module) {
           [](PythonRing& self, PythonSlot& slot, const std::string& message) {
             return as_tuple(self.ring()->fail(std::move(slot.slot), message));
           },
-          nb::arg("slot"), nb::arg("message"))
+          nb::arg("slot").lock(), nb::arg("message"))
       .def(
           "finish",
           [](PythonRing& self, int64_t end) { return as_tuple(self.ring()->finish(end)); },

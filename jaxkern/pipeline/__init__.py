@@ -1,5 +1,10 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
+from jaxkern.pipeline.batch_search import BatchMeasurement as BatchMeasurement
+from jaxkern.pipeline.batch_size import BatchSizeRecommendation as BatchSizeRecommendation
+from jaxkern.pipeline.batch_size import (
+    get_batch_size_recommendation as get_batch_size_recommendation,
+)
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
@@ -25,6 +30,8 @@ from jaxkern.pipeline.source import BatchSource as BatchSource
 
 __all__ = [
     "ArraySource",
+    "BatchMeasurement",
+    "BatchSizeRecommendation",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -45,5 +52,6 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "from_source",
+    "get_batch_size_recommendation",
     "prefetch_to_device",
 ]

@@ -11,6 +11,12 @@ import jax
 from jaxkern.pipeline.prefetch import Prefetcher, prefetch_to_device
 
 
+def default_device() -> jax.Device:
+    """Where JAX computes when nothing says otherwise."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
 @dataclass(frozen=True)
 class DevicePlacement:
     """Puts pytrees of arrays on a device or over a mesh.

@@ -95,7 +95,8 @@ class Prefetcher(Iterator[Any]):
     def __del__(self) -> None:
         ring = getattr(self, "_ring", None)
         if ring is not None:
-            ring.close(timeout=0)
+            # At the interpreter's end the functions that `Ring.close` calls may be gone.
+            ring._native.close(0.0)
 
 
 def _fetch(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding: Any) -> None:

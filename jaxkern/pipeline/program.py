@@ -131,6 +131,10 @@ class Program:
         spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.zeros(2, np.uint32))
         return spec
 
+    def compiled(self, joint: Joint, records: Any, key: Any) -> Any:
+        """The ``jax.stages.Compiled`` for these shapes, which a call with such arguments uses."""
+        return self._jitted.lower(joint.leaves, joint.places, joint.tree, records, key).compile()
+
     def _traced(
         self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, key: Any
     ) -> Data:

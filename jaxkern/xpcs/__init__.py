@@ -1,5 +1,6 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
+from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.aps import ApsData, ApsFile, ApsFormatError, load_aps
 from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.checkpoint import CheckpointError
@@ -30,7 +31,7 @@ from jaxkern.xpcs.result import FitResult, FitTimings
 from jaxkern.xpcs.results import load_result, save_result
 from jaxkern.xpcs.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.sources import Source, as_source
-from jaxkern.xpcs.strategy import MemoryEstimate, Strategy, estimate_memory, memory_limit
+from jaxkern.xpcs.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.twin import ROW_BLOCK
 
 __all__ = [

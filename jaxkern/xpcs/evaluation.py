@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs import checkpoint
 from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
 from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.passes import BadBlocks, Pass
 from jaxkern.xpcs.program import AngleSums, Basis, PassProgram, assemble_states
 from jaxkern.xpcs.solver import NormalPoint
-from jaxkern.xpcs.strategy import anonymous_bytes
 
 Array = NDArray[np.float64]
 

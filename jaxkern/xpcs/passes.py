@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.checkpoint import PartialPass
 from jaxkern.xpcs.program import PassProgram
 from jaxkern.xpcs.sources import RowBuffers, Source, kernel_dtype, lies_ready, values
-from jaxkern.xpcs.strategy import anonymous_bytes
 from jaxkern.xpcs.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]

@@ -13,12 +13,10 @@ A strategy whose memory goes beyond the limit gives way to the next one that fit
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-GIB = 2**30
+from jaxkern.core.memory import GIB, memory_limit
 
 # Points of one chunk: 16 MB in float64, which fits a shared cache beside what is being read.
 CHUNK_POINTS = 2**21
@@ -144,80 +142,3 @@ def parse_strategy(name: str) -> Strategy:
     except ValueError:
         names = ", ".join(Strategy)
         raise ValueError(f"strategy is {name!r}; wanted one of {names}, or None") from None
-
-
-def memory_limit() -> float:
-    """GB that this process may use: ``JAXKERN_MEMORY_LIMIT``, else the tightest limit set on it.
-
-    Without the variable: the SLURM allocation, the limit of the cgroup and the machine's memory,
-    whichever is least.
-    """
-    given = os.environ.get("JAXKERN_MEMORY_LIMIT", "").strip()
-    if given:
-        try:
-            limit = float(given)
-        except ValueError:
-            limit = float("nan")
-        if not limit > 0:
-            raise ValueError(f"JAXKERN_MEMORY_LIMIT is {given!r}; wanted a number of GB above 0")
-        return limit
-    limits = [_machine_bytes(), *_cgroup_bytes(), *_slurm_bytes()]
-    return min(limits) / GIB
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cgroup_bytes(
-    root: Path = Path("/sys/fs/cgroup"), process: str = "/proc/self/cgroup"
-) -> list[int]:
-    """Limits of this process's cgroups and of those above them, versions 2 and 1."""
-    try:
-        lines = Path(process).read_text().splitlines()
-    except OSError:
-        return []
-    found: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                text = "max"
-            # Version 1 writes a number beyond any memory where there is no limit.
-            if text.isdigit() and int(text) < 2**60:
-                found.append(int(text))
-            if place == base:
-                break
-    return found
-
-
-def _slurm_bytes() -> list[int]:
-    """SLURM's allocation on this node, which it gives in MB."""
-    node = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if node.isdigit() and int(node) > 0:
-        return [int(node) * 2**20]
-    per_cpu = os.environ.get("SLURM_MEM_PER_CPU", "")
-    cpus = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    if per_cpu.isdigit() and cpus.isdigit() and int(per_cpu) > 0:
-        return [int(per_cpu) * int(cpus) * 2**20]
-    return []
-
-
-def anonymous_bytes() -> int:
-    """RssAnon of this process: memory that is its own, without the pages of mapped files."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0

@@ -15,7 +15,7 @@ import pytest
 
 from jaxkern import pipeline
 
-MODULES = ("element", "nodes", "operators", "order", "pipeline", "source")
+MODULES = ("batch_size", "element", "nodes", "operators", "order", "pipeline", "source")
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
 

@@ -209,6 +209,29 @@ def test_close_in_every_state(state):
     assert ring.stats().ready == ring.stats().filling == 0
 
 
+def test_a_slot_is_committed_once_whoever_tries():
+    # Without the interpreter's lock (free-threaded Python) both would take the same memory away.
+    with jk.ring.Ring(STRUCT, capacity=2) as ring:
+        for index in range(300):
+            slot = ring.slot()
+            slot.batch["i"][...] = index
+            start, outcomes = threading.Barrier(3), []
+
+            def commit(slot=slot, start=start, outcomes=outcomes):
+                start.wait()
+                try:
+                    slot.commit()
+                except ValueError as error:
+                    outcomes.append(str(error))
+                else:
+                    outcomes.append("committed")
+
+            join(run(commit, commit, commit))
+            assert outcomes.count("committed") == 1
+            assert sum("the slot is empty" in outcome for outcome in outcomes) == 2
+            assert int(ring.get(timeout=10)["i"]) == index
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="capacity is 0; wanted 1 to"):
         jk.ring.Ring(STRUCT, capacity=0)

@@ -260,30 +260,6 @@ def test_choice_by_size_and_memory(monkeypatch):
     assert choose(5 * 10**7, limit=0.3, in_memory=False) == "STREAMING"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
     assert choose(9 * 10**6) == "CHUNKED"
-    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
-    with pytest.raises(ValueError, match="JAXKERN_MEMORY_LIMIT is 'much'"):
-        strategies.memory_limit()
-    monkeypatch.delenv("JAXKERN_MEMORY_LIMIT")
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
-    assert strategies.memory_limit() == 0.5
-    monkeypatch.delenv("SLURM_MEM_PER_NODE")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
-    assert strategies.memory_limit() == 200 / 1024
-
-
-def test_cgroup_limits(tmp_path):
-    process = tmp_path / "cgroup"
-    process.write_text("0::/batch/job\n")
-    (tmp_path / "batch" / "job").mkdir(parents=True)
-    (tmp_path / "batch" / "job" / "memory.max").write_text("max\n")
-    (tmp_path / "batch" / "memory.max").write_text("1073741824\n")
-    assert strategies._cgroup_bytes(tmp_path, str(process)) == [2**30]
-    process.write_text("5:memory:/job\n")
-    (tmp_path / "memory" / "job").mkdir(parents=True)
-    (tmp_path / "memory" / "job" / "memory.limit_in_bytes").write_text("268435456\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert strategies._cgroup_bytes(tmp_path, str(process)) == [2**28]
 
 
 def test_estimate_memory():

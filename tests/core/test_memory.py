@@ -1,0 +1,50 @@
+"""The limits of memory: would catch a limit of the system that is overlooked or misread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxkern.core import memory
+
+
+def test_limits_from_the_environment(monkeypatch):
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
+    assert memory.memory_limit() == 0.19
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
+    with pytest.raises(ValueError, match="JAXKERN_MEMORY_LIMIT is 'much'"):
+        memory.memory_limit()
+    monkeypatch.delenv("JAXKERN_MEMORY_LIMIT")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
+    assert memory.memory_limit() == 0.5
+    monkeypatch.delenv("SLURM_MEM_PER_NODE")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
+    assert memory.memory_limit() == 200 / 1024
+
+
+def test_cgroup_limits(tmp_path):
+    process = tmp_path / "cgroup"
+    process.write_text("0::/batch/job\n")
+    (tmp_path / "batch" / "job").mkdir(parents=True)
+    (tmp_path / "batch" / "job" / "memory.max").write_text("max\n")
+    (tmp_path / "batch" / "memory.max").write_text("1073741824\n")
+    assert memory._cgroup_bytes(tmp_path, str(process)) == [2**30]
+    process.write_text("5:memory:/job\n")
+    (tmp_path / "memory" / "job").mkdir(parents=True)
+    (tmp_path / "memory" / "job" / "memory.limit_in_bytes").write_text("268435456\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory._cgroup_bytes(tmp_path, str(process)) == [2**28]
+
+
+def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "2")
+    before = memory.available_bytes()
+    assert 0 < before < 2 * memory.GIB
+    taken = np.ones(32 << 20, np.uint8)
+    # Other tests of this process may free some meanwhile, but not much.
+    assert before - memory.available_bytes() > taken.nbytes / 2
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.001")
+    assert memory.available_bytes() == 0
