@@ -32,8 +32,10 @@ LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> sh
 const char* Statistics::verdict() const {
   // A side that waits for less than 2% of the time is not held up by the other.
   const double least = 0.02 * elapsed;
-  if (consumer_wait > 2 * producer_wait && consumer_wait > least) return "producer-bound";
-  if (producer_wait > 2 * consumer_wait && producer_wait > least) return "consumer-bound";
+  // Of many producers each waits for its part of the sum.
+  const double producer = producer_wait / static_cast<double>(std::max<int64_t>(producers, 1));
+  if (consumer_wait > 2 * producer && consumer_wait > least) return "producer-bound";
+  if (producer > 2 * consumer_wait && producer > least) return "consumer-bound";
   return "balanced";
 }
 

@@ -241,6 +241,7 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   name_index(index);
   entry(index).state = State::kFilling;
   ++filling_;
+  counts_.producers = std::max(counts_.producers, filling_ + waiting_next_ + waiting_index_);
   if (waiting_next_ > 0 && next_put_ < limit()) producers_next_.notify_one();
   lock.unlock();
   slot->abandon();

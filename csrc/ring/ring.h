@@ -83,6 +83,7 @@ struct Statistics {
   int64_t batches = 0, bytes = 0, failures = 0;
   int64_t zero_copy = 0, copied = 0;                         // leaves handed over
   double producer_wait = 0, consumer_wait = 0, elapsed = 0;  // seconds; elapsed since first use
+  int64_t producers = 0;                                     // that were there at once, at most
   std::vector<int64_t> occupancy;            // [capacity + 1]: batches ready when the consumer came
   int64_t ready = 0, filling = 0, held = 0;  // now
   // "producer-bound": the consumer waits; "consumer-bound": producers do; else "balanced".

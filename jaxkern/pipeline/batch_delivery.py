@@ -13,11 +13,12 @@ import numpy as np
 
 from jaxkern.pipeline.batch_search import Footprint
 from jaxkern.pipeline.batch_trial import analysed, batch_devices, free_bytes
-from jaxkern.pipeline.epoch import Epoch, Unit
+from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.nodes import Rebatch, SourceNode
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.placement import default_device
+from jaxkern.pipeline.program import Unit
 from jaxkern.pipeline.rows import Data
 
 # Outputs that exist at a time: the consumer's, and the one that is made meanwhile.

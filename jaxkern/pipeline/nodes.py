@@ -371,5 +371,8 @@ def merged(branches: Sequence[Data]) -> Data:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two fields, arrays or trees of them, are the same objects."""
-    (ones, tree), (others, other_tree) = jax.tree.flatten(one), jax.tree.flatten(other)
-    return tree == other_tree and all(a is b for a, b in zip(ones, others, strict=True))  # type: ignore[operator]
+    tree: Any = jax.tree.structure(one)
+    if tree != jax.tree.structure(other):
+        return False
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(a is b for a, b in leaves)

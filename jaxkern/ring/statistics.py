@@ -25,9 +25,9 @@ class RingStats:
       ready: batches that wait for the consumer now.
       filling: slots that producers fill now.
       held: batches of which the consumer keeps an array now.
-      verdict: "producer-bound" where the consumer waits for most of the waiting time,
-        "consumer-bound" where producers do, else "balanced"; also "balanced" where both wait for
-        less than 2% of the time.
+      verdict: "producer-bound" where the consumer waits more than twice as long as a producer does
+        on average, "consumer-bound" the other way round, else "balanced"; also "balanced" where
+        both wait for less than 2% of the time.
     """
 
     batches: int

@@ -329,6 +329,30 @@ void exhaustion() {
   expect(ring->acquire(kNextIndex, kNow, &slot).ok() && slot.index() == 2, "memory came back");
 }
 
+// Eight producers that each wait for a tenth of the time do not wait for longer than a consumer
+// that waits for a third of it.
+void verdicts() {
+  jaxkern::ring::Statistics counts;
+  counts.elapsed = 10;
+  counts.producers = 8;
+  counts.producer_wait = 8;
+  counts.consumer_wait = 3.3;
+  expect(std::string(counts.verdict()) == "producer-bound", "the sum of producers' waits counts");
+  counts.consumer_wait = 0.4;
+  expect(std::string(counts.verdict()) == "consumer-bound", "one producer's wait");
+  counts.producer_wait = 1.5;
+  counts.consumer_wait = 0.1;
+  expect(std::string(counts.verdict()) == "balanced", "short waits");
+
+  const auto ring = make(3);
+  std::vector<Slot> slots(2);
+  for (Slot& slot : slots) expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+  slots.clear();
+  Slot slot;
+  expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+  expect(ring->statistics().producers == 2, "producers at once");
+}
+
 void keys() {
   auto ring = make(2, 0, 77);
   expect(Ring::find(77) == ring, "a ring is not found by its key");
@@ -345,6 +369,7 @@ int main(int argc, char** argv) {
   refusals();
   memory();
   exhaustion();
+  verdicts();
   keys();
   for (int i = 0; i < rounds && g_failures == 0; ++i) {
     stress(seed + static_cast<uint64_t>(i));

@@ -277,12 +277,12 @@ def test_bad_input(args, options, error, message):
         recommend(*args, **options)
 
 
-def test_batches_are_committed_so_that_nothing_compiles_twice(caplog):
+def test_the_last_program_is_compiled_once_for_each_shape(caplog):
     for num_workers in (0, 2):
         pipe = jk.from_source({"x": np.arange(10)}, 4, num_workers=num_workers)
         pipe >>= jk.OperatorNode(lambda batch: {"x": batch["x"] + 1})
         with caplog.at_level("WARNING"), jax.log_compiles():
-            assert all(batch["x"].committed for batch in pipe)
+            assert len(list(pipe)) == 3
         compiled = [m for m in caplog.messages if m.startswith("Compiling jit(_traced)")]
         assert len(compiled) == 2  # batches of 4, and the last one of 2
         caplog.clear()
