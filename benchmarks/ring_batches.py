@@ -19,9 +19,8 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,7 @@ GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
 # every 5 ms only, and the slots must hold what is made meanwhile.
 SPIN_CAPACITY = 32
 SPIN_EPOCHS = 4
+WARM = 8  # batches after which each slot's memory was touched
 
 
 @dataclass
@@ -140,16 +140,6 @@ def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
 def compared(epochs: dict[str, Epoch], ways: Ways, rounds: int) -> list[Row]:
     """All ways in turns."""
     arms = {name: harness.Arm(name, drained(epoch)) for name, epoch in epochs.items()}
-    for label, augment in (("raw", False), ("augmented", True)):
-        loads: dict[str, Callable[[], AbstractContextManager[None]]] = {
-            "process": process_spins,
-            "thread": thread_spins,
-        }
-        for who, load in loads.items():
-            arms[f"{label}, {who}"] = harness.Arm(
-                f"1 worker, {label}, a {who} spins",
-                functools.partial(_under, load, functools.partial(_spun, ways, augment)),
-            )
     harness.interleave(list(arms.values()), rounds, warmup=1, least=0)
 
     raw, augmented = arms["assembly"], arms["assembly, augmented"]
@@ -171,20 +161,33 @@ def compared(epochs: dict[str, Epoch], ways: Ways, rounds: int) -> list[Row]:
         Row("the augmentation kernel alone", augmented, kernel, 0.85),
         Row("the same, by a pipeline", piped_augmented, kernel, 0.85),
     ]
-    for label in ("raw", "augmented"):
-        name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        table.append(Row(name, arms[f"{label}, thread"], [arms[f"{label}, process"]], 0.9))
     return [row for row in table if row.theirs]
 
 
-def _under(load: Callable[[], AbstractContextManager[None]], run: Callable[[], float]) -> float:
-    with load():
-        return run()
+def beside_spinning(ways: Ways, rounds: int) -> list[Row]:
+    """One native worker beside a thread, or a process, that computes in Python all the time."""
+    table = []
+    for label, augment in (("raw", False), ("augmented", True)):
+        theirs = harness.Arm(f"1 worker, {label}, a process spins", process_spins)
+        ours = harness.Arm(f"1 worker, {label}, a thread spins", thread_spins)
+        for _ in harness.progress(range(rounds), "spinning"):
+            for arm in (theirs, ours):
+                with arm.run():
+                    arm.seconds.append(_later_epochs(ways, augment))
+        name = f"{label}, 1 worker: a Python thread spins, against another process that does"
+        table.append(Row(name, ours, [theirs], 0.9))
+    return table
 
 
-def _spun(ways: Ways, augment: bool) -> None:
-    capacity, times = SPIN_CAPACITY, SPIN_EPOCHS
-    drained(lambda: ways.assembly(augment, 1, capacity, times))()
+def _later_epochs(ways: Ways, augment: bool) -> float:
+    """Seconds of an epoch after the first one, in which the slots' memory is touched first."""
+    batches = ways.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
+    for _ in itertools.islice(batches, COUNT // BATCH):
+        pass
+    begin = time.perf_counter()
+    for batch in batches:
+        del batch
+    return (time.perf_counter() - begin) / SPIN_EPOCHS
 
 
 def resident() -> int:
@@ -214,9 +217,11 @@ def memory(augment: bool) -> dict[str, float]:
 def consumer_wait(ways: Ways) -> dict[str, float]:
     """The share of its time for which a consumer waits that takes 1.2 of the producer's."""
     with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
+        for _ in range(WARM):
+            batches.get()
         begin = time.perf_counter()
         taken = 0
-        while taken < COUNT // BATCH:  # asks all the time, as busy as the consumer will be
+        while taken < COUNT // BATCH - WARM:  # asks all the time, as busy as the consumer will be
             try:
                 batches.get(0)
                 taken += 1
@@ -226,9 +231,10 @@ def consumer_wait(ways: Ways) -> dict[str, float]:
     shares, calls = [], []
     for _ in range(9):
         with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
-            batch = batches.get()  # nobody is ahead of the first one
+            for _ in range(WARM):  # nobody is ahead of the first ones
+                batches.get()
             first, begin, asked = batches.stats().consumer_wait, time.perf_counter(), 0.0
-            for _ in range(COUNT // BATCH - 1):
+            for _ in range(COUNT // BATCH - WARM):
                 before = time.perf_counter()
                 batch = batches.get()
                 taken_at = time.perf_counter()
@@ -257,13 +263,11 @@ def lines_of(table: list[Row]) -> list[str]:
         low = row.best.spread[0] / row.ours.spread[1]
         high = row.best.spread[1] / row.ours.spread[0]
         verdict = "reached" if row.ratio >= row.bar else "**below**"
-        images = COUNT * (SPIN_EPOCHS if "spins" in row.name else 1)
         lines.append(
-            f"| {row.name} | {images / row.best.median:,.0f} | {images / row.ours.median:,.0f} "
+            f"| {row.name} | {COUNT / row.best.median:,.0f} | {COUNT / row.ours.median:,.0f} "
             f"| {row.ratio:.2f} ({low:.2f} to {high:.2f}) | {row.bar:g} | {verdict} |"
         )
-    rate = COUNT * BYTES / table[0].ours.median / 1e9
-    return [*lines, "", f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
+    return [*lines, ""]
 
 
 def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
@@ -287,8 +291,9 @@ def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    rounds = 3 if options.quick else 11
+    rounds = 3 if options.quick else options.rounds
     ways = Ways(made_images(), np.random.default_rng(1).permutation(COUNT))
     epochs, missing, errors = found(ways)
     held = {}
@@ -299,9 +304,12 @@ def main() -> None:
     tables = {"as a program starts": compared(epochs, ways, rounds)}
     if jk.performance.tune_host_allocator():
         tables["freed memory kept"] = compared(epochs, ways, rounds)
+    tables["beside Python that computes"] = beside_spinning(ways, rounds)
     lines = []
     for state, table in tables.items():
-        lines += [f"## Allocator: {state}", "", *lines_of(table)]
+        lines += [f"## {state[0].upper()}{state[1:]}", "", *lines_of(table)]
+    rate = COUNT * BYTES / tables["as a program starts"][0].ours.median / 1e9
+    lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
     lines += [*(f"{name} is missing." for name in missing), *notes_of(held, wait)]
     text = "\n".join(lines)
     print(text)

@@ -23,7 +23,8 @@ def prefetch_to_device(
     earlier ones, so that a step takes the longer of the two times and not their sum. It stays at
     most ``buffer_size`` items ahead. The iterator may fill the same NumPy arrays again: they are
     copied, unless they are read-only. An exception of the iterator is raised in its place, after
-    all items before it, with its traceback.
+    all items before it, with its traceback. Where the iterator has ``get_state`` and ``set_state``,
+    as a pipeline's, the result has them too, for the items that were delivered.
 
     Args:
       iterator: of pytrees of arrays (or of numbers).
@@ -50,13 +51,20 @@ class Prefetcher(Iterator[Any]):
     def __init__(self, iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None):
         if buffer_size < 1:
             raise ValueError(f"buffer_size is {buffer_size}; wanted 1 or more")
+        self._iterator: Any = iter(iterator)
+        self._buffer_size, self._sharding = buffer_size, sharding
+        self._start()
+
+    def _start(self) -> None:
         # A ring of batches without leaves: it orders, bounds and ends, and the items stand beside.
-        self._ring = Ring((), capacity=buffer_size)
+        self._ring = Ring((), capacity=self._buffer_size)
         self._items: dict[int, Any] = {}
-        # The thread must not hold the iterator that the consumer drops.
+        self._states: dict[int, Any] = {}
+        self._delivered = _state_of(self._iterator)
+        # The thread must not hold the prefetcher that the consumer drops.
         self._thread = threading.Thread(
             target=_fetch,
-            args=(self._ring, self._items, iter(iterator), sharding),
+            args=(self._ring, self._items, self._states, self._iterator, self._sharding),
             name="jaxkern-prefetch",
             daemon=True,
         )
@@ -67,8 +75,40 @@ class Prefetcher(Iterator[Any]):
 
     def get(self, timeout: float | None = None) -> Any:
         """The next item; see `jaxkern.ring.Ring.get` for what it raises."""
-        index, _ = self._ring._take(timeout, False)
-        return self._items.pop(index)
+        before = self._ring.state()["next"]
+        try:
+            index, _ = self._ring._take(timeout, False)
+            return self._items.pop(index)
+        finally:
+            if self._ring.state()["next"] != before:  # an item, or an error in its place
+                self._delivered = self._states.pop(before, self._delivered)
+
+    def get_state(self) -> Any:
+        """The iterator's state behind the last item that was delivered, not the last one fetched.
+
+        Raises:
+          TypeError: when the iterator has no ``get_state``, as a generator.
+        """
+        self._check_state()
+        return self._delivered
+
+    def set_state(self, state: Any) -> None:
+        """Drops what was fetched and goes on where `get_state` was called.
+
+        Raises:
+          TypeError: when the iterator has no ``set_state``; and what that raises for a state.
+        """
+        self._check_state()
+        self.close(None)
+        self._iterator.set_state(state)
+        self._start()
+
+    def _check_state(self) -> None:
+        if not _has_state(self._iterator):
+            raise TypeError(
+                f"the iterator is a {type(self._iterator).__name__}, which has no get_state and "
+                "set_state; wanted one that can be resumed, as a pipeline's"
+            )
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Ends the thread and drops what was fetched. Idempotent.
@@ -99,9 +139,19 @@ class Prefetcher(Iterator[Any]):
             ring._native.close(0.0)
 
 
-def _fetch(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding: Any) -> None:
+def _has_state(iterator: Any) -> bool:
+    return hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+
+
+def _state_of(iterator: Any) -> Any:
+    return iterator.get_state() if _has_state(iterator) else None
+
+
+def _fetch(
+    ring: Ring, items: dict[int, Any], states: dict[int, Any], iterator: Any, sharding: Any
+) -> None:
     try:
-        while _fetch_one(ring, items, iterator, sharding):
+        while _fetch_one(ring, items, states, iterator, sharding):
             pass
         ring.finish()
     except RingClosed:
@@ -112,7 +162,9 @@ def _fetch(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding:
             close()
 
 
-def _fetch_one(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], sharding: Any) -> bool:
+def _fetch_one(
+    ring: Ring, items: dict[int, Any], states: dict[int, Any], iterator: Any, sharding: Any
+) -> bool:
     """False when the iterator has ended."""
     slot = ring.slot()
     try:
@@ -121,8 +173,10 @@ def _fetch_one(ring: Ring, items: dict[int, Any], iterator: Iterator[Any], shard
         slot.abandon()
         return False
     except BaseException as error:
+        states[slot.index] = _state_of(iterator)
         slot.fail(error)
         return isinstance(error, Exception)
+    states[slot.index] = _state_of(iterator)
     try:
         items[slot.index] = jax.device_put(jax.tree.map(_own, item), sharding)
     except Exception as error:

@@ -149,3 +149,47 @@ def test_an_iterator_may_reuse_its_buffer(offset):
     for i, item in enumerate(fetched):
         time.sleep(0.005)
         assert (np.asarray(item["x"]) == i).all()
+
+
+def resumable():
+    source = {"x": np.arange(20, dtype=np.int32)}
+    return jk.from_source(source, 4, shuffle=True, seed=3)
+
+
+def test_the_state_is_behind_what_was_delivered():
+    whole = [np.asarray(batch["x"]).tolist() for batch in resumable()]
+    first = jk.prefetch_to_device(resumable(), buffer_size=3)
+    assert first.get_state()["batch"] == 0
+    got = [np.asarray(next(first)["x"]).tolist() for _ in range(2)]
+    time.sleep(0.2)  # it is three batches ahead by now
+    state = first.get_state()
+    assert got == whole[:2]
+    assert state["batch"] == 2
+    second = jk.prefetch_to_device(resumable(), buffer_size=3)
+    next(second)
+    second.set_state(state)
+    assert [np.asarray(batch["x"]).tolist() for batch in second] == whole[2:]
+    assert second.get_state()["finished"]
+    first.set_state(state)
+    assert [np.asarray(batch["x"]).tolist() for batch in first] == whole[2:]
+
+
+def test_a_state_behind_an_error_and_of_a_generator():
+    def broken(batch):
+        if 7 in batch["x"]:
+            raise LookupError("seven")
+        return batch
+
+    pipe = jk.from_source({"x": np.arange(12)}, 4) >> broken
+    fetched = jk.prefetch_to_device(pipe)
+    next(fetched)
+    with pytest.raises(TimeoutError):
+        jk.prefetch_to_device(iter(lambda: time.sleep(1), 0)).get(0.0)
+    with pytest.raises(LookupError):
+        next(fetched)
+    fetched.set_state(fetched.get_state())
+    with pytest.raises(LookupError):  # a state is behind what was delivered: it is tried again
+        next(fetched)
+    assert [np.asarray(batch["x"]).tolist() for batch in fetched] == [[8, 9, 10, 11]]
+    with pytest.raises(TypeError, match="generator, which has no get_state and set_state"):
+        jk.prefetch_to_device(x for x in [np.zeros(2)]).get_state()
