@@ -135,6 +135,31 @@ def test_pure_jax_is_honoured():
     assert_same(found, of_program(pipe, 1))
 
 
+def test_batches_behind_a_failed_draw_come(monkeypatch):
+    """The records of one chunk are drawn together; what is behind its first batch is not lost."""
+    draw, calls = im.ChainProducer.operands, []
+
+    def fails_at_the_second(self, records):
+        calls.append(len(records))
+        if len(calls) == 2:
+            raise MemoryError("no memory to draw")
+        return draw(self, records)
+
+    pipe = jk.from_source({"image": np.zeros((40, 4, 4, 3), np.uint8)}, 2)
+    pipe = pipe >> im.Compose([im.RandomCrop(2)])
+    monkeypatch.setattr("jaxkern.pipeline.native._RECORDS", 8)
+    monkeypatch.setattr(im.ChainProducer, "operands", fails_at_the_second)
+    batches, found = iter(pipe), []
+    while True:
+        try:
+            found.append(next(batches)["image"].shape)
+        except StopIteration:
+            break
+        except MemoryError as error:
+            found.append(str(error))
+    assert found == [(2, 2, 2, 3)] * 4 + ["no memory to draw"] + [(2, 2, 2, 3)] * 15
+
+
 def test_an_epoch_is_resumed_and_abandoned():
     pipe = jk.from_source(arrays(50), 8, True, 3) >> CHAINS["crop, flip, normalize"]
     whole = epoch_of(pipe)
