@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.backend import backend, current_backend
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
@@ -42,6 +44,7 @@ class Workers:
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
         self._epoch = epoch
+        self._backend = current_backend()
         self._indices = iter(batches)
         self._lock = threading.Lock()
         self.ring.finish(batches.stop)
@@ -75,6 +78,12 @@ class Workers:
         self._aside.clear()
 
     def _work(self) -> None:
+        # A context is its thread's own: here it is that of the thread that iterates.
+        same = current_backend() == self._backend
+        with contextlib.nullcontext() if same else backend(self._backend):
+            self._put_units()
+
+    def _put_units(self) -> None:
         while True:
             with self._lock:
                 index = next(self._indices, None)

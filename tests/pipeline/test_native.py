@@ -6,6 +6,8 @@ taken natively and should not be, a choice that does not follow the times or tha
 
 from __future__ import annotations
 
+import threading
+
 import h5py
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
+from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import ArraySource, pipeline
 from jaxkern.pipeline.explanation import overview
 
@@ -133,6 +136,24 @@ def test_pure_jax_is_honoured():
         found = epoch_of(batches)
     assert type(batches._workers).__name__ == "Workers"
     assert_same(found, of_program(pipe, 1))
+
+
+def test_pure_jax_is_honoured_in_worker_threads(monkeypatch):
+    """A context belongs to a thread, and the workers are others."""
+    seen = set()
+
+    class Seen(im.RandomCrop):
+        def _fold(self, *args):
+            seen.add((threading.current_thread() is threading.main_thread(), current_backend()))
+            return super()._fold(*args)
+
+    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(im.Compose([Seen(4)]), on="host")
+    with jk.backend("jax"):
+        assert pipe.element_spec  # traced here
+        pipe._plan._programs.clear()
+        epoch_of(pipe)
+    assert (False, "jax") in seen
+    assert {name for _, name in seen} == {"jax"}
 
 
 def test_batches_behind_a_failed_draw_come(monkeypatch):
