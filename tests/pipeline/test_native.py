@@ -156,6 +156,16 @@ def test_pure_jax_is_honoured_in_worker_threads(monkeypatch):
     assert {name for _, name in seen} == {"jax"}
 
 
+class Inverted(im.Compose):
+    def apply(self, images, params=None, labels=None):
+        return 255 - super().apply(images, params, labels)
+
+
+def test_a_compose_of_its_own_is_not_taken():
+    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(Inverted([im.Resize(5)]), on="host")
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
 def test_batches_behind_a_failed_draw_come(monkeypatch):
     """The records of one chunk are drawn together; what is behind its first batch is not lost."""
     draw, calls = im.ChainProducer.operands, []
