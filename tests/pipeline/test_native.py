@@ -269,6 +269,15 @@ def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):
     assert_same(epoch_of(iterator), epoch_of(first))
 
 
+@pytest.mark.parametrize("placement", ["gpu", 3, ["host"]])
+def test_a_state_of_an_unknown_place_is_refused(placement):
+    batches = iter(jk.from_source(arrays(), 6) >> CHAINS["u8"])
+    state = {**batches.get_state(), "placement": placement}
+    with pytest.raises(ValueError, match=r"placement is .*wanted 'device', 'host' or None"):
+        batches.set_state(state)
+    assert len(list(batches)) == 4
+
+
 def test_a_place_that_is_given_is_kept():
     device = jk.from_source(arrays(), 6) >> jk.OperatorNode(CHAINS["u8"], on="device")
     host = jk.from_source(arrays(), 6) >> jk.OperatorNode(CHAINS["u8"], on="host")
