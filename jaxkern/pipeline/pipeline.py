@@ -228,7 +228,7 @@ class Pipeline:
         if record_id is None:
             measurable = self._plan.placement is not None and jax.process_count() == 1
             seconds = self._measure() if measurable else {}
-            return overview(self._plan, seconds)
+            return overview(self._plan, seconds, self._options.num_workers)
         return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
 
     def __repr__(self) -> str:

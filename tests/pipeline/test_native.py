@@ -216,8 +216,12 @@ def test_the_overview_says_where_nodes_run():
     assert found.placement is None
     assert found.seconds == {}
     chain = base >> CHAINS["u8"]
-    assert [w for *_, w in overview(chain._plan, {}).nodes] == ["native threads"] * 2
-    assert "native threads: ArraySource" in str(overview(chain._plan, {}))
+    found = overview(chain._plan, {}, 2)
+    assert [where for *_, where in found.nodes] == ["native threads"] * 2
+    assert "native threads: ArraySource" in str(found)
+    alone = jk.from_source(arrays(), 6, num_workers=0)
+    alone = alone >> jk.OperatorNode(CHAINS["u8"], on="host")
+    assert [where for *_, where in alone.explain().nodes] == ["iterating thread", "host program"]
 
 
 def test_explain_measures_and_decides(monkeypatch):
