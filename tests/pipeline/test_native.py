@@ -7,6 +7,7 @@ taken natively and should not be, a choice that does not follow the times or tha
 from __future__ import annotations
 
 import threading
+import time
 
 import h5py
 import jax
@@ -20,6 +21,7 @@ from jaxkern import image as im
 from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import ArraySource, pipeline
 from jaxkern.pipeline.explanation import overview
+from jaxkern.pipeline.timing import batch_seconds
 
 CHAINS = {
     "crop, flip, normalize": im.Compose(
@@ -271,6 +273,14 @@ def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):
     assert iterator.get_state()["placement"] == "host"
     assert threads_of(later)
     assert_same(epoch_of(iterator), epoch_of(first))
+
+
+def test_an_epoch_of_one_batch_is_timed():
+    """From its beginning, since no batch follows; what comes after it is nothing."""
+    pause = 0.05
+    pipe = jk.from_source(arrays(), 23) >> (lambda batch: time.sleep(pause) or batch)
+    times = batch_seconds({"one": lambda epoch: pipe._iterator(pipe._plan, epoch)})
+    assert times["one"] >= pause
 
 
 @pytest.mark.parametrize("placement", ["gpu", 3, ["host"]])
