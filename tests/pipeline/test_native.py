@@ -275,6 +275,55 @@ def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):
     assert_same(epoch_of(iterator), epoch_of(first))
 
 
+class Broken(ArraySource):
+    def gather(self, records, out=None):
+        if 3 in records:
+            raise OSError("record 3 is gone")
+        return super().gather(records, out)
+
+
+def test_measuring_leaves_errors_in_their_place(monkeypatch):
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    pipe = jk.from_source(Broken(arrays()), 6) >> CHAINS["u8"]
+    batches = iter(pipe)
+    with pytest.raises(OSError, match="record 3 is gone"):
+        next(batches)
+    assert next(batches)["record"].tolist() == list(range(6, 12))
+    assert pipe.epoch == 1
+
+
+def test_an_interrupted_measurement_takes_no_epoch(monkeypatch):
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    times = {"device": 1.0, "host": 2.0}
+
+    def seconds(forms):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "batch_seconds", seconds)
+    pipe = jk.from_source(arrays(), 6) >> CHAINS["u8"]
+    with pytest.raises(KeyboardInterrupt):
+        iter(pipe)
+    assert pipe.epoch == 0
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: times)
+    assert iter(pipe).epoch == 0
+
+
+def test_without_a_cpu_only_the_device_is_measured(monkeypatch):
+    """As with JAX_PLATFORMS=cuda."""
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    local_devices = jax.local_devices
+
+    def without_cpu(*args, backend=None, **kwargs):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return local_devices(*args, backend=backend, **kwargs)
+
+    monkeypatch.setattr(jax, "local_devices", without_cpu)
+    pipe = jk.from_source(arrays(50), 8) >> CHAINS["u8"]
+    assert set(pipe.explain().seconds) == {"device"}
+    assert len(list(pipe)) == 7
+
+
 def test_an_epoch_of_one_batch_is_timed():
     """From its beginning, since no batch follows; what comes after it is nothing."""
     pause = 0.05
