@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxkern.core.backend import backend, current_backend
+from jaxkern.core.contexts import ThreadContexts
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
@@ -44,7 +43,7 @@ class Workers:
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
         self._epoch = epoch
-        self._backend = current_backend()
+        self._contexts = ThreadContexts()
         self._indices = iter(batches)
         self._lock = threading.Lock()
         self.ring.finish(batches.stop)
@@ -78,9 +77,7 @@ class Workers:
         self._aside.clear()
 
     def _work(self) -> None:
-        # A context is its thread's own: here it is that of the thread that iterates.
-        same = current_backend() == self._backend
-        with contextlib.nullcontext() if same else backend(self._backend):
+        with self._contexts.entered():
             self._put_units()
 
     def _put_units(self) -> None:

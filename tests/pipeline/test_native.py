@@ -158,6 +158,16 @@ def test_pure_jax_is_honoured_in_worker_threads(monkeypatch):
     assert {name for _, name in seen} == {"jax"}
 
 
+@pytest.mark.parametrize("node", [lambda batch: batch, CHAINS["crop, flip, normalize"]])
+def test_64_bits_are_those_of_the_thread_that_iterates(node):
+    numbers = np.arange(23) + 2**40
+    pipe = jk.from_source({**arrays(), "number": numbers}, 6) >> node
+    with jax.enable_x64(True):
+        found = epoch_of(pipe)
+        assert {str(batch["number"].dtype) for batch in found} == {"int64"}
+        assert_same(found, of_program(pipe, 1))
+
+
 class Inverted(im.Compose):
     def apply(self, images, params=None, labels=None):
         return 255 - super().apply(images, params, labels)
