@@ -20,7 +20,7 @@ Form = TypeVar("Form")
 
 
 def batch_seconds(forms: Mapping[Form, Callable[[int], PipelineIterator]]) -> dict[Form, float]:
-    """Seconds of a batch, medians of rounds: from one to the next, or of an epoch that ends soon.
+    """Seconds of a batch, medians of rounds: from one to the next, or of an epoch of few.
 
     Args:
       forms: what makes the iterator of an epoch. Epoch 0 is read several times, from its start.
@@ -43,6 +43,8 @@ def _one_round(start: Callable[[int], PipelineIterator], seconds: float) -> floa
             jax.block_until_ready(batch)
             taken += 1
             if taken >= _BATCHES and time.perf_counter() - begin >= seconds:
-                return (time.perf_counter() - begin) / taken
-        # The few batches behind the first were made while that was waited for.
+                break
+        if taken >= _BATCHES:
+            return (time.perf_counter() - begin) / taken
+        # Those few behind the first were made while that was waited for.
         return (time.perf_counter() - started) / (taken + 1)
