@@ -199,6 +199,10 @@ Status Assembly::State::make(const Job& job) {
     Slot slot;
     Status status = ring->acquire(job.index, kNoDeadline, &slot);
     if (!status.ok()) {
+      if (status.outcome == Outcome::kNoMemory) {  // the consumer may give some back
+        (void)ring->fail(job.index, status.message);
+        return {};
+      }
       // An index that somebody else has put, or failed, is taken: the rest goes on.
       return status.outcome == Outcome::kInvalid ? Status{} : status;
     }

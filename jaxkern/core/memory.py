@@ -87,7 +87,7 @@ def anonymous_bytes() -> int:
 
 def available_bytes() -> int:
     """What this process may still take: up to its own limit, and of what the machine has free."""
-    room = int(memory_limit() * GIB) - anonymous_bytes()
+    room = int(min(memory_limit() * GIB, _machine_bytes())) - anonymous_bytes()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

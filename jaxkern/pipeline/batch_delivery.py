@@ -34,6 +34,7 @@ class PipelineTrial:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
+        pipeline._decide()
         self._given = pipeline
         self._options = pipeline._options
         self._pipelines: dict[int, Pipeline] = {}
@@ -135,7 +136,8 @@ def resized(pipeline: Pipeline, size: int) -> Pipeline:
     """The pipeline with batches of another size, without a smaller last one.
 
     The source's batch size changes, or that of the last `Rebatch`, which keeps what is before it.
-    Caches are shared with the pipeline that is given.
+    Caches are shared with the pipeline that is given, and a Compose that is left open runs where it
+    does there.
     """
     built: dict[tuple[Vertex, bool], Vertex] = {}
 
@@ -153,7 +155,10 @@ def resized(pipeline: Pipeline, size: int) -> Pipeline:
             built[vertex, decides] = Vertex(node, inputs, vertex.storage)
         return built[vertex, decides]
 
-    return Pipeline(again(pipeline._output, True), pipeline._options)
+    made = Pipeline(again(pipeline._output, True), pipeline._options)
+    if pipeline._plan.placement is not None:
+        made._replan(pipeline._plan.placement)
+    return made
 
 
 def _delivered(pipeline: Pipeline) -> Generator[Data, None, None]:

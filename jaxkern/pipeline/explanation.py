@@ -65,7 +65,8 @@ class Overview:
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
-        threads", "host program" for JAX on the CPU in worker threads, or "device program".
+        threads", "host program" for JAX on the CPU in worker threads, or "device program"; without
+        workers "iterating thread" in the place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
     """
@@ -84,10 +85,13 @@ class Overview:
         return "\n".join(lines)
 
 
-def overview(plan: Plan, seconds: dict[Placement, float]) -> Overview:
-    """Where each node of a plan runs."""
-    native: set[Vertex] = set() if plan.native is None else {plan.native.source, *plan.frontier}
-    places = {"device": "device program", "host": "host program", None: "worker threads"}
+def overview(plan: Plan, seconds: dict[Placement, float], workers: int) -> Overview:
+    """Where each node of a plan runs with so many workers."""
+    native: set[Vertex] = set()
+    if workers and plan.native is not None:
+        native = {plan.native.source, *plan.frontier}
+    threads = "worker threads" if workers else "iterating thread"
+    places = {"device": "device program", "host": "host program", None: threads}
     nodes = []
     for vertex in plan.vertices:
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]

@@ -158,7 +158,12 @@ class PipelineIterator(Iterator[Data]):
                 return self._run.unit(self._made)
             self._workers = native or Workers(*arguments)
             self._closing = weakref.finalize(self, self._workers.close)
-        return self._workers.get(timeout)
+        try:
+            return self._workers.get(timeout)
+        except StopIteration:  # nothing was drawn behind the batch for which drawing failed
+            self.close()
+            self._workers = None
+            return self._unit(timeout)
 
     def _placed(self, unit: Unit) -> Data:
         # A NumPy array may be the user's own, which JAX must not take for its memory.

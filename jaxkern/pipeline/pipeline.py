@@ -16,6 +16,7 @@ from jaxkern.pipeline.graph import Node, Remainder, Vertex, whole
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
+from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.source import as_source
 from jaxkern.pipeline.timing import batch_seconds
@@ -153,10 +154,9 @@ class Pipeline:
         return Pipeline(Vertex(Merge(), (self._output, other._output)), self._options)
 
     def __iter__(self) -> PipelineIterator:
+        self._decide()
         epoch = self._epoch
         self._epoch += 1
-        if self._plan.placement is not None and not self._decided:
-            self._measure()
         return self._iterator(self._plan, epoch)
 
     def _iterator(self, plan: Plan, epoch: int) -> PipelineIterator:
@@ -228,7 +228,7 @@ class Pipeline:
         if record_id is None:
             measurable = self._plan.placement is not None and jax.process_count() == 1
             seconds = self._measure() if measurable else {}
-            return overview(self._plan, seconds)
+            return overview(self._plan, seconds, self._options.num_workers)
         return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
 
     def __repr__(self) -> str:
@@ -254,12 +254,20 @@ class Pipeline:
             return jax.default_backend()
         return str(sharding.mesh.devices.flat[0].platform)
 
+    def _decide(self) -> None:
+        """Settles where a Compose runs that is left open, if that is still to be measured."""
+        if self._plan.placement is None or self._decided:
+            return
+        try:
+            self._measure()
+        except Exception:  # what a batch raises comes in its place, when that is iterated
+            self._decided = True
+
     def _measure(self) -> dict[Placement, float]:
         """Seconds of a batch in each place; the faster one's plan is the pipeline's from now on."""
-        plans: dict[Placement, Plan] = {
-            "device": Plan(self._output, "device"),
-            "host": Plan(self._output, "host"),
-        }
+        plans: dict[Placement, Plan] = {"device": Plan(self._output, "device")}
+        if cpu_device() is not None:
+            plans["host"] = Plan(self._output, "host")
         seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
         self._ready = plans[min(plans, key=lambda place: seconds[place])]
         self._decided = True

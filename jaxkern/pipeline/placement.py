@@ -17,6 +17,14 @@ def default_device() -> jax.Device:
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
+def cpu_device() -> jax.Device | None:
+    """The CPU; None where JAX was told to do without (``JAX_PLATFORMS=cuda``)."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
 @dataclass(frozen=True)
 class DevicePlacement:
     """Puts pytrees of arrays on a device or over a mesh.

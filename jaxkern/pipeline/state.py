@@ -6,9 +6,9 @@ their settings.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from jaxkern.pipeline.epoch import Plan
+from jaxkern.pipeline.epoch import Placement, Plan
 from jaxkern.pipeline.nodes import SourceNode
 
 VERSION = 1
@@ -65,6 +65,11 @@ def read_state(plan: Plan, state: Any) -> tuple[int, int]:
         raise ValueError(
             f"the state is at batch {batch!r} of epoch {epoch!r} of the pipeline {there!r:.80}; "
             "wanted numbers from 0, and a pipeline as get_state() describes it"
+        )
+    if state.get("placement") not in (None, *get_args(Placement)):  # older states have none
+        raise ValueError(
+            f"the state's placement is {state['placement']!r}; wanted 'device', 'host' or None, as "
+            "get_state() gives it"
         )
     boundary = bool(state.get("finished")) or state["batch"] == 0
     differences = []

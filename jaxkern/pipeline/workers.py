@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.contexts import ThreadContexts
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
@@ -42,6 +43,7 @@ class Workers:
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
         self._epoch = epoch
+        self._contexts = ThreadContexts()
         self._indices = iter(batches)
         self._lock = threading.Lock()
         self.ring.finish(batches.stop)
@@ -75,6 +77,10 @@ class Workers:
         self._aside.clear()
 
     def _work(self) -> None:
+        with self._contexts.entered():
+            self._put_units()
+
+    def _put_units(self) -> None:
         while True:
             with self._lock:
                 index = next(self._indices, None)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.contexts import ThreadContexts
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring
 from jaxkern.ring.statistics import RingStats
@@ -261,6 +262,7 @@ class _Feed:
         self._producers = [field.producer for field in fields.values()]
         self._remainder, self._rows = remainder, rows
         self._next = start
+        self._contexts = ThreadContexts()  # draws depend on them
         self.draws = any(producer is not None for producer in self._producers)
 
     def everything(self, records: np.ndarray) -> None:
@@ -272,7 +274,8 @@ class _Feed:
     def run(self, chunks: Iterable[Any]) -> None:
         """Chunk by chunk, a little ahead of the threads."""
         try:
-            self._chunks(chunks)
+            with self._contexts.entered():
+                self._chunks(chunks)
         except BaseException as error:
             if not self._native.closed:
                 self._give_up(error)

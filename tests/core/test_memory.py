@@ -46,5 +46,7 @@ def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
     taken = np.ones(32 << 20, np.uint8)
     # Other tests of this process may free some meanwhile, but not much.
     assert before - memory.available_bytes() > taken.nbytes / 2
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "inf")
+    assert 0 < memory.available_bytes() <= memory._machine_bytes()
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.001")
     assert memory.available_bytes() == 0

@@ -224,6 +224,50 @@ void check_refusals() {
                                     "takes no more");
 }
 
+std::atomic<int64_t> g_blocks{0};
+
+// A consumer that keeps batches until there is no memory for more of them: those fail, each in its
+// place, and the others come.
+void check_no_memory() {
+  const Data data(10);
+  Options options;
+  options.capacity = 2;
+  options.allocator.allocate = [](size_t bytes) -> void* {
+    return --g_blocks < 0 ? nullptr : host_allocator().allocate(bytes);
+  };
+  options.allocator.release = [](void* memory, size_t bytes) {
+    host_allocator().release(memory, bytes);
+  };
+  g_blocks = 2;
+  const std::shared_ptr<Ring> ring = Ring::create({leaf_spec("int64", 8, {1})}, options);
+  const Rows rows{reinterpret_cast<const char*>(data.labels.data()), 10, 8, 8, Cast::kNone};
+  Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 2});
+  const std::vector<int64_t> records = {0, 1, 2, 3, 4, 5};
+  assembly.submit(records.data(), 6, {});
+  assembly.finish();
+  std::vector<Batch> kept(2);
+  int64_t good = 0, failed = 0;
+  for (;;) {
+    Batch got;
+    const Status status = ring->take(Clock::now() + std::chrono::seconds(10), &got);
+    if (status.outcome == Outcome::kFinished) break;
+    if (status.outcome != Outcome::kOk && status.outcome != Outcome::kFailed) {
+      expect(false, "memory ran out, and then: " + status.message);
+      break;
+    }
+    expect(status.index == good + failed, "out of order where memory ran out");
+    if (status.ok()) {
+      if (good < 2) kept[static_cast<size_t>(good)] = std::move(got);
+      ++good;
+    } else {
+      expect(status.message.find("memory") != std::string::npos, status.message);
+      ++failed;
+      for (Batch& batch : kept) batch.release();
+    }
+  }
+  expect(good >= 2 && failed >= 1 && good + failed == 6, "batches were lost with the memory");
+}
+
 // An image chain's producer refuses bad plans and bad parameters, and gives its memory back.
 void check_chain() {
   using namespace jaxkern::image;  // NOLINT
@@ -267,6 +311,7 @@ int main(int count, char** arguments) {
   const auto seed = static_cast<uint64_t>(count > 2 ? std::atoll(arguments[2]) : 1);
   check_refusals();
   check_chain();
+  check_no_memory();
   for (int i = 0; i < rounds; ++i) run(seed * 1000003 + static_cast<uint64_t>(i) * 17);
   if (g_failures == 0) std::printf("check_assembly: %d rounds\n", rounds);
   return g_failures == 0 ? 0 : 1;

@@ -16,7 +16,8 @@ import pytest
 from batches import arrays
 
 import jaxkern as jk
-from jaxkern.pipeline import Cache, Rebatch
+from jaxkern.image import Compose, RandomCrop
+from jaxkern.pipeline import Cache, Rebatch, pipeline
 from jaxkern.pipeline.batch_delivery import PipelineTrial, resized
 
 recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=1.0)
@@ -180,6 +181,23 @@ def test_pipelines_deliver_batches_of_the_other_size(num_workers):
     rebatched = [len(batch["label"]) for batch in resized(counted >> Rebatch(9), 7)]
     assert rebatched == [7, 7]
     assert set(calls) <= {4}
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_sizes_are_tried_where_the_pipeline_runs(monkeypatch, placement):
+    """Else each size would be timed in both places, and its memory read from one of them."""
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    times = {"device": 2.0, "host": 2.0, placement: 1.0}
+    measured = []
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: measured.append(1) or times)
+    pipe = jk.from_source(arrays(60), 4) >> Compose([RandomCrop(3)])
+    trial = PipelineTrial(pipe)
+    for size in (2, 8):
+        trial.compile(size)
+        trial.turn(size, 2)
+        assert trial._pipelines[size]._plan.placement == placement
+    assert pipe._plan.placement == placement
+    assert len(measured) == 1
 
 
 def test_a_sharded_pipeline():

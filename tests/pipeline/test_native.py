@@ -6,6 +6,9 @@ taken natively and should not be, a choice that does not follow the times or tha
 
 from __future__ import annotations
 
+import threading
+import time
+
 import h5py
 import jax
 import jax.numpy as jnp
@@ -15,8 +18,10 @@ from batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
+from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import ArraySource, pipeline
 from jaxkern.pipeline.explanation import overview
+from jaxkern.pipeline.timing import batch_seconds
 
 CHAINS = {
     "crop, flip, normalize": im.Compose(
@@ -135,6 +140,69 @@ def test_pure_jax_is_honoured():
     assert_same(found, of_program(pipe, 1))
 
 
+def test_pure_jax_is_honoured_in_worker_threads(monkeypatch):
+    """A context belongs to a thread, and the workers are others."""
+    seen = set()
+
+    class Seen(im.RandomCrop):
+        def _fold(self, *args):
+            seen.add((threading.current_thread() is threading.main_thread(), current_backend()))
+            return super()._fold(*args)
+
+    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(im.Compose([Seen(4)]), on="host")
+    with jk.backend("jax"):
+        assert pipe.element_spec  # traced here
+        pipe._plan._programs.clear()
+        epoch_of(pipe)
+    assert (False, "jax") in seen
+    assert {name for _, name in seen} == {"jax"}
+
+
+@pytest.mark.parametrize("node", [lambda batch: batch, CHAINS["crop, flip, normalize"]])
+def test_64_bits_are_those_of_the_thread_that_iterates(node):
+    numbers = np.arange(23) + 2**40
+    pipe = jk.from_source({**arrays(), "number": numbers}, 6) >> node
+    with jax.enable_x64(True):
+        found = epoch_of(pipe)
+        assert {str(batch["number"].dtype) for batch in found} == {"int64"}
+        assert_same(found, of_program(pipe, 1))
+
+
+class Inverted(im.Compose):
+    def apply(self, images, params=None, labels=None):
+        return 255 - super().apply(images, params, labels)
+
+
+def test_a_compose_of_its_own_is_not_taken():
+    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(Inverted([im.Resize(5)]), on="host")
+    assert_same(epoch_of(pipe), of_program(pipe, 1))
+
+
+def test_batches_behind_a_failed_draw_come(monkeypatch):
+    """The records of one chunk are drawn together; what is behind its first batch is not lost."""
+    draw, calls = im.ChainProducer.operands, []
+
+    def fails_at_the_second(self, records):
+        calls.append(len(records))
+        if len(calls) == 2:
+            raise MemoryError("no memory to draw")
+        return draw(self, records)
+
+    pipe = jk.from_source({"image": np.zeros((40, 4, 4, 3), np.uint8)}, 2)
+    pipe = pipe >> im.Compose([im.RandomCrop(2)])
+    monkeypatch.setattr("jaxkern.pipeline.native._RECORDS", 8)
+    monkeypatch.setattr(im.ChainProducer, "operands", fails_at_the_second)
+    batches, found = iter(pipe), []
+    while True:
+        try:
+            found.append(next(batches)["image"].shape)
+        except StopIteration:
+            break
+        except MemoryError as error:
+            found.append(str(error))
+    assert found == [(2, 2, 2, 3)] * 4 + ["no memory to draw"] + [(2, 2, 2, 3)] * 15
+
+
 def test_an_epoch_is_resumed_and_abandoned():
     pipe = jk.from_source(arrays(50), 8, True, 3) >> CHAINS["crop, flip, normalize"]
     whole = epoch_of(pipe)
@@ -160,8 +228,12 @@ def test_the_overview_says_where_nodes_run():
     assert found.placement is None
     assert found.seconds == {}
     chain = base >> CHAINS["u8"]
-    assert [w for *_, w in overview(chain._plan, {}).nodes] == ["native threads"] * 2
-    assert "native threads: ArraySource" in str(overview(chain._plan, {}))
+    found = overview(chain._plan, {}, 2)
+    assert [where for *_, where in found.nodes] == ["native threads"] * 2
+    assert "native threads: ArraySource" in str(found)
+    alone = jk.from_source(arrays(), 6, num_workers=0)
+    alone = alone >> jk.OperatorNode(CHAINS["u8"], on="host")
+    assert [where for *_, where in alone.explain().nodes] == ["iterating thread", "host program"]
 
 
 def test_explain_measures_and_decides(monkeypatch):
@@ -211,6 +283,72 @@ def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):
     assert iterator.get_state()["placement"] == "host"
     assert threads_of(later)
     assert_same(epoch_of(iterator), epoch_of(first))
+
+
+class Broken(ArraySource):
+    def gather(self, records, out=None):
+        if 3 in records:
+            raise OSError("record 3 is gone")
+        return super().gather(records, out)
+
+
+def test_measuring_leaves_errors_in_their_place(monkeypatch):
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    pipe = jk.from_source(Broken(arrays()), 6) >> CHAINS["u8"]
+    batches = iter(pipe)
+    with pytest.raises(OSError, match="record 3 is gone"):
+        next(batches)
+    assert next(batches)["record"].tolist() == list(range(6, 12))
+    assert pipe.epoch == 1
+
+
+def test_an_interrupted_measurement_takes_no_epoch(monkeypatch):
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    times = {"device": 1.0, "host": 2.0}
+
+    def seconds(forms):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "batch_seconds", seconds)
+    pipe = jk.from_source(arrays(), 6) >> CHAINS["u8"]
+    with pytest.raises(KeyboardInterrupt):
+        iter(pipe)
+    assert pipe.epoch == 0
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: times)
+    assert iter(pipe).epoch == 0
+
+
+def test_without_a_cpu_only_the_device_is_measured(monkeypatch):
+    """As with JAX_PLATFORMS=cuda."""
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    local_devices = jax.local_devices
+
+    def without_cpu(*args, backend=None, **kwargs):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return local_devices(*args, backend=backend, **kwargs)
+
+    monkeypatch.setattr(jax, "local_devices", without_cpu)
+    pipe = jk.from_source(arrays(50), 8) >> CHAINS["u8"]
+    assert set(pipe.explain().seconds) == {"device"}
+    assert len(list(pipe)) == 7
+
+
+def test_an_epoch_of_one_batch_is_timed():
+    """From its beginning, since no batch follows; what comes after it is nothing."""
+    pause = 0.05
+    pipe = jk.from_source(arrays(), 23) >> (lambda batch: time.sleep(pause) or batch)
+    times = batch_seconds({"one": lambda epoch: pipe._iterator(pipe._plan, epoch)})
+    assert times["one"] >= pause
+
+
+@pytest.mark.parametrize("placement", ["gpu", 3, ["host"]])
+def test_a_state_of_an_unknown_place_is_refused(placement):
+    batches = iter(jk.from_source(arrays(), 6) >> CHAINS["u8"])
+    state = {**batches.get_state(), "placement": placement}
+    with pytest.raises(ValueError, match=r"placement is .*wanted 'device', 'host' or None"):
+        batches.set_state(state)
+    assert len(list(batches)) == 4
 
 
 def test_a_place_that_is_given_is_kept():
