@@ -80,7 +80,8 @@ class Prefetcher(Iterator[Any]):
             index, _ = self._ring._take(timeout, False)
             return self._items.pop(index)
         finally:
-            if self._ring.state()["next"] != before:  # an item, or an error in its place
+            # An item, or an error in its place, was taken.
+            if before is not None and self._ring.state()["next"] != before:
                 self._delivered = self._states.pop(before, self._delivered)
 
     def get_state(self) -> Any:
