@@ -36,11 +36,11 @@ def streamed(path: Path, n: int) -> dict:
 
 
 def test_memory_does_not_know_the_size_of_the_file(tmp_path):
-    small, large = streamed(tmp_path / "small.npy", 1024), streamed(tmp_path / "large.npy", 3200)
-    extra_data = 4 * 2 * (3200**2 - 1024**2)
+    # Both are many chunks of 2^21 points, of which one is in the kernel and one ahead of it.
+    small, large = streamed(tmp_path / "small.npy", 2048), streamed(tmp_path / "large.npy", 4096)
+    extra_data = 4 * 2 * (4096**2 - 2048**2)
     added = [max(seen["samples"]) - seen["before"] for seen in (small, large)]
-    assert extra_data > 60 * MIB
-    # Chunks of 2^21 points at most, one in the kernel and one ahead of it.
+    assert extra_data == 96 * MIB
     assert added[1] - added[0] < 24 * MIB
     # From where the pass is compiled, the fit's memory is flat.
     steady = np.array(large["samples"][len(large["samples"]) // 2 :])
