@@ -50,7 +50,8 @@ GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
 # every 5 ms only, and the slots must hold what is made meanwhile.
 SPIN_CAPACITY = 32
 SPIN_EPOCHS = 4
-WARM = 8  # batches after which each slot's memory was touched
+SLOTS = 4
+WARM = 4  # batches after which the producer is ahead
 
 
 @dataclass
@@ -180,14 +181,22 @@ def beside_spinning(ways: Ways, rounds: int) -> list[Row]:
 
 
 def _later_epochs(ways: Ways, augment: bool) -> float:
-    """Seconds of an epoch after the first one, in which the slots' memory is touched first."""
+    """Seconds of an epoch after the first one, in which every slot's memory is touched first."""
     batches = ways.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
-    for _ in itertools.islice(batches, COUNT // BATCH):
+    _touch(batches, SPIN_CAPACITY)
+    for _ in itertools.islice(batches, COUNT // BATCH - SPIN_CAPACITY):
         pass
     begin = time.perf_counter()
     for batch in batches:
         del batch
     return (time.perf_counter() - begin) / SPIN_EPOCHS
+
+
+def _touch(batches: Iterator[Any], slots: int) -> None:
+    """Takes that many batches at once: the slot that was given back last is filled next, so that
+    the others would be touched first when the consumer falls behind."""
+    held = list(itertools.islice(batches, slots))
+    del held
 
 
 def resident() -> int:
@@ -217,11 +226,10 @@ def memory(augment: bool) -> dict[str, float]:
 def consumer_wait(ways: Ways) -> dict[str, float]:
     """The share of its time for which a consumer waits that takes 1.2 of the producer's."""
     with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
-        for _ in range(WARM):
-            batches.get()
+        _touch(batches, SLOTS)
         begin = time.perf_counter()
         taken = 0
-        while taken < COUNT // BATCH - WARM:  # asks all the time, as busy as the consumer will be
+        while taken < COUNT // BATCH - SLOTS:  # asks all the time, as busy as the consumer will be
             try:
                 batches.get(0)
                 taken += 1
@@ -231,10 +239,11 @@ def consumer_wait(ways: Ways) -> dict[str, float]:
     shares, calls = [], []
     for _ in range(9):
         with jk.ring.Assembly({"image": ways.images}, ways.order, BATCH, workers=1) as batches:
+            _touch(batches, SLOTS)
             for _ in range(WARM):  # nobody is ahead of the first ones
                 batches.get()
             first, begin, asked = batches.stats().consumer_wait, time.perf_counter(), 0.0
-            for _ in range(COUNT // BATCH - WARM):
+            for _ in range(COUNT // BATCH - WARM - SLOTS):
                 before = time.perf_counter()
                 batch = batches.get()
                 taken_at = time.perf_counter()
