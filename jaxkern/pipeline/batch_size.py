@@ -154,6 +154,10 @@ def get_batch_size_recommendation(
     """
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; wanted a number above 0")
+    if memory_limit is not None and not isinstance(memory_limit, (int, float)):
+        raise TypeError(
+            f"memory_limit is {memory_limit!r}; wanted a number of bytes, as 2**30, or None"
+        )
     if memory_limit is not None and not memory_limit > 0:
         raise ValueError(f"memory_limit is {memory_limit!r}; wanted bytes, above 0, or None")
     trial = _trial(fn_or_pipeline, args, in_axes, sharding)

@@ -49,7 +49,7 @@ def native_work(plan: Plan) -> NativeWork | None:
     if isinstance(last.node, SourceNode):
         arrays = _row_arrays(last.node)
         return None if arrays is None else NativeWork(last, arrays, {})
-    source, chain = last.inputs[0], chain_of(last)
+    source, chain = last.inputs[0], getattr(last.node, "chain", None)
     if not isinstance(source.node, SourceNode):
         return None
     arrays = _row_arrays(source.node)
@@ -70,12 +70,6 @@ def native_work(plan: Plan) -> NativeWork | None:
     except (TypeError, ValueError):  # mixes images, or takes no such images: the program says so
         return None
     return NativeWork(source, arrays, {field: producer})
-
-
-def chain_of(vertex: Vertex) -> tuple[Compose, str] | None:
-    """The chain of a vertex that is a plain `Compose`, and the field that it acts on."""
-    chain: tuple[Compose, str] | None = getattr(vertex.node, "chain", None)
-    return chain
 
 
 class NativeBatches:

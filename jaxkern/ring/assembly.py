@@ -124,9 +124,7 @@ class Assembly:
         self._length: int | None = None
         self._thread: threading.Thread | None = None
         feed = _Feed(native, self.ring, fields, batch_size, remainder, start, rows, self._short)
-        if isinstance(order, Iterator) or not (
-            hasattr(order, "shape") or isinstance(order, Sequence)
-        ):
+        if _in_parts(order):
             self._run(feed, order)
             return
         records = _records(order)
@@ -366,6 +364,13 @@ def _cast(dtype: np.dtype) -> tuple[int, np.dtype]:
     if canonical == dtype:
         return 0, canonical
     return (1 if dtype.kind in "iu" else 2), canonical
+
+
+def _in_parts(order: Any) -> bool:
+    """Whether it is an iterable of arrays rather than one array, or a sequence of numbers."""
+    if isinstance(order, Sequence):
+        return len(order) > 0 and np.ndim(order[0]) > 0
+    return not hasattr(order, "shape")
 
 
 def _records(order: Any) -> np.ndarray:

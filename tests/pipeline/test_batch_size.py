@@ -139,6 +139,11 @@ def test_sharded_batches_come_in_multiples_of_the_devices():
     assert placed.max_batch_size == 1984
 
 
+def test_a_memory_limit_that_is_no_number():
+    with pytest.raises(TypeError, match="memory_limit is '1GB'"):
+        recommend(lambda x: x + 1, ROW, memory_limit="1GB")
+
+
 def test_a_pipeline_with_its_source():
     def slow(batch):
         time.sleep(0.01)

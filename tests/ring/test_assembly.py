@@ -189,6 +189,11 @@ def test_an_endless_order():
     assert got.tolist() == [i % 7 for i in range(1000)]
 
 
+def test_an_order_in_a_list_of_arrays():
+    with jk.ring.Assembly({"x": np.arange(7)}, [np.arange(7), np.arange(3)], 5) as batches:
+        assert [batch["x"].tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2]]
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "problem"),
     [
