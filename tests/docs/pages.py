@@ -1,0 +1,100 @@
+"""The code blocks of the README and the documentation, and what each page takes for granted.
+
+python tests/docs/pages.py     prints how many blocks are run and how many are not
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# What only a GPU or a cluster can run says so in its own text.
+_ELSEWHERE = re.compile(
+    r"\bgpu|cuda|slurm|srun|sbatch|distributed\.initialize|gpu-check", re.IGNORECASE
+)
+
+_IMAGES = """
+import jax, jax.numpy as jnp, numpy as np
+import jaxkern as jk
+images = np.random.default_rng(0).integers(0, 256, (64, 24, 20, 3), np.uint8)
+labels = np.arange(64) % 10
+record_ids = np.arange(64)
+"""
+
+# Code that stands for the reader's own, run before the block of that number.
+BEFORE = {
+    "README.md": {
+        1: "def train(image, label): assert image.shape[1:] == (224, 224, 3)" + _IMAGES,
+        2: """
+import numpy as np
+t, phi = 0.1 * np.arange(60), np.array([0.0, 40.0])
+import jaxkern as jk
+_model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(q=0.0054, gap=2e6, dt=0.1, t=t, phi=phi))
+c2 = jk.xpcs.simulate(_model, _model.defaults, 0.3, 1.0, noise=0.01)
+""",
+    },
+    "images.md": {
+        0: _IMAGES
+        + """
+augment = jk.image.Compose([jk.image.RandomResizedCrop(8), jk.image.RandomHorizontalFlip()])
+images = np.random.default_rng(0).integers(0, 256, (4, 256, 256, 3), np.uint8)
+keys = jax.random.split(jax.random.key(0), 4)
+list_of_uint8_images = [images[i, : 20 + i, :30] for i in range(4)]
+"""
+    },
+    "ring.md": {
+        1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
+    },
+    "start.md": {1: _IMAGES},
+    "xpcs.md": {1: "c2_measured = np.asarray(c2)"},
+}
+
+# What a page prints, by parts.
+SHOWN = {
+    "pipelines.md": [
+        "5\n",
+        "['brightness', 'image', 'label', 'thumbnail']",
+        "Compose  native threads: Compose#",
+        "augmentation runs on the",
+        "record 17 in epoch 1",
+    ],
+}
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line of the page on which it begins."""
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def here(self) -> bool:
+        """Whether any machine can run it."""
+        return not _ELSEWHERE.search(self.text)
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    """A page's blocks in these languages; blocks of directives are Sphinx's."""
+    text = page.read_text()
+    return [
+        Block(m[1], m[2], text.count("\n", 0, m.start()) + 2)
+        for m in re.finditer(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        if m[1] in languages
+    ]
+
+
+def main() -> None:
+    found = [block for page in PAGES for block in blocks(page, "python", "sh", "cpp")]
+    here = sum(block.here for block in found)
+    print(
+        f"{here} code blocks of the documentation run, {len(found) - here} need a GPU or a cluster"
+    )
+
+
+if __name__ == "__main__":
+    main()

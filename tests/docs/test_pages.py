@@ -1,0 +1,81 @@
+"""Every code block of the README and the documentation runs: would catch one that does not.
+
+A page's Python blocks run from top to bottom in one namespace, as a reader would type them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import BEFORE, PAGES, ROOT, SHOWN, blocks
+
+PYTHON = [page for page in PAGES if blocks(page, "python")]
+COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
+def test_python_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    before = BEFORE.get(page.name, {})
+    for number, block in enumerate(blocks(page, "python")):
+        exec(before.get(number, ""), names)
+        if block.here:
+            # With the page's own line numbers.
+            text = "\n" * (block.line - 1) + block.text
+            exec(compile(text, str(page), "exec"), names)
+    shown = capsys.readouterr().out
+    for part in SHOWN.get(page.name, []):
+        assert part in shown
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+def test_commands_run(page, tmp_path):
+    """The package's own commands run; targets of make exist. pip's are what CI installs with."""
+    for block in blocks(page, "sh"):
+        if not block.here:
+            continue
+        for line in block.text.splitlines():
+            command = line.split("#")[0].split()
+            if not command:
+                continue
+            if command[0] == "make":
+                done = subprocess.run(
+                    ["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True
+                )
+            elif command[:3] == ["python", "-m", "jaxkern"]:
+                done = subprocess.run(
+                    [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
+                )
+            else:
+                assert command[0] == "pip", f"{page.name}: nothing here runs {line!r}"
+                continue
+            assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def test_the_cpp_block_compiles(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "ring.md", "cpp")
+    source = tmp_path / "producer.cc"
+    source.write_text(
+        '#include <memory>\n#include <utility>\n#include "ring/ring.h"\n'
+        "using namespace jaxkern::ring;\nvoid fill(int64_t, void*, void*);\n"
+        f"void produce(std::shared_ptr<Ring> ring) {{\n{block.text}}}\n"
+    )
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler is not None
+    subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", "-I", ROOT / "csrc", source], check=True
+    )
+
+
+def test_every_block_is_known():
+    """A block in a language that nothing here runs would go untested."""
+    for page in PAGES:
+        known = {"python", "sh", "cpp"}
+        found = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
+        assert found <= known, f"{page.name} has blocks in {found - known}"
