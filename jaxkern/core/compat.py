@@ -5,7 +5,8 @@ Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,6 +83,12 @@ def sdy_sharding_rule(
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def shard_map_devices(parameters: Mapping[str, Any]) -> int:
+    """How many devices share the work of a shard_map equation: those of its own manual axes."""
+    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
+    return math.prod(parameters["mesh"].shape[axis] for axis in axes)
 
 
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
