@@ -8,7 +8,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -51,10 +51,10 @@ class OpCall:
     batch_dims: int
     static: Mapping[str, Any]
     backend: str
-    count: int | None
-    conditional: bool
-    devices: int
-    path: tuple[str, ...]
+    count: int | None = 1
+    conditional: bool = False
+    devices: int = 1
+    path: tuple[str, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -90,20 +90,9 @@ def _calls(
     jaxpr: Jaxpr, count: int | None, conditional: bool, devices: int, path: tuple[str, ...]
 ) -> Iterator[OpCall]:
     for eqn in jaxpr.eqns:
-        op = op_of(eqn.primitive)
-        if op is not None:
-            yield OpCall(
-                op=op,
-                operands=_structs(eqn.invars),
-                results=_structs(eqn.outvars),
-                batch_dims=eqn.params["batch_dims"],
-                static=dict(eqn.params["static"]),
-                backend=eqn.params["backend"],
-                count=count,
-                conditional=conditional,
-                devices=devices,
-                path=path,
-            )
+        call = op_call(eqn)
+        if call is not None:
+            yield replace(call, count=count, conditional=conditional, devices=devices, path=path)
             continue
         for inner in inner_programs(eqn):
             yield from _calls(
@@ -113,6 +102,21 @@ def _calls(
                 devices * inner.devices,
                 (*path, _label(eqn)),
             )
+
+
+def op_call(eqn: JaxprEqn) -> OpCall | None:
+    """The call that one equation is, as if a program were nothing else; None for other equations."""
+    op = op_of(eqn.primitive)
+    if op is None:
+        return None
+    return OpCall(
+        op=op,
+        operands=_structs(eqn.invars),
+        results=_structs(eqn.outvars),
+        batch_dims=eqn.params["batch_dims"],
+        static=dict(eqn.params["static"]),
+        backend=eqn.params["backend"],
+    )
 
 
 def times(count: int | None, factor: int | None) -> int | None:
