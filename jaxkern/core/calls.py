@@ -105,7 +105,7 @@ def _calls(
 
 
 def op_call(eqn: JaxprEqn) -> OpCall | None:
-    """The call that one equation is, as if a program were nothing else; None for other equations."""
+    """The call that an equation is, counted once; None for other equations."""
     op = op_of(eqn.primitive)
     if op is None:
         return None

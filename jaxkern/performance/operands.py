@@ -29,22 +29,18 @@ def call_operands(program: ClosedJaxpr, leaves: Sequence[Any]) -> Iterator[tuple
 
 
 def _walk(jaxpr: Jaxpr, values: Sequence[Any] | None) -> Iterator[tuple[Any, ...] | None]:
-    for eqn in jaxpr.eqns:
+    for at, eqn in enumerate(jaxpr.eqns):
         if op_call(eqn) is not None:
-            yield None if values is None else _evaluated(jaxpr, eqn, values)
+            yield None if values is None else _evaluated(jaxpr, at, values)
             continue
         inner = inner_programs(eqn)
         if not any(_has_call(part.jaxpr) for part in inner):
             continue
-        given = None if values is None else _evaluated(jaxpr, eqn, values)
+        given = None if values is None else _evaluated(jaxpr, at, values)
         for k, part in enumerate(inner):
             entering = None if given is None else _inputs(eqn, k, given)
-            if entering is None or len(entering) != len(part.jaxpr.invars):
-                yield from _walk(part.jaxpr, None)
-            elif part.jaxpr.constvars:
-                yield from _walk(part.jaxpr, None)
-            else:
-                yield from _walk(part.jaxpr, entering)
+            fits = entering is not None and len(entering) == len(part.jaxpr.invars)
+            yield from _walk(part.jaxpr, entering if fits and not part.jaxpr.constvars else None)
 
 
 def _has_call(jaxpr: Jaxpr) -> bool:
@@ -54,9 +50,9 @@ def _has_call(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _evaluated(jaxpr: Jaxpr, eqn: JaxprEqn, values: Sequence[Any]) -> tuple[Any, ...]:
-    """The operands of an equation, from the inputs of the program that it stands in."""
-    before = jaxpr.eqns[: jaxpr.eqns.index(eqn)]
+def _evaluated(jaxpr: Jaxpr, at: int, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The operands of the equation at an index, from the inputs of the program it stands in."""
+    before, eqn = jaxpr.eqns[:at], jaxpr.eqns[at]
     wanted = [v for v in eqn.invars if not isinstance(v, Literal)]
     prefix = jaxpr.replace(
         eqns=before,
@@ -87,11 +83,7 @@ def _inputs(eqn: JaxprEqn, k: int, given: Sequence[Any]) -> Sequence[Any] | None
         index, *rest = given
         taken = int(np.clip(int(np.asarray(index)), 0, len(params["branches"]) - 1))
         return rest if taken == k else None
-    if name == "shard_map":
-        return None
-    if name == "custom_linear_solve":
-        return None
-    return given
+    return None if name in ("shard_map", "custom_linear_solve") else given
 
 
 def made_up_operands(call: OpCall) -> tuple[jax.Array, ...]:
