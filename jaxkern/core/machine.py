@@ -12,7 +12,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     """The processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
-    fields = {}
+    fields: dict[str, str] = {}
     try:
         for line in cpuinfo.read_text().splitlines():
             name, colon, value = line.partition(":")

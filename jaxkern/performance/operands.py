@@ -91,7 +91,7 @@ def made_up_operands(call: OpCall) -> tuple[jax.Array, ...]:
     random = np.random.default_rng(0)
 
     def one(struct: Any) -> jax.Array:
-        if jax.dtypes.issubdtype(struct.dtype, np.floating):
+        if jnp.issubdtype(struct.dtype, np.floating):
             return jnp.asarray(random.uniform(0, 1, struct.shape), struct.dtype)
         return jnp.zeros(struct.shape, struct.dtype)
 

@@ -7,6 +7,7 @@ calls are counted back, and each op that runs natively adds its own model.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
@@ -161,7 +163,8 @@ class _Counter:
             body = self.alone(inner[0].jaxpr)
             if body is None:
                 return None
-            return length * (body + known[0]) - seen * body
+            beyond: np.ndarray = length * (body + known[0]) - seen * body
+            return beyond
         if eqn.primitive.name == "cond":
             if not any(part.any() for part in known):
                 return np.zeros(3)
@@ -183,7 +186,8 @@ def custom_calls(compiled: Any) -> Counter[str]:
 def _with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
     if not jaxpr.constvars:
         return jaxpr
-    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    opened: Jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return opened
 
 
 def _struct(variable: Any) -> Any:
@@ -245,14 +249,14 @@ def _collect_work(jaxpr: Jaxpr, count: float, work: dict[str, float]) -> None:
         dtype = _widest([*eqn.invars, *eqn.outvars])
         if dtype is None:
             continue
-        elements = sum(np.prod(v.aval.shape, dtype=float) for v in eqn.outvars)
+        elements = float(sum(_size(v) for v in eqn.outvars))
         call = op_call(eqn)
         if call is not None:
             elements = float(call.cost.flops or elements)
         elif eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            shape = eqn.invars[0].aval.shape
-            elements *= 2 * np.prod([shape[axis] for axis in contracted], dtype=float)
+            shape = _struct(eqn.invars[0]).shape
+            elements *= 2 * math.prod(shape[axis] for axis in contracted)
         work[dtype] += count * elements
 
 
@@ -276,6 +280,10 @@ _MOVES = frozenset(
 )
 
 
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)
+
+
 def _widest(variables: Sequence[Any]) -> str | None:
     kinds = [np.dtype(v.aval.dtype) for v in variables if _is_real(v.aval)]
     if not kinds:
@@ -285,4 +293,4 @@ def _widest(variables: Sequence[Any]) -> str | None:
 
 def _is_real(aval: Any) -> bool:
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, np.inexact))
+    return dtype is not None and bool(jnp.issubdtype(dtype, np.inexact))

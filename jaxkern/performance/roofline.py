@@ -130,6 +130,7 @@ def _of_function(
         ceilings=roof,
         devices=len(devices),
         times=tuple(seconds),
+        statistic="median",
         notes=(*notes, *_remarks(placement, roof), *roof.notes),
     )
 
@@ -271,7 +272,9 @@ def _op_seconds(call: OpCall, operands: Sequence[Any]) -> float:
 
     chosen: Any = call.backend
     with backend(chosen):
-        return statistics.median(call_seconds(jax.jit(run), *operands, calls=_CALLS))
+        return statistics.median(
+            call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
+        )
 
 
 def _of_batches(
@@ -307,18 +310,11 @@ def _of_batches(
             "at least 2"
         )
     roof = _machine(given, jax.local_devices(backend="cpu")[0])
-    spent = sum(seconds)
-    flops = None if flops_per_sample is None else flops_per_sample * samples
-    moved = float(delivered) if bytes_per_sample is None else bytes_per_sample * samples
-    whole = place(flops, moved, spent, roof.best.fma_f32, roof.best.bandwidth)
     runs = len(seconds)
-    one = place(
-        None if flops is None else flops / runs,
-        moved / runs,
-        spent / runs,
-        roof.best.fma_f32,
-        roof.best.bandwidth,
-    )
+    flops = None if flops_per_sample is None else flops_per_sample * samples / runs
+    moved = delivered / runs if bytes_per_sample is None else bytes_per_sample * samples / runs
+    mean = statistics.fmean(seconds)
+    placement = place(flops, moved, mean, roof.best.fma_f32, roof.best.bandwidth)
     notes = []
     if flops_per_sample is None:
         notes.append(
@@ -331,7 +327,7 @@ def _of_batches(
         notes.append("the ceilings are the host's, which makes the batches")
     return Roofline(
         name=type(pipeline).__name__,
-        placement=one,
+        placement=placement,
         samples=max(1, round(samples / runs)),
         dtype="f32",
         counted="delivered samples and bytes"
@@ -341,5 +337,6 @@ def _of_batches(
         ceilings=roof,
         devices=1,
         times=tuple(seconds),
-        notes=(*notes, *_remarks(whole, roof), *roof.notes),
+        statistic="mean",
+        notes=(*notes, *_remarks(placement, roof), *roof.notes),
     )

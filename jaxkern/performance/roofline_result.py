@@ -103,7 +103,8 @@ class Roofline:
       rows: the ops inside, each timed alone.
       ceilings: the machine's.
       devices: that run it at once.
-      times: seconds of every timed run; `time` is their median.
+      times: seconds of every timed run; `time` is their ``statistic``: the median of a function's
+        calls, the mean of a pipeline's batches.
       notes: what is missing or surprising in the figures.
     """
 
@@ -116,6 +117,7 @@ class Roofline:
     ceilings: Ceilings
     devices: int
     times: tuple[float, ...]
+    statistic: str
     notes: tuple[str, ...]
 
     @property
@@ -130,7 +132,7 @@ class Roofline:
 
     @property
     def time(self) -> float:
-        """Seconds of one run, the median."""
+        """Seconds of one run, or of one batch."""
         return self.placement.time
 
     @property
@@ -168,6 +170,7 @@ class Roofline:
             "counted": self.counted,
             "devices": self.devices,
             "times": list(self.times),
+            "statistic": self.statistic,
             "notes": list(self.notes),
             "ceilings": self.ceilings.as_dict(),
             "rows": [
@@ -190,7 +193,7 @@ class Roofline:
         lines = [
             f"roofline of {self.name} on {where} ({self.ceilings.device})",
             "",
-            f"  {'time':<12}{_seconds(here.time)} (median of {len(self.times)})",
+            f"  {'time':<12}{_seconds(here.time)} ({self.statistic} of {len(self.times)})",
             f"  {'operations':<12}{_scaled(here.flops, 'FLOP')}",
             f"  {'bytes':<12}{_scaled(here.bytes, 'B')}",
             f"  {'intensity':<12}{_number(here.intensity)} FLOP/B; the roof's corner is at "
