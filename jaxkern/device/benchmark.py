@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, ceilings
 from jaxkern.core.op import ops
 from jaxkern.core.timing import call_seconds
@@ -93,15 +94,13 @@ def benchmark_device_performance(
     with jax.default_device(device):
         phases = jnp.linspace(0.0, 3.0, size, dtype=jnp.float32)
         operands = (phases, 2 * phases, jnp.float32(0.3), jnp.float32(1.0))
-    static = {"shear_power": 4}
-    seconds = statistics.median(
-        call_seconds(jax.jit(lambda *x: op(*x, **static)), *operands, calls=5, seconds=0.3)
-    )
-    cost = op.cost(*operands, **static)
+    run = jax.jit(lambda *x: op(*x, shear_power=4))
+    seconds = statistics.median(call_seconds(run, *operands, calls=5, seconds=0.3))
+    (call,) = op_calls(run.trace(*operands).jaxpr)
+    cost, reason = call.cost, call.problem(roof.platform)
     if cost.flops is None or cost.bytes is None:
         raise RuntimeError(f"{op.name} declares no cost")
     peak, bandwidth = roof.best.fma_f32, roof.best.bandwidth
-    reason = op.problem(roof.platform, operands, static)
     return DevicePerformance(
         ceilings=roof,
         size=size,

@@ -138,14 +138,8 @@ def _of_function(
 def _traced(fn: Callable[..., Any], args: Sequence[Any], name: str) -> tuple[Any, Any]:
     jitted: Any = fn
     if not hasattr(fn, "trace"):
+        _refuse_other_than_arrays(args, name)
         jitted = jax.jit(fn)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
-            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-                raise TypeError(
-                    f"args{jax.tree_util.keystr(path)} of {name} is a {type(leaf).__name__}; "
-                    "wanted arrays and numbers: bind anything else with functools.partial, or jit "
-                    "the function with static_argnums"
-                )
     try:
         traced = jitted.trace(*args)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -154,7 +148,21 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any], name: str) -> tuple[Any
             f"{str(error).splitlines()[0]}; branch with jax.lax.cond or jnp.where, and keep NumPy, "
             "files and printing out of it"
         ) from error
+    except TypeError:
+        # A jitted function may take anything as a static argument, so that JAX is asked first.
+        _refuse_other_than_arrays(args, name)
+        raise
     return traced.lower(), traced.jaxpr
+
+
+def _refuse_other_than_arrays(args: Sequence[Any], name: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            raise TypeError(
+                f"args{jax.tree_util.keystr(path)} of {name} is a {type(leaf).__name__}; wanted "
+                "arrays and numbers: bind anything else with functools.partial, or jit the "
+                "function with static_argnums"
+            )
 
 
 def _name(fn: Callable[..., Any]) -> str:
