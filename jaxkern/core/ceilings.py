@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.machine import cpu_model, last_level_cache_bytes
+from jaxkern.core.machine import busy_seconds, cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 
@@ -28,6 +28,8 @@ _LEAST_BUFFER = 128 << 20
 # Nothing of a stream over this many times the caches is still there at the next pass.
 _CACHES = 4
 _FORMAT = 1
+# The share of all CPU time that others may take before the figures are told to be doubtful.
+_DISTURBANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
             f"only {buffer >> 20} MiB were streamed, for want of memory, of {wanted >> 20} MiB: "
             "some of it may stay in the caches"
         )
-    begun = time.perf_counter()
+    begun, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
 
     def rates(count: int) -> Rates:
         memory = native.measure_memory(level, count, max(buffer, 1), _PROBE_SECONDS)
@@ -237,6 +239,15 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
 
     one = rates(1)
     every = rates(threads) if threads > 1 else one
+    seconds = time.perf_counter() - begun
+    after = busy_seconds()
+    if busy is not None and after is not None:
+        others = (after - busy - (time.process_time() - own)) / (seconds * (os.cpu_count() or 1))
+        if others > _DISTURBANCE:
+            notes.append(
+                f"other processes used {100 * others:.0f}% of the CPUs meanwhile, so that the "
+                "figures may be low; ceilings(refresh=True) measures anew"
+            )
     return Ceilings(
         platform="cpu",
         device=identity["device"],
@@ -246,7 +257,7 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
         all_threads=every,
         buffer_bytes=buffer,
         cache_bytes=cache,
-        seconds=time.perf_counter() - begun,
+        seconds=seconds,
         measured=_now(),
         notes=tuple(notes),
     )

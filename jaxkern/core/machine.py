@@ -1,12 +1,14 @@
-"""What the operating system says of this machine's processor: its name and its caches."""
+"""What the operating system says of this machine's processor: its name, its caches, its load."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
+_STAT = Path("/proc/stat")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -45,3 +47,18 @@ def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
         return None
     last = max(level for level, _ in caches)
     return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def busy_seconds(stat: Path = _STAT) -> float | None:
+    """Seconds that all processors together have worked, for any process; None if it is not told.
+
+    Includes what a virtual machine's host took away.
+    """
+    try:
+        name, *ticks = stat.read_text().splitlines()[0].split()
+        user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])
+    except (OSError, ValueError, IndexError):
+        return None
+    if name != "cpu":
+        return None
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")

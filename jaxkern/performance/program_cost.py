@@ -23,7 +23,7 @@ from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls
 
 _CUSTOM_CALL = re.compile(r"\bcustom-call\(.*?custom_call_target=\"([^\"]+)\"")
 # Matrix products and convolutions of a GPU's libraries, which XLA's analysis does know.
-_KNOWN_CALLS = ("__cublas", "__cudnn", "__onednn")
+_KNOWN_CALLS = ("__cublas", "__cudnn")
 
 
 @dataclass

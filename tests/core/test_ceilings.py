@@ -53,6 +53,7 @@ def probes(monkeypatch, tmp_path):
     native, calls = probe_once()
     monkeypatch.setattr(registry, "module", lambda name="cpu": native if name == "cpu" else None)
     monkeypatch.setattr(module, "_threads", lambda: 3)
+    monkeypatch.setattr(module, "busy_seconds", lambda: None)
     return calls
 
 
@@ -135,6 +136,27 @@ def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     assert small.buffer_bytes == 16 << 20
     assert "for want of memory" in small.notes[0]
     assert [c[2] for c in probes] == [400 << 20] * 2 + [16 << 20] * 2
+
+
+def test_a_busy_machine_is_told(probes, monkeypatch):
+    # Everything that the CPUs did, and more, was the work of others.
+    busy = iter([100.0, 100.0 + 1e6])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
+    assert "% of the CPUs meanwhile" in ceilings().notes[0]
+    assert "figures may be low" in str(ceilings())  # the kept ones too
+    quiet = iter([100.0, 100.0])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(quiet))
+    assert ceilings(refresh=True).notes == ()
+
+
+def test_the_work_of_all_processors_grows_with_this_one(tmp_path):
+    before, own = machine.busy_seconds(), time.process_time()
+    while time.process_time() - own < 0.3:
+        pass
+    assert machine.busy_seconds() - before > 0.2
+    (tmp_path / "stat").write_text("cpu  1 2 3 1000 1000 4 5 6 7 8\ncpu0 1\n")
+    assert machine.busy_seconds(tmp_path / "stat") == 21 / os.sysconf("SC_CLK_TCK")
+    assert machine.busy_seconds(tmp_path / "none") is None
 
 
 def test_platforms_and_missing_libraries_are_clear_errors(monkeypatch):
