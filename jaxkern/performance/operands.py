@@ -68,11 +68,14 @@ def _inputs(eqn: JaxprEqn, k: int, given: Sequence[Any]) -> Sequence[Any] | None
     """What the k-th program inside an equation gets when it first runs; None if it does not."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        kept = params["num_consts"] + params["num_carry"]
         if params["length"] == 0:
             return None
         first = -1 if params["reverse"] else 0
-        return [*given[:kept], *(x[first] for x in given[kept:])]
+        body = inner_programs(eqn)[0].jaxpr.invars
+        # What is scanned over has one axis more outside; constants and the carry do not.
+        return [
+            x[first] if np.ndim(x) > len(_shape(v)) else x for x, v in zip(given, body, strict=True)
+        ]
     if name == "while":
         conditions, bodies = params["cond_nconsts"], params["body_nconsts"]
         carried = given[conditions + bodies :]
@@ -84,6 +87,11 @@ def _inputs(eqn: JaxprEqn, k: int, given: Sequence[Any]) -> Sequence[Any] | None
         taken = int(np.clip(int(np.asarray(index)), 0, len(params["branches"]) - 1))
         return rest if taken == k else None
     return None if name in ("shard_map", "custom_linear_solve") else given
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = variable.aval.shape
+    return shape
 
 
 def made_up_operands(call: OpCall) -> tuple[jax.Array, ...]:

@@ -237,13 +237,13 @@ def stream_copy(threads, arrays):
     return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_memory_ceilings_are_near_a_stream_of_numpys(threads):
+def test_memory_ceilings_are_near_a_stream_of_numpys():
+    threads = 2
     arrays = [(np.ones(4 << 20), np.ones(4 << 20)) for _ in range(threads)]  # 32 MiB each
     level = CPU.simd_levels()[-1]
     copies, ceiling = [], []
     for _ in range(3):
-        found = CPU.measure_memory(level, threads, 64 << 20, 0.02)
+        found = CPU.measure_memory(level, threads, 64 << 20, 0.0)
         ceiling.append(max(found["copy"], found["copy_streaming"]))
         copies += [stream_copy(threads, arrays) for _ in range(3)]
         assert min(found["load"], found["store"]) > 0
