@@ -21,6 +21,7 @@ from jaxkern.core.registry import export_targets as export_targets
 from jaxkern.core.registry import load as load_library
 
 if TYPE_CHECKING:
+    from jaxkern import benchmarking as benchmarking
     from jaxkern import image as image
     from jaxkern import performance as performance
     from jaxkern import pipeline as pipeline
@@ -49,6 +50,7 @@ __all__ = [
     "OperatorNode",
     "Pipeline",
     "backend",
+    "benchmarking",
     "doctor",
     "export_targets",
     "from_source",
@@ -66,7 +68,16 @@ __all__ = [
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
+_DOMAINS = (
+    "benchmarking",
+    "image",
+    "performance",
+    "pipeline",
+    "random",
+    "ring",
+    "testing",
+    "xpcs",
+)
 _PIPELINE = (
     "DevicePlacement",
     "ElementOperator",
