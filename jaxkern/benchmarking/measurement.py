@@ -126,3 +126,8 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def renamed(measured: Measurement, name: str) -> Measurement:
+    """The same measurement by another name."""
+    return dataclasses.replace(measured, name=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
     now = datetime.datetime.now(datetime.UTC)
     path = folder / f"{_file_name(measured.name)}-{now:%Y%m%dT%H%M%S%f}.json"
     record = {"format": FORMAT, **measured.as_dict()}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json_text(record) + "\n")
     return path
 
 
@@ -64,6 +65,27 @@ def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
     if not found:
         raise FileNotFoundError(f"no saved measurement of {name!r} in {folder}; save() writes one")
     return found[-1]
+
+
+def json_text(record: Any) -> str:
+    """A record as JSON; a number that is none (NaN, infinite) is null there.
+
+    >>> json_text({"std": float("nan"), "shape": (2, 3)})
+    '{"std": null, "shape": [2, 3]}'
+    """
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)
+        if isinstance(value, dict):
+            return {str(key): plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(inner) for inner in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return str(value) if isinstance(value, Path) else value
+
+    return json.dumps(plain(record), allow_nan=False)
 
 
 def _file_name(name: str) -> str:
