@@ -97,13 +97,19 @@ def ratio_of_medians(
     paired: bool = False,
     confidence: float = 0.95,
     resamples: int = 4000,
+    block: int | None = None,
     seed: int = 0,
 ) -> Ratio:
     """``median(after) / median(before)`` with a percentile bootstrap interval (Efron 1979).
 
+    Samples that were measured one after the other are alike, because a machine is slow for a while:
+    they are drawn in blocks of neighbours (Kuensch 1989), which widens the interval accordingly.
+
     Args:
       paired: the i-th samples of both were measured in the same round: rounds are drawn, so that
         what slows a whole round cancels.
+      block: how many neighbours are drawn together; by default the square root of the number of
+        samples, and 1 where they are paired.
       seed: of the resampling, so that the same samples always give the same interval.
 
     Raises:
@@ -116,10 +122,21 @@ def ratio_of_medians(
     if paired and len(over) != len(under):
         raise ValueError(f"paired samples of {len(over)} and {len(under)} rounds; wanted as many")
     generator = np.random.default_rng(seed)
-    drawn = generator.integers(len(over), size=(resamples, len(over)))
-    other = drawn if paired else generator.integers(len(under), size=(resamples, len(under)))
+    block = (1 if paired else None) if block is None else block
+    drawn = _draws(generator, resamples, len(over), block)
+    other = drawn if paired else _draws(generator, resamples, len(under), block)
     ratios = np.median(over[drawn], axis=1) / np.median(under[other], axis=1)
     tail = 50 * (1 - confidence)
     low, high = np.percentile(ratios, [tail, 100 - tail])
     value = float(np.median(over) / np.median(under))
     return Ratio(value, float(low), float(high), confidence, min(len(over), len(under)))
+
+
+def _draws(
+    generator: np.random.Generator, resamples: int, count: int, block: int | None
+) -> np.ndarray:
+    """Indices [resamples, count] of samples, in runs of ``block`` neighbours, the last one cut."""
+    length = round(count**0.5) if block is None else min(block, count)
+    starts = generator.integers(count - length + 1, size=(resamples, -(-count // length)))
+    runs = starts[:, :, None] + np.arange(length)
+    return runs.reshape(resamples, -1)[:, :count]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, from_dict
+from jaxkern.benchmarking.measurement import Measurement, duration, from_dict
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
 
 DIRECTORY = Path("benchmark-results")
@@ -59,12 +59,16 @@ def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
     Raises:
       FileNotFoundError: there is none.
     """
+    return _saved(name, Path(directory))[-1]
+
+
+def _saved(name: str, folder: Path) -> list[Path]:
+    """The files of that name, the oldest first; at least one."""
     pattern = re.compile(re.escape(_file_name(name)) + r"-\d{8}T\d{12}\.json")
-    folder = Path(directory)
     found = sorted(path for path in folder.glob("*.json") if pattern.fullmatch(path.name))
     if not found:
         raise FileNotFoundError(f"no saved measurement of {name!r} in {folder}; save() writes one")
-    return found[-1]
+    return found
 
 
 def json_text(record: Any) -> str:
@@ -134,9 +138,11 @@ def compare_to_baseline(
 
     The samples of one process do not show how much processes differ from each other, hence
     ``least_change``: only an interval of the ratio that lies beyond it as a whole is a difference.
+    Several saved runs show it: of a folder's runs on this machine, the median must lie beyond all.
 
     Args:
-      baseline: a measurement, its file, or a folder: the newest there of the same name.
+      baseline: a measurement, its file, or a folder: the newest there of the same name, and the
+        runs before it for how much runs differ.
 
     Raises:
       FileNotFoundError, ValueError: no such baseline, or one of another kind.
@@ -147,9 +153,11 @@ def compare_to_baseline(
       >>> jk.benchmarking.compare_to_baseline(first, first).outcome
       'no difference shown'
     """
+    runs: list[Measurement] = []
     if not isinstance(baseline, Measurement):
         path = Path(baseline)
-        baseline = load(latest(measured.name, path) if path.is_dir() else path)
+        runs = [load(p) for p in (_saved(measured.name, path) if path.is_dir() else [path])]
+        baseline = runs[-1]
     if baseline.kind != measured.kind:
         raise ValueError(
             f"the baseline's samples are of one {baseline.kind} each and these of one "
@@ -168,4 +176,16 @@ def compare_to_baseline(
     if ratio.samples < LEAST_SAMPLES:
         notes.append(f"{ratio.samples} samples; {LEAST_SAMPLES} are the least that show anything")
     outcome = ratio.outcome(least_change)
+    medians = [
+        run.median
+        for run in runs
+        if not differences(run.environment, measured.environment, "machine")
+    ]
+    if outcome != "no difference shown" and len(medians) > 1:
+        if min(medians) <= measured.median <= max(medians):
+            outcome = "no difference shown"
+            notes.append(
+                f"the medians of {len(medians)} saved runs on this machine reach from "
+                f"{duration(min(medians))} to {duration(max(medians))}, and this one is among them"
+            )
     return Verdict(outcome, ratio, least_change, not machine, tuple(notes))

@@ -43,22 +43,41 @@ def test_interval_is_scipys(paired):
         (after, before), statistic, paired=paired, vectorized=True, method="percentile",
         n_resamples=20_000, rng=np.random.default_rng(1),
     ).confidence_interval  # fmt: skip
-    found = ratio_of_medians(after, before, paired=paired, resamples=20_000)
+    found = ratio_of_medians(after, before, paired=paired, resamples=20_000, block=1)
     assert found.value == np.median(after) / np.median(before)
     assert found.low == pytest.approx(expected.low, rel=0.02)
     assert found.high == pytest.approx(expected.high, rel=0.02)
 
 
-def test_interval_covers_as_often_as_it_says():
+@pytest.mark.parametrize("count", [40, 100])
+def test_interval_covers_as_often_as_it_says(count):
     random = np.random.default_rng(11)
     covered = 0
     for _ in range(200):
         ratio = ratio_of_medians(
-            random.normal(1.5, 0.1, 40), random.normal(1.0, 0.1, 40), resamples=400
+            random.normal(1.5, 0.1, count), random.normal(1.0, 0.1, count), resamples=300
         )
         covered += ratio.low <= 1.5 <= ratio.high
-    # 95% of 200 are 190; a percentile interval of medians covers about that.
-    assert 180 <= covered <= 200
+    # 95% of 200 are 190; 176 would come once in 100,000 times.
+    assert covered > 176
+
+
+def test_a_machine_that_is_slow_for_a_while_shows_no_difference():
+    random = np.random.default_rng(4)
+
+    def slow_at_times():
+        # Phases of 30 samples in which everything takes up to half as long again.
+        return np.repeat(1 + 0.5 * random.random(10), 30) * random.normal(1, 0.01, 300)
+
+    pairs = [(slow_at_times(), slow_at_times()) for _ in range(60)]
+    wrong = {
+        block: sum(
+            ratio_of_medians(a, b, block=block, resamples=300).outcome() != "no difference shown"
+            for a, b in pairs
+        )
+        for block in (1, None)
+    }
+    assert wrong[None] < wrong[1] / 2
 
 
 def test_pairing_cancels_what_slows_a_round():

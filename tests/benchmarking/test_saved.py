@@ -51,9 +51,20 @@ def test_the_newest_is_the_baseline(tmp_path):
     save(measurement(9.0, name="work-other"), tmp_path)
     assert latest("work", tmp_path) == second
     assert compare_to_baseline(measurement(3.0, seed=1), tmp_path).outcome == "no difference shown"
-    assert compare_to_baseline(measurement(1.0, seed=1), tmp_path).outcome == "faster"
+    assert compare_to_baseline(measurement(0.5, seed=1), tmp_path).outcome == "faster"
     with pytest.raises(FileNotFoundError, match="no saved measurement of 'none'"):
         compare_to_baseline(measurement(name="none"), tmp_path)
+
+
+def test_several_runs_show_how_runs_differ(tmp_path):
+    for number, scale in enumerate((1.0, 1.3, 1.1)):
+        save(measurement(scale, seed=number), tmp_path)
+    among = compare_to_baseline(measurement(1.25, seed=7), tmp_path)
+    assert among.ratio.low > 1.05
+    assert among.outcome == "no difference shown"
+    assert any("3 saved runs on this machine" in note for note in among.notes)
+    assert compare_to_baseline(measurement(1.6, seed=7), tmp_path).outcome == "slower"
+    assert compare_to_baseline(measurement(0.8, seed=7), tmp_path).outcome == "faster"
 
 
 @pytest.mark.parametrize(
