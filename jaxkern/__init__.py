@@ -22,6 +22,7 @@ from jaxkern.core.registry import load as load_library
 
 if TYPE_CHECKING:
     from jaxkern import benchmarking as benchmarking
+    from jaxkern import device as device
     from jaxkern import image as image
     from jaxkern import performance as performance
     from jaxkern import pipeline as pipeline
@@ -51,6 +52,7 @@ __all__ = [
     "Pipeline",
     "backend",
     "benchmarking",
+    "device",
     "doctor",
     "export_targets",
     "from_source",
@@ -70,6 +72,7 @@ __all__ = [
 # Imported at first use, so that `import jaxkern` stays cheap.
 _DOMAINS = (
     "benchmarking",
+    "device",
     "image",
     "performance",
     "pipeline",

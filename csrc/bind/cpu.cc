@@ -6,6 +6,7 @@
 #include "core/simd_level.h"
 #include "image/bind.h"
 #include "image/handlers.h"
+#include "performance/bind.h"
 #include "ring/bind.h"
 #include "ring/handlers.h"
 #include "xpcs/handlers.h"
@@ -39,6 +40,7 @@ NB_MODULE(_cpu, m) {
         "FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::image::define_chain_producer(m);
+  jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);
   m.def(

@@ -5,6 +5,7 @@
 
 #include "core/module.h"
 #include "image/cuda_handlers.h"
+#include "performance/bind.h"
 #include "ring/cuda_handlers.h"
 #include "xpcs/cuda_handlers.h"
 
@@ -43,6 +44,7 @@ NB_MODULE(_cuda, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::performance::define_device_probes(m);
   m.def(
       "set_ring_access",
       [](const nb::capsule& access) {

@@ -5,10 +5,12 @@ Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
@@ -82,6 +84,17 @@ def sdy_sharding_rule(
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def started_backends() -> tuple[str, ...]:
+    """The platforms whose backends have started in this process; asking starts none."""
+    return tuple(xla_bridge._backends) if xla_bridge.backends_are_initialized() else ()
+
+
+def shard_map_devices(parameters: Mapping[str, Any]) -> int:
+    """How many devices share the work of a shard_map equation: those of its own manual axes."""
+    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
+    return math.prod(parameters["mesh"].shape[axis] for axis in axes)
 
 
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:

@@ -23,11 +23,12 @@ def memory_limit() -> float:
         if not limit > 0:
             raise ValueError(f"JAXKERN_MEMORY_LIMIT is {given!r}; wanted a number of GB above 0")
         return limit
-    limits = [_machine_bytes(), *_cgroup_bytes(), *_slurm_bytes()]
+    limits = [machine_bytes(), *_cgroup_bytes(), *_slurm_bytes()]
     return min(limits) / GIB
 
 
-def _machine_bytes() -> int:
+def machine_bytes() -> int:
+    """Bytes of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -87,7 +88,7 @@ def anonymous_bytes() -> int:
 
 def available_bytes() -> int:
     """What this process may still take: up to its own limit, and of what the machine has free."""
-    room = int(min(memory_limit() * GIB, _machine_bytes())) - anonymous_bytes()
+    room = int(min(memory_limit() * GIB, machine_bytes())) - anonymous_bytes()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -47,6 +47,6 @@ def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
     # Other tests of this process may free some meanwhile, but not much.
     assert before - memory.available_bytes() > taken.nbytes / 2
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "inf")
-    assert 0 < memory.available_bytes() <= memory._machine_bytes()
+    assert 0 < memory.available_bytes() <= memory.machine_bytes()
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.001")
     assert memory.available_bytes() == 0

@@ -1,0 +1,64 @@
+"""What the operating system says of this machine's processor: its name, its caches, its load."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
+_STAT = Path("/proc/stat")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
+    fields: dict[str, str] = {}
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            name, colon, value = line.partition(":")
+            if colon:
+                fields.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass
+    if "model name" in fields:
+        return fields["model name"]
+    # Arm's kernels give numbers instead of a name.
+    parts = [fields[n] for n in ("CPU implementer", "CPU part") if n in fields]
+    name = platform.processor() or platform.machine() or "unknown processor"
+    return " ".join([name, *parts])
+
+
+def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
+    """Bytes of the last-level caches of all processors together; None where it is not told."""
+    caches: dict[tuple[int, str], int] = {}
+    for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            kind = (index / "type").read_text().strip()
+            level = int((index / "level").read_text())
+            size = (index / "size").read_text().strip()
+            shared = (index / "shared_cpu_list").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
+            caches[(level, shared)] = int(size[:-1]) * _UNITS[size[-1]]
+    if not caches:
+        return None
+    last = max(level for level, _ in caches)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def busy_seconds(stat: Path = _STAT) -> float | None:
+    """Seconds that all processors together have worked, for any process; None if it is not told.
+
+    Includes what a virtual machine's host took away.
+    """
+    try:
+        name, *ticks = stat.read_text().splitlines()[0].split()
+        user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])
+    except (OSError, ValueError, IndexError):
+        return None
+    if name != "cpu":
+        return None
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")

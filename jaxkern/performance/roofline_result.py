@@ -1,0 +1,274 @@
+"""What a roofline analysis found: the figures, as text, as data and as a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxkern.core.ceilings import Ceilings
+
+Bottleneck = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where some work stands under a roofline.
+
+    Attributes:
+      flops, bytes: of the work; None where unknown.
+      time: its seconds.
+      intensity: operations a byte; None where either is unknown, infinite where no byte moves.
+      bottleneck: what the ceiling is made of: ``'memory'`` left of the roof's corner.
+      achieved: operations a second, or bytes a second where no operations are known (`unit`).
+      ceiling: the most of that at this intensity.
+      efficiency: ``achieved / ceiling``. Not clamped: above 1 where data stay in the caches.
+      unit: ``"FLOP/s"`` or ``"B/s"``.
+    """
+
+    flops: float | None
+    bytes: float | None
+    time: float
+    intensity: float | None
+    bottleneck: Bottleneck
+    achieved: float | None
+    ceiling: float
+    efficiency: float | None
+    unit: str
+
+
+def place(
+    flops: float | None, moved: float | None, seconds: float, peak: float, bandwidth: float
+) -> Placement:
+    """Puts work under the roof of a peak (operations a second) and a bandwidth (bytes a second)."""
+    intensity = None
+    if flops is not None and moved is not None:
+        intensity = flops / moved if moved else math.inf if flops else 0.0
+    if flops:
+        # Without the bytes only the peak is known to bound it.
+        ceiling = peak if intensity is None else min(peak, intensity * bandwidth)
+        bottleneck: Bottleneck = "memory" if ceiling < peak else "compute"
+        achieved, unit = flops / seconds, "FLOP/s"
+    else:
+        ceiling, bottleneck, unit = bandwidth, "memory", "B/s"
+        achieved = math.nan if moved is None else moved / seconds
+    known = not math.isnan(achieved)
+    return Placement(
+        flops=flops,
+        bytes=moved,
+        time=seconds,
+        intensity=intensity,
+        bottleneck=bottleneck,
+        achieved=achieved if known else None,
+        ceiling=ceiling,
+        efficiency=achieved / ceiling if known else None,
+        unit=unit,
+    )
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op of the program, timed alone.
+
+    ``placement`` is of all its ``count`` calls in one run (None: unknown, then of one call);
+    ``seconds`` of one. ``share`` is their part of the program's time. ``reason`` says why the op
+    runs in pure JAX; None where its native kernel runs. ``operands`` is ``"its own"`` where it was
+    timed on the values of this program (in a loop the first step's), else ``"made up"``.
+    """
+
+    name: str
+    shapes: tuple[str, ...]
+    count: int | None
+    seconds: float
+    share: float | None
+    placement: Placement
+    reason: str | None
+    operands: str
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What bounds a function or a pipeline on this machine, and how near it is to that.
+
+    Attributes:
+      name: of what was analyzed.
+      placement: of all of it; its fields are also attributes of this.
+      samples: that one run handles.
+      dtype: the precision of the peak: ``"f32"`` or ``"f64"``.
+      counted: where operations and bytes come from, such as ``"XLA and the ops' models"``.
+      rows: the ops inside, each timed alone.
+      ceilings: the machine's.
+      devices: that run it at once.
+      times: seconds of every timed run; `time` is their ``statistic``: the median of a function's
+        calls, the mean of a pipeline's batches.
+      notes: what is missing or surprising in the figures.
+    """
+
+    name: str
+    placement: Placement
+    samples: int
+    dtype: str
+    counted: str
+    rows: tuple[OpRow, ...]
+    ceilings: Ceilings
+    devices: int
+    times: tuple[float, ...]
+    statistic: str
+    notes: tuple[str, ...]
+
+    @property
+    def flops(self) -> float | None:
+        """Operations of one run."""
+        return self.placement.flops
+
+    @property
+    def bytes(self) -> float | None:
+        """Bytes that one run moves."""
+        return self.placement.bytes
+
+    @property
+    def time(self) -> float:
+        """Seconds of one run, or of one batch."""
+        return self.placement.time
+
+    @property
+    def intensity(self) -> float | None:
+        """Operations a byte."""
+        return self.placement.intensity
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """``'compute'`` or ``'memory'``: what bounds it on this machine."""
+        return self.placement.bottleneck
+
+    @property
+    def achieved(self) -> float | None:
+        """Operations a second, or bytes a second where it does no operation that is known."""
+        return self.placement.achieved
+
+    @property
+    def ceiling(self) -> float:
+        """The most that `achieved` can be on this machine for data in memory."""
+        return self.placement.ceiling
+
+    @property
+    def efficiency(self) -> float | None:
+        """``achieved / ceiling``, not clamped."""
+        return self.placement.efficiency
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON; an infinite intensity is the string ``"inf"``."""
+        found = {
+            **_plain(self.placement),
+            "name": self.name,
+            "samples": self.samples,
+            "dtype": self.dtype,
+            "counted": self.counted,
+            "devices": self.devices,
+            "times": list(self.times),
+            "statistic": self.statistic,
+            "notes": list(self.notes),
+            "ceilings": self.ceilings.as_dict(),
+            "rows": [
+                {
+                    **_plain(row.placement),
+                    **{f.name: getattr(row, f.name) for f in dataclasses.fields(row)},
+                    "shapes": list(row.shapes),
+                }
+                for row in self.rows
+            ],
+        }
+        for row in found["rows"]:
+            del row["placement"]
+        return found
+
+    def __str__(self) -> str:
+        here = self.placement
+        rates = self.ceilings.best
+        where = f"{self.devices} devices" if self.devices > 1 else self.ceilings.platform
+        lines = [
+            f"roofline of {self.name} on {where} ({self.ceilings.device})",
+            "",
+            f"  {'time':<12}{_seconds(here.time)} ({self.statistic} of {len(self.times)})",
+            f"  {'operations':<12}{_scaled(here.flops, 'FLOP')}",
+            f"  {'bytes':<12}{_scaled(here.bytes, 'B')}",
+            f"  {'intensity':<12}{_number(here.intensity)} FLOP/B; the roof's corner is at "
+            f"{rates.flops(self.dtype) / rates.bandwidth:.3g}",
+            f"  {'bottleneck':<12}{here.bottleneck}",
+            f"  {'achieved':<12}{_scaled(here.achieved, here.unit)}",
+            f"  {'ceiling':<12}{_scaled(here.ceiling, here.unit)}",
+            f"  {'efficiency':<12}{_percent(here.efficiency)}",
+            f"  {'counted by':<12}{self.counted}",
+        ]
+        if self.rows:
+            lines += ["", *_table(self.rows)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Draws the roofs, the whole and its ops on logarithmic axes; the suffix tells the format.
+
+        Raises:
+          ImportError: without matplotlib.
+        """
+        from jaxkern.performance.roofline_plot import draw
+
+        return draw(self, Path(path))
+
+
+def _plain(placement: Placement) -> dict[str, Any]:
+    found = dataclasses.asdict(placement)
+    if found["intensity"] is not None and math.isinf(found["intensity"]):
+        found["intensity"] = "inf"
+    return found
+
+
+def _table(rows: Sequence[OpRow]) -> list[str]:
+    head = ("op", "calls", "s a call", "share", "FLOP/B", "achieved", "of ceiling", "bound", "runs")
+    body = [
+        (
+            row.name,
+            "unknown" if row.count is None else str(row.count),
+            _seconds(row.seconds),
+            _percent(row.share),
+            _number(row.placement.intensity),
+            _scaled(row.placement.achieved, row.placement.unit),
+            _percent(row.placement.efficiency),
+            row.placement.bottleneck,
+            "native" if row.reason is None else "in pure JAX",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *body)
+    ]
+
+
+def _scaled(value: float | None, unit: str) -> str:
+    if value is None:
+        return "unknown"
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _seconds(value: float) -> str:
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.3g}%"

@@ -1,0 +1,284 @@
+"""Would catch ceilings that are far from what other programs reach, and a cache of them that lies.
+
+The figures of this machine vary with its other work: rates that are compared are measured in turns,
+the best of each counts, and the margins are wide.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxkern.core import ceilings as module
+from jaxkern.core import machine, registry
+from jaxkern.core.ceilings import Ceilings, Rates, ceilings
+
+CPU = registry.module("cpu")
+
+
+def probe_once(**changes):
+    """Stands for the native probes, which take seconds; counts how often it was asked."""
+    calls = []
+
+    class Probes:
+        def simd_levels(self):
+            return ["portable", *changes.get("levels", ["v3"])]
+
+        def measure_memory(self, level, threads, bytes, seconds):
+            calls.append((level, threads, bytes))
+            return {
+                "load": 10.0 * threads,
+                "store": 5.0,
+                "store_streaming": 6.0,
+                "copy": 8.0,
+                "copy_streaming": 7.0,
+            }
+
+        def measure_compute(self, level, threads, seconds):
+            return {"fma_f32": 100.0 * threads, "fma_f64": 50.0 * threads}
+
+    return Probes(), calls
+
+
+@pytest.fixture
+def probes(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native, calls = probe_once()
+    monkeypatch.setattr(registry, "module", lambda name="cpu": native if name == "cpu" else None)
+    monkeypatch.setattr(module, "_threads", lambda: 3)
+    monkeypatch.setattr(module, "busy_seconds", lambda: None)
+    return calls
+
+
+def test_the_second_time_the_file_is_read(probes, tmp_path):
+    first, second = ceilings(), ceilings()
+    assert [c[1] for c in probes] == [1, 3]
+    (file,) = (tmp_path / "jaxkern").iterdir()
+    assert (first.source, second.source) == ("measured", str(file))
+    assert dataclasses.replace(second, source="measured") == first
+    assert first.all_threads == Rates(30.0, 6.0, 8.0, 300.0, 150.0)
+    assert first.one_thread == Rates(10.0, 6.0, 8.0, 100.0, 50.0)
+    assert first.best.bandwidth == 30.0
+    assert "kept in" in str(second)
+    json.dumps(first.as_dict(), allow_nan=False)
+    ceilings(refresh=True)
+    assert len(probes) == 4
+
+
+@pytest.mark.parametrize("part", ["threads", "simd_level", "device", "jaxkern"])
+def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
+    ceilings()
+    if part == "threads":
+        monkeypatch.setattr(module, "_threads", lambda: 1)
+    elif part == "simd_level":
+        native, _ = probe_once(levels=["v3", "v4"])
+        monkeypatch.setattr(registry, "module", lambda name="cpu": native)
+    elif part == "device":
+        monkeypatch.setattr(module, "cpu_model", lambda: "another")
+    else:
+        monkeypatch.setattr(module, "_version", lambda: "9")
+    assert ceilings().source == "measured"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "\x00\x01", "rate", "identity"])
+def test_a_damaged_file_is_measured_anew_and_mended(probes, tmp_path, damage):
+    ceilings()
+    (file,) = (tmp_path / "jaxkern").iterdir()
+    if damage in ("rate", "identity"):
+        content = json.loads(file.read_text())
+        if damage == "rate":
+            content["ceilings"]["all_threads"]["load"] = -1
+        else:
+            content["identity"]["device"] = "of a file that was copied here"
+        damage = json.dumps(content)
+    file.write_text(damage)
+    assert ceilings().source == "measured"
+    assert ceilings().source == str(file)
+
+
+def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = ceilings()
+    assert found.all_threads.load == 30.0
+    assert "not kept for the next process" in found.notes[-1]
+    assert "set XDG_CACHE_HOME" in str(found)
+
+
+def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
+    def full(*_args, **_kw):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.json, "dump", full)
+    assert "No space left" in ceilings().notes[-1]
+    assert list((tmp_path / "jaxkern").iterdir()) == []
+
+
+def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert module.cache_folder() == tmp_path / ".cache" / "jaxkern"
+
+
+def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
+    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 30)
+    assert ceilings().buffer_bytes == 400 << 20
+    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
+    small = ceilings(refresh=True)
+    assert small.buffer_bytes == 16 << 20
+    assert "for want of memory" in small.notes[0]
+    assert [c[2] for c in probes] == [400 << 20] * 2 + [16 << 20] * 2
+
+
+def test_a_busy_machine_is_told(probes, monkeypatch):
+    # Everything that the CPUs did, and more, was the work of others.
+    busy = iter([100.0, 100.0 + 1e6])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
+    assert "% of the CPUs meanwhile" in ceilings().notes[0]
+    assert "figures may be low" in str(ceilings())  # the kept ones too
+    quiet = iter([100.0, 100.0])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(quiet))
+    assert ceilings(refresh=True).notes == ()
+
+
+def test_the_work_of_all_processors_grows_with_this_one(tmp_path):
+    before, own = machine.busy_seconds(), time.process_time()
+    while time.process_time() - own < 0.3:
+        pass
+    assert machine.busy_seconds() - before > 0.2
+    (tmp_path / "stat").write_text("cpu  1 2 3 1000 1000 4 5 6 7 8\ncpu0 1\n")
+    assert machine.busy_seconds(tmp_path / "stat") == 21 / os.sysconf("SC_CLK_TCK")
+    assert machine.busy_seconds(tmp_path / "none") is None
+
+
+def test_platforms_and_missing_libraries_are_clear_errors(monkeypatch):
+    class Device:
+        platform = "tpu"
+
+    with pytest.raises(NotImplementedError, match="no probes for tpu"):
+        ceilings(Device())
+    monkeypatch.setattr(registry, "module", lambda name="cpu": None)
+    with pytest.raises(RuntimeError, match="native probes, and they are not usable"):
+        ceilings(jax.devices("cpu")[0])
+
+
+def test_the_system_tells_caches_and_the_processor(tmp_path):
+    def cache(cpu, index, level, kind, size, shared):
+        folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, text in (
+            ("level", level),
+            ("type", kind),
+            ("size", size),
+            ("shared_cpu_list", shared),
+        ):
+            (folder / name).write_text(f"{text}\n")
+
+    for cpu in range(4):
+        cache(cpu, 0, 1, "Data", "32K", str(cpu))
+        cache(cpu, 1, 1, "Instruction", "64K", str(cpu))
+        # Two caches of 16 MiB, each of two processors.
+        cache(cpu, 2, 3, "Unified", "16384K", "0-1" if cpu < 2 else "2-3")
+    assert machine.last_level_cache_bytes(tmp_path) == 32 << 20
+    assert machine.last_level_cache_bytes(tmp_path / "none") is None
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
+    assert machine.cpu_model(info) == "Some CPU @ 2 GHz"
+    info.write_text("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
+    assert machine.cpu_model(info).endswith("0x41 0xd0c")
+
+
+_MEASURE = """
+import json, time
+begun = time.perf_counter()
+from jaxkern.core.ceilings import ceilings
+begun = time.perf_counter()
+found = ceilings()
+print(json.dumps([found.as_dict(), time.perf_counter() - begun]))
+"""
+
+
+def test_two_processes_share_one_measurement(tmp_path):
+    def run():
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE], env=environment, check=True, stdout=subprocess.PIPE
+        )
+        return json.loads(done.stdout)
+
+    (first, _), (second, _) = run(), run()
+    assert first["source"] == "measured"
+    assert second["source"].startswith(str(tmp_path))
+    del first["source"], second["source"]
+    assert first == second
+    rates = Rates(**first["all_threads"])
+    assert all(1e7 < rate < 1e16 for rate in dataclasses.astuple(rates))
+    assert rates.fma_f32 > rates.fma_f64
+    # On a quiet machine 5 s is the promise; here other tests run beside it.
+    assert first["seconds"] < 30
+
+
+def stream_copy(threads, arrays):
+    """Bytes a second of NumPy's copies, each thread with arrays of its own."""
+    workers = [threading.Thread(target=np.copyto, args=pair) for pair in arrays[:threads]]
+    begun = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_ceilings_are_near_a_stream_of_numpys(threads):
+    arrays = [(np.ones(4 << 20), np.ones(4 << 20)) for _ in range(threads)]  # 32 MiB each
+    level = CPU.simd_levels()[-1]
+    copies, ceiling = [], []
+    for _ in range(3):
+        found = CPU.measure_memory(level, threads, 64 << 20, 0.02)
+        ceiling.append(max(found["copy"], found["copy_streaming"]))
+        copies += [stream_copy(threads, arrays) for _ in range(3)]
+        assert min(found["load"], found["store"]) > 0
+    assert 0.05 * max(ceiling) < max(copies) < 1.5 * max(ceiling)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_matrix_product_is_above_the_peak(dtype):
+    n, threads = 768, os.cpu_count()
+    a = np.random.default_rng(0).uniform(size=(n, n)).astype(dtype)
+    name = "fma_f32" if dtype == np.float32 else "fma_f64"
+    products, peaks = [], []
+    for _ in range(4):
+        for count in {1, threads}:
+            peaks.append(CPU.measure_compute(CPU.simd_levels()[-1], count, 0.03)[name])
+        for _ in range(3):
+            begun = time.perf_counter()
+            np.dot(a, a)
+            products.append(2 * n**3 / (time.perf_counter() - begun))
+    assert 0.01 * max(peaks) < max(products) < 1.15 * max(peaks)
+
+
+def test_the_native_probes_refuse_what_they_cannot_do():
+    for call, what in (
+        (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "no SIMD level"),
+        (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads is below 1"),
+        (lambda: CPU.measure_memory("portable", 1, 0, 0.0), "bytes is below 1"),
+        (lambda: CPU.measure_compute("portable", 1, -1.0), "seconds are below 0"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            call()
+    with pytest.raises(MemoryError):
+        CPU.measure_memory("portable", 1, 1 << 60, 0.0)
+
+
+def test_ceilings_can_be_made_by_hand():
+    made = Ceilings("cpu", "mine", 1, None, None, Rates(1, 1, 1, 1, 1), 0, None, 0.0, "today")
+    assert made.best.bandwidth == 1

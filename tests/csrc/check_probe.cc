@@ -1,0 +1,140 @@
+// The machine probes' loops against plain ones, at every level, with guarded bounds; and that a
+// measurement ends, on several threads, with rates that are numbers.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "performance/levels.h"
+#include "performance/probe.h"
+
+namespace jaxkern::performance::testing {
+namespace {
+
+int g_failures = 0;
+
+void expect(bool condition, const char* what, double detail) {
+  if (condition) return;
+  if (++g_failures < 20) std::printf("check_probe: %s (%.17g)\n", what, detail);
+}
+
+// Blocks of memory between canaries; an exact allocation, so that a sanitizer sees any step
+// outside.
+class Guarded {
+ public:
+  explicit Guarded(int64_t bytes)
+      : bytes_(static_cast<size_t>(bytes)),
+        memory_(static_cast<char*>(std::aligned_alloc(64, 128 + bytes_))) {
+    std::memset(memory_, kCanary, 128 + bytes_);
+  }
+  ~Guarded() { std::free(memory_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  char* data() const { return memory_ + 64; }
+  bool intact() const {
+    for (size_t i = 0; i < 64; ++i) {
+      if (memory_[i] != kCanary || memory_[64 + bytes_ + i] != kCanary) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr char kCanary = 0x5a;
+  size_t bytes_;
+  char* memory_;
+};
+
+template <typename Load, typename Store, typename Copy, typename F32, typename F64>
+void check_level(Load load, Store store, Copy copy, F32 f32, F64 f64) {
+  for (const int64_t blocks : {1, 2, 3, 17}) {
+    const int64_t bytes = blocks * kBlockBytes;
+    Guarded from(bytes), to(bytes);
+    uint64_t* const words = reinterpret_cast<uint64_t*>(from.data());
+    uint64_t sum = 0, state = 88172645463325252u;
+    for (int64_t i = 0; i < bytes / 8; ++i) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      words[i] = state;
+      sum += state;
+    }
+    expect(load(from.data(), bytes) == sum, "the sum of what was read", double(blocks));
+    for (const bool streaming : {false, true}) {
+      std::memset(to.data(), 0, static_cast<size_t>(bytes));
+      copy(from.data(), to.data(), bytes, streaming);
+      expect(std::memcmp(from.data(), to.data(), static_cast<size_t>(bytes)) == 0, "a copy",
+             double(blocks));
+      store(to.data(), bytes, 7, streaming);
+      expect(load(to.data(), bytes) == static_cast<uint64_t>(bytes / 8 * 7), "a store",
+             double(blocks));
+    }
+    expect(from.intact() && to.intact(), "a write out of bounds", double(blocks));
+  }
+  // x -> x / 2 + 1 halves the distance from 2 in every round; chain k of n begins at start + k.
+  for (const int64_t rounds : {0, 1, 5}) {
+    const double chains32 = f32(0, 0) * 2 + 1, chains64 = f64(0, 0) * 2 + 1;
+    const double shrink = std::ldexp(1.0, -static_cast<int>(rounds));
+    expect(std::abs(f32(rounds, 3) - (2 + shrink * (1 + (chains32 - 1) / 2))) < 1e-5, "f32 chains",
+           double(rounds));
+    expect(std::abs(f64(rounds, 3) - (2 + shrink * (1 + (chains64 - 1) / 2))) < 1e-12, "f64 chains",
+           double(rounds));
+  }
+}
+
+void check_rates(SimdLevel level) {
+  for (const int64_t threads : {1, 3}) {
+    const MemoryRates memory = measure_memory(level, threads, 100000, 0);
+    for (const double rate :
+         {memory.load, memory.store, memory.store_streaming, memory.copy, memory.copy_streaming}) {
+      expect(std::isfinite(rate) && rate > 0, "a rate of memory", rate);
+    }
+    const ComputeRates compute = measure_compute(level, threads, 0);
+    expect(std::isfinite(compute.f32) && compute.f32 > 0, "a rate of f32", compute.f32);
+    expect(std::isfinite(compute.f64) && compute.f64 > 0, "a rate of f64", compute.f64);
+  }
+}
+
+template <typename Call>
+void refused(Call call, const char* what) {
+  try {
+    call();
+    expect(false, what, 0);
+  } catch (const std::invalid_argument&) {
+  }
+}
+
+}  // namespace
+}  // namespace jaxkern::performance::testing
+
+#define CHECK_LEVEL(name, level)                                                \
+  if (jaxkern::simd_level_available(level)) {                                   \
+    using namespace jaxkern::performance;                                       \
+    testing::check_level(name::load_bytes, name::store_bytes, name::copy_bytes, \
+                         name::multiply_add_f32, name::multiply_add_f64);       \
+    testing::check_rates(level);                                                \
+  }
+
+int main() {
+  using jaxkern::SimdLevel;
+  using namespace jaxkern::performance;
+  CHECK_LEVEL(portable, SimdLevel::kPortable)
+#if defined(__x86_64__)
+  CHECK_LEVEL(v2, SimdLevel::kV2)
+  CHECK_LEVEL(v3, SimdLevel::kV3)
+  CHECK_LEVEL(v4, SimdLevel::kV4)
+#endif
+  const SimdLevel portable = SimdLevel::kPortable;
+  testing::refused([&] { measure_memory(portable, 0, 1000, 0); }, "no threads");
+  testing::refused([&] { measure_memory(portable, 1, 0, 0); }, "no bytes");
+  testing::refused([&] { measure_memory(portable, 1, 1000, std::nan("")); }, "no time");
+  testing::refused([&] { measure_compute(portable, -1, 0); }, "no threads to compute");
+  if (!jaxkern::simd_level_available(SimdLevel::kV4)) {
+    testing::refused([&] { measure_compute(SimdLevel::kV4, 1, 0); }, "a level that is not there");
+  }
+  if (testing::g_failures != 0) {
+    std::printf("check_probe: %d failures\n", testing::g_failures);
+    return 1;
+  }
+  std::printf("check_probe: ok\n");
+  return 0;
+}

@@ -1,0 +1,155 @@
+"""Would catch a device report that disagrees with the system, or a GPU that is missed silently."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import jaxkern as jk
+from jaxkern.core import registry
+from jaxkern.core.ceilings import Ceilings, Rates
+from jaxkern.device import (
+    benchmark,
+    benchmark_device_performance,
+    configure_optimal_device,
+    get_device_status,
+)
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    cap, device = registry.module("cpu").max_workers(), jax.config.jax_default_device
+    yield
+    registry.set_max_workers(cap)
+    jax.config.update("jax_default_device", device)
+
+
+def test_the_status_is_the_systems():
+    status = get_device_status()
+    assert [d.id for d in status.devices if d.platform == "cpu"] == [0, 1, 2, 3]
+    assert status.default_backend == jax.default_backend()
+    assert status.cpus == os.cpu_count()
+    assert status.affinity_cpus == len(os.sched_getaffinity(0))
+    pages, size = (os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE"))
+    assert status.memory_bytes == pages * size
+    assert 0 < status.memory_available_bytes <= status.memory_bytes
+    assert status.simd_level in status.simd_levels
+    assert status.versions["jax"] == jax.__version__
+    assert status.versions["jaxkern"] == jk.__version__
+    assert json.loads(json.dumps(status.as_dict()))["devices"][0]["platform"] == "cpu"
+    text = str(status)
+    for part in (f"{status.usable_cpus} usable of {status.cpus}", "CUDA driver", "SIMD level"):
+        assert part in text
+
+
+def test_limits_of_slurm_and_of_the_user_are_heeded(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
+    monkeypatch.setenv("JAXKERN_NUM_THREADS", "64")  # a cap of the kernels, no CPUs
+    status = get_device_status()
+    assert (status.slurm_cpus, status.usable_cpus) == (1, 1)
+    assert status.memory_limit_bytes == 512 << 20
+    assert "1 by SLURM" in str(status)
+    assert "limit 0.5 GiB" in str(status)
+
+
+def test_affinity_is_heeded():
+    code = "import jaxkern.device as d; print(d.get_device_status().usable_cpus)"
+    one = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{one}}}); {code}"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    assert done.stdout.split() == [b"1"]
+
+
+def test_problems_are_told(monkeypatch):
+    monkeypatch.setattr(
+        registry,
+        "_libraries",
+        {("jaxkern._cpu", "cpu"): registry.Library("jaxkern._cpu", "cpu", "it was lost")},
+    )
+    status = get_device_status()
+    assert status.problems == ("the cpu kernels are not used: it was lost",)
+    assert (status.simd_level, status.kernel_threads) == (None, None)
+    assert "PROBLEM" in str(status)
+
+
+def no_gpu(monkeypatch):
+    real = jax.devices
+
+    def devices(backend=None):
+        if backend == "gpu":
+            raise RuntimeError("Unknown backend: 'gpu' requested\nmore")
+        return real("cpu" if backend is None else backend)
+
+    monkeypatch.setattr(jax, "devices", devices)
+
+
+def test_without_a_gpu_the_cpu_is_taken_and_told(monkeypatch):
+    no_gpu(monkeypatch)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.1")
+    made = configure_optimal_device(memory_fraction=0.5, cpu_threads=1)
+    assert (made.platform, made.cpu_threads, made.memory_fraction) == ("cpu", 1, 0.5)
+    assert "a GPU is preferred and JAX has none (Unknown backend: 'gpu' requested)" in str(made)
+    assert "the memory fraction is for GPUs" in made.notes[1]
+    assert registry.module("cpu").max_workers() == 1
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
+    json.dumps(made.as_dict())
+
+
+def test_a_required_gpu_that_is_missing_is_an_error(monkeypatch):
+    no_gpu(monkeypatch)
+    with pytest.raises(RuntimeError, match=r"a GPU is required and JAX has none.*jax\[cuda13\]"):
+        configure_optimal_device(require="gpu")
+
+
+def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
+    stand_in = jax.devices("cpu")[2]
+    real = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda b=None: [stand_in] if b == "gpu" else real(b))
+    assert configure_optimal_device().notes == ()
+    assert jax.numpy.zeros(3).devices() == {stand_in}
+    assert configure_optimal_device(prefer_gpu=False).notes == ()
+    assert jax.numpy.zeros(3).devices() == {real("cpu")[0]}
+    assert configure_optimal_device(require="cpu").platform == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"require": "tpu"}, "require is 'tpu'; wanted 'cpu', 'gpu' or None"),
+        ({"require": "gpu", "prefer_gpu": False}, "one or the other"),
+        ({"cpu_threads": -1}, "cpu_threads is -1; wanted 0 or more"),
+        ({"memory_fraction": 0}, "the memory fraction is 0; wanted"),
+    ],
+)
+def test_bad_options_are_clear_errors(options, what):
+    with pytest.raises(ValueError, match=what):
+        configure_optimal_device(**options)
+
+
+def test_a_g2_kernel_is_timed_under_the_ceilings(monkeypatch):
+    roof = Ceilings(
+        "cpu", "round", 2, "v3", None, Rates(1e9, 1e9, 1e9, 1e10, 5e9), 1 << 20, None, 1.0, "now"
+    )
+    monkeypatch.setattr(benchmark, "ceilings", lambda device, refresh: roof)
+    found = benchmark_device_performance(size=100)
+    assert found.native
+    assert found.points_per_second == pytest.approx(100**2 / found.seconds)
+    # Every point is written once, in f32.
+    assert found.bytes_per_second == pytest.approx(4 * found.points_per_second)
+    intensity = found.flops_per_second / found.bytes_per_second
+    assert found.ceiling == pytest.approx(min(1e10, intensity * 1e9))
+    assert found.efficiency == pytest.approx(found.flops_per_second / found.ceiling)
+    assert "two-time g2 of 100 frames" in str(found)
+    json.dumps(found.as_dict(), allow_nan=False)
+    with jk.backend("jax"):
+        assert benchmark_device_performance(size=100).reason == "the backend is 'jax'"
+    with pytest.raises(ValueError, match="size is 1; wanted 2 or more"):
+        benchmark_device_performance(size=1)

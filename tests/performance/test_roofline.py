@@ -1,0 +1,334 @@
+"""Would catch a miscounted operation or byte, and a roofline that puts work in the wrong place."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxkern as jk
+from jaxkern.core.ceilings import Ceilings, Rates
+from jaxkern.performance import roofline_analysis
+from jaxkern.performance.roofline_result import place
+
+# A machine of round numbers: its roof's corner is at 10 operations a byte in f32, 5 in f64.
+ROOF = Ceilings(
+    platform="cpu",
+    device="a machine of round numbers",
+    threads=2,
+    simd_level="v3",
+    one_thread=None,
+    all_threads=Rates(load=1e10, store=1e10, copy=1e10, fma_f32=1e11, fma_f64=5e10),
+    buffer_bytes=1 << 27,
+    cache_bytes=1 << 25,
+    seconds=1.0,
+    measured="2026-01-01T00:00:00Z",
+)
+N = 64
+A = jnp.asarray(np.random.default_rng(0).uniform(size=(N, N)), jnp.float32)
+PRODUCT, MATRIX = 2 * N**3, 4 * N**2
+
+
+def analyze(fn, *args, **options):
+    return roofline_analysis(fn, *args, ceilings=ROOF, **options)
+
+
+def test_a_matrix_product_by_hand():
+    found = analyze(jnp.dot, A, A)
+    assert (found.flops, found.bytes, found.samples) == (PRODUCT, 3 * MATRIX, N)
+    assert found.intensity == PRODUCT / (3 * MATRIX)
+    assert found.bottleneck == "compute"  # 10.7 operations a byte
+    assert found.ceiling == 1e11
+    assert found.time == np.median(found.times)
+    assert found.achieved == pytest.approx(PRODUCT / found.time)
+    assert found.efficiency == pytest.approx(found.achieved / 1e11)
+    assert (found.dtype, found.counted, found.rows) == ("f32", "XLA", ())
+
+
+def test_an_elementwise_function_moves_what_it_reads_and_writes():
+    x = jnp.ones(100_000, jnp.float32)
+    found = analyze(lambda x: 2 * x + 1, x)
+    assert (found.flops, found.bytes) == (200_000, 800_000)
+    assert (found.bottleneck, found.ceiling) == ("memory", 0.25 * 1e10)
+
+
+def test_double_precision_has_its_own_peak():
+    with jax.enable_x64(True):
+        found = analyze(jnp.dot, np.ones((N, N)), np.ones((N, N)))
+    assert found.dtype == "f64"
+    assert (found.bottleneck, found.ceiling) == ("compute", 5e10)
+
+
+def test_what_does_no_operations_is_measured_in_bytes():
+    found = analyze(lambda x: x.T, jnp.ones((100, 200), jnp.float32))
+    assert (found.flops, found.intensity, found.bottleneck) == (0, 0, "memory")
+    assert found.placement.unit == "B/s"
+    assert found.ceiling == 1e10
+    assert found.achieved == pytest.approx(found.bytes / found.time)
+
+
+@pytest.mark.parametrize(("length", "unroll"), [(1, 1), (10, 1), (10, 4), (3, 8)])
+def test_scans_multiply(length, unroll):
+    def fn(x):
+        return lax.scan(lambda c, _: (c @ x, None), x, length=length, unroll=unroll)[0]
+
+    found = analyze(fn, A)
+    assert found.flops == pytest.approx(length * PRODUCT, rel=0.001)
+
+
+def test_scans_in_scans_multiply():
+    def inner(c, _):
+        return lax.scan(lambda d, _: (d @ A, None), c @ A, length=5)[0], None
+
+    found = analyze(lambda x: lax.scan(inner, x @ x, length=7)[0], A)
+    assert found.flops == pytest.approx((1 + 7 + 35) * PRODUCT, rel=0.001)
+
+
+def test_the_branch_that_does_most_counts():
+    def fn(p, x):
+        looped = lambda y: lax.fori_loop(0, 9, lambda i, c: c @ x, y)  # noqa: E731
+        return lax.cond(p, looped, lambda y: y @ x @ x, x)
+
+    assert analyze(fn, True, A).flops == pytest.approx(9 * PRODUCT, rel=0.01)
+
+
+def test_a_while_loop_is_unknown_and_can_be_told():
+    def fn(x):
+        return lax.while_loop(lambda c: c[0, 0] < 1e3, lambda c: c @ x + 1, x)
+
+    found = analyze(fn, A)
+    assert (found.flops, found.bytes, found.intensity, found.achieved) == (None,) * 4
+    assert found.efficiency is None
+    assert "a while loop runs a number of times that only the data tell" in str(found)
+    told = analyze(fn, A, flops_per_sample=100, bytes_per_sample=4)
+    assert (told.flops, told.bytes, told.intensity) == (100 * N, 4 * N, 25)
+    assert told.bottleneck == "compute"
+    assert not any("while" in note for note in told.notes)
+
+
+def test_figures_of_the_caller_take_the_place_of_counts():
+    found = analyze(jnp.dot, A, A, flops_per_sample=7, samples=3)
+    assert (found.flops, found.bytes, found.samples) == (21, 3 * MATRIX, 3)
+    assert found.counted == "operations: the caller, per sample; bytes: XLA"
+
+
+def test_a_call_that_nobody_counts_is_told():
+    found = analyze(lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(N)), A)
+    assert found.flops >= PRODUCT
+    assert any("custom call(s) to lapack_spotrf" in note for note in found.notes)
+
+
+def two_time(n):
+    t = np.arange(n, dtype=np.float32)
+    op = jk.xpcs.ops.two_time_g2
+    return lambda scale: op(0.01 * scale * t, 0.1 * t, 0.3, np.float32(1), shear_power=4)
+
+
+def test_native_ops_add_their_own_counts():
+    n = 100
+    found = analyze(two_time(n), 1.0)
+    (row,) = found.rows
+    # The matrix is written; each of its points takes what the op's model says of one.
+    cost = jk.xpcs.ops.two_time_g2.cost(
+        *(jax.ShapeDtypeStruct(s, np.float32) for s in ((n,), (n,), (), ())), shear_power=4
+    )
+    assert (row.placement.bytes, row.placement.flops) == (4 * n * n, cost.flops)
+    assert cost.flops % (n * n) == 0
+    assert 0 <= found.flops - cost.flops <= 2 * n  # XLA's: the phases
+    assert 0 <= found.bytes - cost.bytes <= 100 * n
+    assert (row.name, row.count, row.reason) == ("jaxkern.two_time_g2", 1, None)
+    assert row.operands == "its own"
+    assert found.counted == "XLA and the ops' models"
+
+
+def test_native_ops_in_scans_are_multiplied_and_pure_jax_is_xlas():
+    n = 50
+    once = analyze(two_time(n), 1.0)
+
+    def fn(scale):
+        total, _ = lax.scan(
+            lambda c, s: (c + two_time(n)(s), None), jnp.zeros((n, n)), scale + jnp.arange(6.0)
+        )
+        return total
+
+    found = analyze(fn, 1.0)
+    (row,) = found.rows
+    assert (row.count, row.operands) == (6, "its own")
+    assert row.placement.flops == 6 * once.rows[0].placement.flops
+    # The sum is one operation a point and step.
+    assert found.flops == pytest.approx(6 * (once.flops + n * n), rel=0.02)
+    with jk.backend("jax"):
+        pure = analyze(fn, 1.0)
+    assert pure.rows[0].reason == "the backend is 'jax'"
+    assert pure.counted == "XLA"
+    assert pure.flops > 6 * n * n
+
+
+def test_operands_are_those_of_the_program():
+    seen = []
+    op = jk.Op("test.roofline_seen", version=1, abstract=lambda x: x, impl=lambda x: x + 1)
+
+    def watch(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x)
+        return x + 1
+
+    op.impl = watch
+
+    def fn(x):
+        y = jax.jit(lambda v: op(3 * v))(x)  # 6 -> 7
+        z, _ = lax.scan(lambda c, s: (op(c + s), None), y, jnp.arange(10.0, 13.0))  # 17, 29, 42
+        return lax.cond(z > 0, lambda v: op(-v), lambda v: op(v * 1000), z)
+
+    found = analyze(fn, jnp.float32(2))
+    jax.effects_barrier()
+    assert {r.operands for r in found.rows} == {"its own"}
+    assert set(seen) == {6.0, 17.0, 29.0, 42.0, -43.0}
+    assert any("declares no cost" in note for note in found.notes) is False  # XLA counts its JAX
+
+
+def test_ops_without_operands_of_their_own_get_made_up_ones():
+    op = jk.Op("test.roofline_made_up", version=1, abstract=lambda x: x, impl=lambda x: x + 1)
+    found = analyze(lambda x: lax.cond(x > 0, lambda v: v, lambda v: op(v), x), jnp.float32(2))
+    assert [r.operands for r in found.rows] == ["made up"]
+
+
+def test_a_sharded_program_counts_all_devices():
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    x = jax.device_put(A, NamedSharding(mesh, P("data")))
+    found = analyze(lambda x: x @ np.asarray(A), x)
+    assert found.devices == 4
+    # Each reads its rows and all of the other matrix, and writes its rows.
+    assert (found.flops, found.bytes) == (PRODUCT, 4 * (MATRIX / 4 + MATRIX + MATRIX / 4))
+    assert found.ceiling == found.intensity * 1e10  # four devices of one CPU share it
+    op = jk.xpcs.ops.two_time_g2
+    rows = jax.device_put(jnp.ones((4, 9)), NamedSharding(mesh, P("data")))
+
+    def local(a):
+        return op(a, a, jnp.ones((1,)), jnp.ones((1,)), batch_dims=1, shear_power=4)
+
+    parts = jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    mapped = analyze(parts, rows)
+    whole = analyze(local, jnp.ones((4, 9)))
+    assert mapped.rows[0].count == 4
+    assert mapped.rows[0].placement.flops == whole.rows[0].placement.flops
+
+
+def test_donated_arguments_stay_usable():
+    x = jnp.ones(1000)
+    found = analyze(jax.jit(lambda x: x + 1, donate_argnums=0), x)
+    assert found.flops == 1000
+    assert float(x.sum()) == 1000
+
+
+def test_static_arguments_of_a_jitted_function():
+    fn = jax.jit(lambda x, kind: x @ x if kind == "twice" else x, static_argnums=1)
+    assert analyze(fn, A, "twice").flops == PRODUCT
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bottleneck", "ceiling", "efficiency"),
+    [
+        (100.0, 10.0, "compute", 1000.0, 0.05),  # at the corner
+        (50.0, 10.0, "memory", 500.0, 0.05),
+        (1e6, 10.0, "compute", 1000.0, 500.0),  # not clamped
+        (100.0, 0.0, "compute", 1000.0, 0.05),
+        (0.0, 100.0, "memory", 100.0, 0.5),
+        (None, 100.0, "memory", 100.0, 0.5),
+        (100.0, None, "compute", 1000.0, 0.05),
+        (None, None, "memory", 100.0, None),
+    ],
+)
+def test_places_under_a_roof(flops, moved, bottleneck, ceiling, efficiency):
+    here = place(flops, moved, 2.0, peak=1000.0, bandwidth=100.0)
+    assert (here.bottleneck, here.ceiling) == (bottleneck, ceiling)
+    assert here.efficiency == pytest.approx(efficiency)
+    if flops and moved == 0:
+        assert here.intensity == math.inf
+
+
+def test_above_the_ceiling_is_shown_and_explained():
+    slow = Ceilings("cpu", "slow", 1, None, None, Rates(1, 1, 1, 1, 1), 1, 1 << 20, 0.0, "")
+    memory = roofline_analysis(lambda x: x + 1, jnp.ones(100), ceilings=slow)
+    assert memory.efficiency > 1
+    assert "these were in a cache (of 1 MiB)" in str(memory)
+    compute = roofline_analysis(jnp.dot, A, A, ceilings=slow)
+    assert "the peak is that of multiply-adds" in compute.notes[-1]
+
+
+def test_text_data_and_plot(tmp_path):
+    found = analyze(two_time(30), 1.0)
+    text = str(found)
+    for word in ("bottleneck", "of ceiling", "jaxkern.two_time_g2", "native"):
+        assert word in text
+    data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert data["rows"][0]["name"] == "jaxkern.two_time_g2"
+    assert data["ceilings"]["all_threads"]["fma_f32"] == 1e11
+    assert data["time"] == found.time
+    picture = found.plot(tmp_path / "roofline.svg")
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml")
+    copied = analyze(lambda x: x.T, jnp.ones((10, 20))).plot(tmp_path / "nothing.png")
+    assert copied.stat().st_size > 1000
+
+
+def test_a_plot_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
+    import sys
+
+    found = analyze(jnp.dot, A, A)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="plot needs matplotlib; install it"):
+        found.plot(tmp_path / "x.png")
+
+
+def test_a_pipeline_is_measured_by_what_it_delivers():
+    images = np.zeros((64, 5, 4), np.uint8)
+    pipe = jk.from_source({"image": images, "label": np.zeros(64, np.int32)}, batch_size=8)
+    found = roofline_analysis(pipe, ceilings=ROOF)
+    assert (found.samples, found.bytes) == (8, 8 * (20 + 4))
+    assert len(found.times) == 7
+    assert found.time == pytest.approx(np.mean(found.times))
+    assert (found.flops, found.intensity, found.bottleneck) == (None, None, "memory")
+    assert found.achieved == pytest.approx(found.bytes / found.time)
+    told = roofline_analysis(
+        pipe, ceilings=ROOF, flops_per_sample=240, bytes_per_sample=24, num_batches=3
+    )
+    assert (told.flops, told.intensity, len(told.times)) == (8 * 240, 10, 3)
+
+
+def test_any_iterable_of_batches_will_do():
+    found = roofline_analysis(iter([np.ones((4, 2))] * 3), ceilings=ROOF)
+    assert (found.samples, found.bytes, len(found.times)) == (4, 64, 2)
+
+
+def branches(x):
+    return x if x[0, 0] > 0 else -x
+
+
+def leaves_jax(x):
+    return np.sum(np.asarray(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "what"),
+    [
+        (lambda: analyze(branches, A), TypeError, "branches cannot be jitted"),
+        (lambda: analyze(leaves_jax, A), TypeError, "leaves_jax cannot be jitted"),
+        (lambda: analyze(jnp.dot, A, "x"), TypeError, r"args\[1\] of dot is a str; wanted arrays"),
+        (lambda: analyze(jnp.dot, A, [object()]), TypeError, r"args\[1\]\[0\] of dot is a object"),
+        (lambda: analyze(3), TypeError, "fn_or_pipeline is a int; wanted a function"),
+        (lambda: analyze([A], A), TypeError, "a pipeline takes no arguments"),
+        (lambda: analyze([A]), ValueError, "fewer than 2 batches"),
+        (lambda: analyze(jnp.sin, A, flops_per_sample=-1), ValueError, "flops_per_sample is -1"),
+        (lambda: analyze(jnp.sin, A, bytes_per_sample=math.nan), ValueError, "bytes_per_sample"),
+        (lambda: analyze(jnp.sin, A, samples=0), ValueError, "samples is 0; wanted 1 or more"),
+        (lambda: analyze([A, A], num_batches=0), ValueError, "num_batches is 0"),
+    ],
+)
+def test_bad_input_is_a_clear_error(call, error, what):
+    with pytest.raises(error, match=what):
+        call()

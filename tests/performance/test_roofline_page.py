@@ -1,0 +1,56 @@
+"""The examples of rooflines and devices run, in docstrings and on the pages."""
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxkern.device
+import jaxkern.performance
+from jaxkern.core import ceilings
+
+DOCS = Path(__file__).parents[2] / "docs"
+MODULES = (
+    "core.calls",
+    "core.client",
+    "performance.roofline",
+    "device.status",
+    "device.configuration",
+    "device.benchmark",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_probes():
+    """Seconds are for good figures; these examples only run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "_PROBE_SECONDS", 0.0)
+        patch.setattr(ceilings, "_read", lambda path, identity: None)
+        patch.setattr(ceilings, "_write", lambda path, identity, found: found)
+        yield
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    result = doctest.testmod(importlib.import_module(f"jaxkern.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize(("page", "count"), [("roofline.md", 5), ("device.md", 3)])
+def test_pages_run(page, count, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert len(blocks) == count
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    assert "fma_f32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", [jaxkern.performance, jaxkern.device])
+def test_public_names_are_documented(package):
+    for name in package.__all__:
+        assert inspect.getdoc(getattr(package, name)), name
