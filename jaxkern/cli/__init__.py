@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxkern.cli import bench, profile, xpcs
+from jaxkern.cli import bench, device, profile, roofline, xpcs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     bench.add_parser(commands)
+    roofline.add_parser(commands)
+    device.add_parser(commands)
     profile.add_parser(commands)
     xpcs.add_parser(commands)
     chosen = parser.parse_args(arguments)
@@ -28,8 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _doctor(chosen)
     from jaxkern.cli.output import MissingExtraError
 
+    runs = {
+        "bench": bench.run,
+        "device": device.run,
+        "profile": profile.run,
+        "roofline": roofline.run,
+    }
     try:
-        return {"bench": bench.run, "profile": profile.run}[chosen.command](chosen)
+        return runs[chosen.command](chosen)
     except (ValueError, OSError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

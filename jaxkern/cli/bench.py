@@ -35,12 +35,9 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     from jaxkern.benchmarking.saved import DIRECTORY, save
-    from jaxkern.cli.bench_cases import CASES
+    from jaxkern.cli.bench_cases import chosen_cases
 
-    names = chosen.case or list(CASES)
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        raise ValueError(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    names = chosen_cases(chosen.case)
     results = [_measure(name, chosen.rounds, chosen.baseline) for name in names]
     saved = [
         str(save(arm, chosen.output_dir or DIRECTORY))

@@ -1,4 +1,4 @@
-"""Small comparisons of the package's ops in native code against pure JAX, for ``bench``."""
+"""Small cases that run the package's ops, for ``bench`` and ``roofline``."""
 
 from __future__ import annotations
 
@@ -121,6 +121,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "xpcs-g2": xpcs_g2,
     "xpcs-normal-equations": xpcs_normal_equations,
 }
+
+
+def chosen_cases(names: list[str] | None) -> list[str]:
+    """The names that were asked for, all of them by default; ValueError for others."""
+    unknown = [name for name in names or () if name not in CASES]
+    if unknown:
+        raise ValueError(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    return names or list(CASES)
 
 
 @contextmanager

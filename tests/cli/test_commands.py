@@ -1,4 +1,4 @@
-"""`python -m jaxkern doctor | bench | profile`: would catch output that is no JSON, a script that
+"""`python -m jaxkern doctor | bench | ...`: would catch output that is no JSON, a script that
 runs otherwise than by itself, exit codes that are lost, and errors that are tracebacks."""
 
 from __future__ import annotations
@@ -103,6 +103,31 @@ def test_bench_says_what_has_no_native_kernel(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_roofline_is_the_analysis(tmp_path, capsys):
+    plot = tmp_path / "plots" / "g2.png"
+    assert main(["roofline", "--case", "xpcs-g2", "--json", "--plot", str(plot)]) == 0
+    found = json.loads(capsys.readouterr().out)["cases"]["xpcs-g2"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert found["bottleneck"] in ("compute", "memory")
+    assert found["time"] > 0
+    assert main(["roofline", "--case", "xpcs-g2", "--case", "image-normalize"]) == 0
+    table = capsys.readouterr().out
+    assert "flop/byte" in table
+    assert "image-normalize" in table
+    assert main(["roofline", "--case", "nothing"]) == 2
+
+
+def test_device_is_the_status(tmp_path, capsys):
+    assert main(["device", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    status = jk.device.get_device_status()
+    assert found["status"]["usable_cpus"] == status.usable_cpus
+    assert found["performance"] is None
+    assert main(["device", "--plot", str(tmp_path / "g2.svg")]) == 0
+    assert "two-time g2" in capsys.readouterr().out
+    assert (tmp_path / "g2.svg").read_text().startswith("<?xml")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -144,7 +169,7 @@ def test_installed_as_a_command():
         [sys.executable, "-m", "jaxkern", "--help"],
         env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    for command in ("bench", "doctor", "profile", "xpcs"):
+    for command in ("bench", "device", "doctor", "profile", "roofline", "xpcs"):
         assert command in help_text
 
 
