@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -103,7 +102,8 @@ def test_bench_says_what_has_no_native_kernel(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_roofline_is_the_analysis(tmp_path, capsys):
+def test_roofline_is_the_analysis(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plot = tmp_path / "plots" / "g2.png"
     assert main(["roofline", "--case", "xpcs-g2", "--json", "--plot", str(plot)]) == 0
     found = json.loads(capsys.readouterr().out)["cases"]["xpcs-g2"]
@@ -117,7 +117,8 @@ def test_roofline_is_the_analysis(tmp_path, capsys):
     assert main(["roofline", "--case", "nothing"]) == 2
 
 
-def test_device_is_the_status(tmp_path, capsys):
+def test_device_is_the_status(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["device", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     status = jk.device.get_device_status()
@@ -165,12 +166,11 @@ def test_installed_as_a_command():
         found for found in metadata.entry_points(group="console_scripts") if found.name == "jaxkern"
     ]
     assert entry.load() is main
-    help_text = subprocess.run(
-        [sys.executable, "-m", "jaxkern", "--help"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-m", "jaxkern", "--help"], check=True, capture_output=True, text=True
+    )
     for command in ("bench", "device", "doctor", "profile", "roofline", "xpcs"):
-        assert command in help_text
+        assert command in found.stdout
 
 
 def test_the_command_line_is_light():
