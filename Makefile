@@ -14,8 +14,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
-.PHONY: demo train test train-check bench bench-streaming bench-native bench-peers profile-nlsq \
-	profile-mcmc gpu-check lint docs clean install
+.PHONY: demo train test train-check bench bench-all bench-ops bench-streaming bench-native \
+	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -46,6 +46,17 @@ bench: install
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 
+# All that this machine allows, into one page: BENCHFLAGS="--quick --only ops" for a part of it.
+bench-all: EXTRA = bench,cli
+bench-all: install
+	$(BIN)/python benchmarks/run.py $(BENCHFLAGS)
+
+# Timings of the ops that are kept: BENCHFLAGS=--benchmark-compare compares with the ones before.
+bench-ops: EXTRA = test
+bench-ops: install
+	PYTHONSAFEPATH=1 $(BIN)/python -m pytest -p no:cacheprovider -m benchmark \
+		--benchmark-autosave $(BENCHFLAGS) tests/benchmarking
+
 # A file of 4 GB is written, fitted and deleted: BENCHFLAGS="--points 1e8 --quick" for a smaller one.
 bench-streaming: EXTRA = bench
 bench-streaming: install
@@ -61,6 +72,11 @@ bench-native: install
 	$(BIN)/python benchmarks/xpcs_native.py build/bench/native-xpcs.json
 	build/bench/bench_ring --json build/bench/native-ring.json
 	$(BIN)/python benchmarks/ring_handover.py build/bench/native-ring.json
+
+# Where the time of the demo goes: a table, a plot and a profile in benchmark-results/.
+profile: EXTRA = demo,cli
+profile: install
+	$(BIN)/python -m jaxkern profile --plot benchmark-results/profile-demo.png examples/demo.py
 
 profile-nlsq: EXTRA = xpcs
 profile-nlsq: install

@@ -21,6 +21,7 @@ from jaxkern.core.registry import export_targets as export_targets
 from jaxkern.core.registry import load as load_library
 
 if TYPE_CHECKING:
+    from jaxkern import benchmarking as benchmarking
     from jaxkern import device as device
     from jaxkern import image as image
     from jaxkern import performance as performance
@@ -50,6 +51,7 @@ __all__ = [
     "OperatorNode",
     "Pipeline",
     "backend",
+    "benchmarking",
     "device",
     "doctor",
     "export_targets",
@@ -68,7 +70,17 @@ __all__ = [
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("device", "image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
+_DOMAINS = (
+    "benchmarking",
+    "device",
+    "image",
+    "performance",
+    "pipeline",
+    "random",
+    "ring",
+    "testing",
+    "xpcs",
+)
 _PIPELINE = (
     "DevicePlacement",
     "ElementOperator",

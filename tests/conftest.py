@@ -6,14 +6,19 @@ from importlib import metadata
 # The older one of XLA's two emitters of loops compiles in less than half of the other's time.
 _EMITTERS = ["--xla_cpu_use_fusion_emitters=false"] * (metadata.version("jaxlib") == "0.10.0")
 
-# Before JAX starts.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=4",
-        # Tests compile far longer than they run.
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        *_EMITTERS,
-    ]
-).strip()
+
+def pytest_configure(config):
+    """Sets XLA's flags, before JAX starts."""
+    # Timings are of programs as users compile them.
+    if config.getoption("markexpr") == "benchmark":
+        return
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_force_host_platform_device_count=4",
+            # Tests compile far longer than they run.
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            *_EMITTERS,
+        ]
+    ).strip()

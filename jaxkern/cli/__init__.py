@@ -1,28 +1,61 @@
-"""The command line, ``python -m jaxkern``."""
+"""The command line, ``python -m jaxkern``, installed also as ``jaxkern``."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
-from jaxkern.cli import xpcs
+from jaxkern.cli import bench, device, profile, roofline, xpcs
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the process's exit code."""
+    """Runs one command; returns the process's exit code, 2 for input that is wrong."""
     parser = argparse.ArgumentParser(prog="python -m jaxkern", description="Native kernels for JAX")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor",
         help="tell which kernels are used here and why; exits with 1 when the default platform "
         "runs any op in pure JAX",
     )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    bench.add_parser(commands)
+    roofline.add_parser(commands)
+    device.add_parser(commands)
+    profile.add_parser(commands)
     xpcs.add_parser(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command == "xpcs":
         return xpcs.run(chosen)
+    if chosen.command == "doctor":
+        return _doctor(chosen)
+    from jaxkern.cli.output import MissingExtraError
 
+    runs = {
+        "bench": bench.run,
+        "device": device.run,
+        "profile": profile.run,
+        "roofline": roofline.run,
+    }
+    try:
+        return runs[chosen.command](chosen)
+    except (ValueError, OSError, MissingExtraError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
     from jaxkern.core.doctor import doctor
 
     diagnosis = doctor()
-    print(diagnosis)
+    if chosen.json:
+        from jaxkern.cli.output import print_json
+
+        # A library's loaded module is nothing that JSON could hold.
+        libraries = [
+            {k: v for k, v in vars(library).items() if k != "loaded"}
+            for library in diagnosis.libraries
+        ]
+        print_json({"ok": diagnosis.ok, **vars(diagnosis), "libraries": libraries})
+    else:
+        print(diagnosis)
     return 0 if diagnosis.ok else 1

@@ -132,7 +132,9 @@ class Op:
                 x if original.shape[axis] == full[axis] else lax.squeeze(x, (axis,))
                 for x, original in zip(arrays, operands, strict=True)
             ]
-        return as_tuple(fn(*arrays))
+        # A native call carries the op's name by itself; its twin is found in profiles by a scope.
+        with jax.named_scope(self.target):
+            return as_tuple(fn(*arrays))
 
     def cost(self, *operands: Any, batch_dims: int = 0, **static: Any) -> Cost:
         """Floating-point operations and bytes of a call, from shapes and dtypes alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from typing import Any, overload
@@ -183,6 +184,25 @@ class Pipeline:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = whole("epoch", number, 0)
+
+    def with_seed(self, seed: int) -> Pipeline:
+        """The same pipeline with another seed, from epoch 0; this one stays as it is.
+
+        >>> import jaxkern as jk
+        >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=100, shuffle=True, seed=1)
+        >>> first, other = (next(iter(pipe.with_seed(s)))["x"].tolist() for s in (1, 2))
+        >>> first == next(iter(pipe))["x"].tolist(), first == other
+        (True, False)
+        """
+        seed = whole("seed", seed, -(2**63))
+        made: dict[Vertex, Vertex] = {}
+        for vertex in self._output.ordered():
+            node = vertex.node
+            if isinstance(node, SourceNode):
+                node = copy.copy(node)
+                node.seed = seed
+            made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
+        return Pipeline(made[self._output], self._options)
 
     @property
     def element_spec(self) -> Data:

@@ -1,0 +1,157 @@
+"""``compare``: several ways to do the same work, checked to do it, then timed in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jaxkern.benchmarking.callee import Callee
+from jaxkern.benchmarking.environment import environment
+from jaxkern.benchmarking.equality import check_same
+from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.profile import shapes
+from jaxkern.benchmarking.resources import ResourceMeter
+from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
+
+Check = Literal["equal", "close"] | Callable[[Any, Any], Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: ``comparison["arm"]`` is an arm's `Measurement`.
+
+    Attributes:
+      arms: in the order they were given in; the first is what the others were checked against.
+      checked: how the results were compared, in words.
+    """
+
+    arms: dict[str, Measurement]
+    checked: str
+
+    def __getitem__(self, name: str) -> Measurement:
+        if name not in self.arms:
+            raise KeyError(f"no arm {name!r}; there are {', '.join(self.arms)}")
+        return self.arms[name]
+
+    @property
+    def fastest(self) -> str:
+        """The arm with the least median, whether or not the others are shown to be slower."""
+        return min(self.arms, key=lambda name: self.arms[name].median)
+
+    def speedup(self, name: str, over: str) -> Ratio:
+        """How many times as fast one arm is as another: a ratio of medians, rounds paired."""
+        after, before = self[name].samples.seconds, self[over].samples.seconds
+        return ratio_of_medians(after, before, paired=True).inverse
+
+    def as_dict(self) -> dict[str, Any]:
+        arms = {name: arm.as_dict() for name, arm in self.arms.items()}
+        return {"checked": self.checked, "arms": arms}
+
+    def __str__(self) -> str:
+        first = next(iter(self.arms))
+        width = max(map(len, self.arms))
+        lines = [f"{self.checked}; medians, {first} = 1"]
+        for name, arm in self.arms.items():
+            line = f"  {name:<{width}}  {duration(arm.median):>9}  p90 {duration(arm.p90):>9}"
+            lines.append(line + ("" if name == first else f"  x{self.speedup(name, over=first)}"))
+        return "\n".join(lines)
+
+
+def compare(
+    arms: Mapping[str, Callable[..., Any]],
+    *args: Any,
+    check: Check = "equal",
+    rounds: int = 15,
+    warmup: int = 2,
+    turn_seconds: float = 0.01,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    dimensions: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Times functions that do the same work, in turns, after checking that they do.
+
+    Each round gives every arm one turn, and the next round begins with the next arm, so that a
+    machine whose speed drifts slows all of them alike. A turn is one call that does not count and
+    then as many as fill ``turn_seconds``; its mean is one sample.
+
+    Args:
+      arms: functions by name, two or more; all get ``args``.
+      check: ``"equal"``: the same structures, shapes, dtypes and values (NaN equals NaN).
+        ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
+        ``check(first, other)`` raises or returns False where they differ. None: unchecked, and the
+        result says so.
+      rtol: for ``"close"``; by default the square root of the coarser dtype's epsilon.
+      dimensions: what the report says of the work's size; by default the arguments' shapes.
+
+    Raises:
+      DifferentResultsError: arms whose results differ; the message says where, and no arm is timed.
+      TypeError, ValueError: bad input.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxkern as jk
+      >>> ways = {"product": jax.jit(lambda x: x * x), "power": jax.jit(lambda x: x**2)}
+      >>> found = jk.benchmarking.compare(ways, jnp.arange(1000.0), rounds=5)
+      >>> found.speedup("power", over="product").low > 0
+      True
+    """
+    if not isinstance(arms, Mapping) or len(arms) < 2:
+        raise ValueError(f"arms is {arms!r:.80}; wanted a dict of two functions or more by name")
+    if rounds < 1 or warmup < 0:
+        raise ValueError(f"rounds={rounds}, warmup={warmup}; wanted rounds from 1, warmup from 0")
+    callees = {name: Callee(fn, args) for name, fn in arms.items()}
+    checked = _check(callees, check, rtol, atol)
+    repeats = {name: _repeats(callee, warmup, turn_seconds) for name, callee in callees.items()}
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    order = list(arms)
+    with ResourceMeter() as meter:
+        for number in range(rounds):
+            start = number % len(order)
+            for name in order[start:] + order[:start]:
+                callees[name].seconds()
+                turn = [callees[name].seconds() for _ in range(repeats[name])]
+                samples[name].append(sum(turn) / len(turn))
+    where = environment()
+    identity = f"{where['date']} {time.monotonic_ns()}"
+    measured = {
+        name: Measurement(
+            name=name,
+            kind="arm",
+            samples=Samples(tuple(samples[name])),
+            environment=where,
+            dimensions=dict(dimensions) if dimensions is not None else shapes(args),
+            methodology=(
+                checked + ".",
+                f"{rounds} rounds of interleaved turns, each round beginning with another arm; a "
+                f"turn is one call that does not count, then {repeats[name]} calls of which the "
+                "mean is one sample; every call waits for its results.",
+            ),
+            resources=meter.used,
+            rounds=identity,
+        )
+        for name in arms
+    }
+    return Comparison(measured, checked)
+
+
+def _check(callees: dict[str, Callee], check: Check, rtol: float | None, atol: float) -> str:
+    if not (check is None or check in ("equal", "close") or callable(check)):
+        raise ValueError(f"check is {check!r}; wanted 'equal', 'close', a function or None")
+    first, *others = callees
+    expected = callees[first]()
+    if check is None:
+        for name in others:
+            callees[name]()
+        return "The results were not compared"
+    for name in others:
+        check_same(first, expected, name, callees[name](), check, rtol, atol)
+    if callable(check):
+        return f"All results passed {getattr(check, '__name__', 'the given check')}"
+    return "All results are equal" if check == "equal" else "All results are close"
+
+
+def _repeats(callee: Callee, warmup: int, turn_seconds: float) -> int:
+    for _ in range(warmup):
+        callee.seconds()
+    return max(1, round(turn_seconds / max(callee.seconds(), 1e-7)))

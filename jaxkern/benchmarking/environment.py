@@ -1,0 +1,75 @@
+"""What a measurement was made on: machine, devices, versions and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxkern.core import registry
+from jaxkern.core.backend import current_backend
+from jaxkern.core.memory import memory_limit
+from jaxkern.core.threads import num_threads
+
+_PACKAGES = ("jax", "jaxlib", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions and settings of this process, as JSON can hold them. Starts JAX."""
+    native = registry.module("cpu")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+            "memory_gib": round(memory_limit(), 2),
+            "devices": _devices(),
+        },
+        "versions": _versions(),
+        "settings": {
+            "backend": current_backend(),
+            "simd_level": native.simd_level() if native is not None else None,
+            "threads": num_threads(),
+            "x64": bool(jax.config.read("jax_enable_x64")),
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
+        },
+    }
+
+
+def differences(mine: dict[str, Any], other: dict[str, Any], part: str) -> list[str]:
+    """What differs in one part of two environments, in words: ``cores: 2, was 64``."""
+    now, then = mine.get(part, {}), other.get(part, {})
+    return [
+        f"{name}: {now.get(name)}, was {then.get(name)}"
+        for name in sorted({*now, *then})
+        if now.get(name) != then.get(name)
+    ]
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _devices() -> str:
+    """``4 x cpu``, or the kinds that the driver names."""
+    kinds = [device.device_kind for device in jax.devices()]
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "jaxkern": sys.modules["jaxkern"].__version__}
+    for package in _PACKAGES:
+        found[package] = metadata.version(package)
+    return found

@@ -1,0 +1,133 @@
+"""A named measurement: samples, where they come from, and its form in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from jaxkern.benchmarking.resources import Resources
+from jaxkern.benchmarking.samples import Samples
+
+Kind = Literal["call", "batch", "arm"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Seconds of something that was measured several times; ``result["median"]`` works too.
+
+    Attributes:
+      name: of what was measured.
+      kind: what one sample is: a call, a batch, or a turn of an arm of a comparison.
+      samples: the seconds.
+      environment: machine, versions and settings.
+      dimensions: what the work's size is, in words and numbers.
+      methodology: how it was measured, a sentence each.
+      rounds: equal for arms whose i-th samples were measured in the same round; "" otherwise.
+    """
+
+    name: str
+    kind: Kind
+    samples: Samples
+    environment: dict[str, Any]
+    dimensions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    methodology: tuple[str, ...] = ()
+    resources: Resources | None = None
+    rounds: str = ""
+
+    @property
+    def median(self) -> float:
+        """Seconds; half of the samples took longer."""
+        return self.samples.median
+
+    @property
+    def mean(self) -> float:
+        return self.samples.mean
+
+    @property
+    def std(self) -> float:
+        return self.samples.std
+
+    @property
+    def min(self) -> float:
+        return self.samples.min
+
+    @property
+    def max(self) -> float:
+        return self.samples.max
+
+    @property
+    def p90(self) -> float:
+        return self.samples.p90
+
+    def figures(self) -> dict[str, Any]:
+        """Every figure by its name."""
+        names = ("median", "mean", "std", "min", "max", "p90")
+        return {"count": len(self.samples), **{name: getattr(self, name) for name in names}}
+
+    def __getitem__(self, name: str) -> Any:
+        figures = self.figures()
+        if name not in figures:
+            raise KeyError(f"no figure {name!r}; there are {', '.join(figures)}")
+        return figures[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is written to disk."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "figures": self.figures(),
+            "seconds": list(self.samples.seconds),
+            "dimensions": self.dimensions,
+            "methodology": list(self.methodology),
+            "resources": self.resources.as_dict() if self.resources is not None else None,
+            "environment": self.environment,
+            "rounds": self.rounds,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {len(self.samples)} samples, one a {self.kind}"]
+        spread = f"{duration(self.min)} to {duration(self.max)}"
+        lines.append(f"  median {duration(self.median)}, p90 {duration(self.p90)}, {spread}")
+        lines.append(f"  mean {duration(self.mean)}, std {duration(self.std)}")
+        if self.resources is not None:
+            lines.append(f"  {self.resources}")
+        return "\n".join(lines)
+
+
+def from_dict(record: dict[str, Any]) -> Measurement:
+    """A measurement as it was written; figures that only its class knew are in the file alone.
+
+    Raises:
+      ValueError: for what is no such record.
+    """
+    try:
+        used = record["resources"]
+        return Measurement(
+            name=record["name"],
+            kind=record["kind"],
+            samples=Samples(tuple(record["seconds"])),
+            environment=record["environment"],
+            dimensions=record["dimensions"],
+            methodology=tuple(record["methodology"]),
+            resources=Resources(**used) if used is not None else None,
+            rounds=record["rounds"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no record of a measurement: {error!r}") from error
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that suits them, three digits.
+
+    >>> duration(0.00012345)
+    '123 us'
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def renamed(measured: Measurement, name: str) -> Measurement:
+    """The same measurement by another name."""
+    return dataclasses.replace(measured, name=name)

@@ -1,0 +1,138 @@
+"""Small cases that run the package's ops, for ``bench`` and ``roofline``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.core.backend import backend
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function that runs an op, with its arguments.
+
+    Attributes:
+      values: of how many results (pixels, points) a call is.
+      rtol, atol: how far the native values may be from those of pure JAX.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    values: int
+    rtol: float
+    atol: float
+
+    def arm(self, way: Literal["native", "jax"]) -> Callable[..., Any]:
+        """The function, compiled with that backend."""
+        compiled = jax.jit(self.fn)
+
+        def run(*args: Any) -> Any:
+            with backend(way):
+                return compiled(*args)
+
+        return run
+
+
+def image_crops() -> Case:
+    """Random resized crops with flips and normalization, half a level of 255 apart at most."""
+    from jaxkern import image, random
+
+    chain = image.Compose(
+        [
+            image.RandomResizedCrop(160, antialias=True),
+            image.RandomHorizontalFlip(0.5),
+            image.Normalize(_MEAN, _STD),
+        ]
+    )
+    images = _images(16, 192)
+    params = chain.sample(random.record_keys(0, 0, np.arange(len(images))), images.shape[1:3])
+    level = 0.5 / (255 * min(_STD))
+    return Case("image-crops", chain.apply, (images, params), 16 * 160 * 160 * 3, 0, level)
+
+
+def image_normalize() -> Case:
+    """Normalization of u8 images, within f32's rounding."""
+    from jaxkern import image
+
+    chain = image.Compose([image.Normalize(_MEAN, _STD)])
+    images = _images(16, 192)
+    return Case("image-normalize", chain.apply, (images, ({},)), images.size, 1e-5, 1e-5)
+
+
+def _images(count: int, side: int) -> jax.Array:
+    generator = np.random.default_rng(0)
+    coarse = generator.integers(0, 256, (count, side // 8, side // 8, 3), np.uint8)
+    return jnp.asarray(np.repeat(np.repeat(coarse, 8, 1), 8, 2))
+
+
+def xpcs_g2() -> Case:
+    """Two-time g2 of laminar flow in f64."""
+    model, parameters, contrast, offset = _flow()
+    from jaxkern import xpcs
+
+    def g2(parameters: Any, contrast: Any, offset: Any) -> Any:
+        return xpcs.g2(model, parameters, contrast, offset)
+
+    return Case("xpcs-g2", g2, (parameters, contrast, offset), 4 * 300 * 300, 1e-9, 1e-12)
+
+
+def xpcs_normal_equations() -> Case:
+    """Fused normal equations of a fit to simulated data in f64."""
+    from jaxkern import xpcs
+
+    model, parameters, contrast, offset = _flow()
+    noise = np.random.default_rng(1).normal(0, 0.01, (4, 300, 300))
+    data = xpcs.g2(model, parameters, contrast, offset) + (noise + noise.swapaxes(1, 2)) / 2
+
+    def normal(parameters: Any, contrast: Any, offset: Any, data: Any) -> Any:
+        found = xpcs.normal_equations(model, parameters, contrast, offset, data, 0.02)
+        # Sums of either sign: their own scale is the diagonal's, by Cauchy and Schwarz.
+        scale = 1 / jnp.sqrt(jnp.diagonal(found.jtj))
+        return found.jtj * scale * scale[:, None], found.jtr * scale / jnp.sqrt(found.chi2)
+
+    args = (parameters, contrast, offset, data)
+    return Case("xpcs-normal-equations", normal, args, data.size, 0, 1e-8)
+
+
+def _flow() -> tuple[Any, Any, Any, Any]:
+    from jaxkern import xpcs
+
+    geometry = xpcs.Geometry(
+        q=0.0054, gap=2e6, dt=0.1, t=np.arange(300) * 0.1, phi=np.array([0.0, 30.0, 60.0, 90.0])
+    )
+    model = xpcs.LaminarFlow(geometry)
+    parameters = jnp.asarray(model.defaults, jnp.float64)
+    return model, parameters, jnp.full(4, 0.3), jnp.ones(4)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "image-crops": image_crops,
+    "image-normalize": image_normalize,
+    "xpcs-g2": xpcs_g2,
+    "xpcs-normal-equations": xpcs_normal_equations,
+}
+
+
+def chosen_cases(names: list[str] | None) -> list[str]:
+    """The names that were asked for, all of them by default; ValueError for others."""
+    unknown = [name for name in names or () if name not in CASES]
+    if unknown:
+        raise ValueError(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    return names or list(CASES)
+
+
+@contextmanager
+def prepared(name: str) -> Iterator[Case]:
+    """A case under the types that it needs: XPCS computes in f64."""
+    with jax.enable_x64(name.startswith("xpcs")):
+        yield CASES[name]()

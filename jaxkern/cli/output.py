@@ -1,0 +1,71 @@
+"""What the commands print: a table for people, or JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxkern.benchmarking.saved import json_text
+
+
+class MissingExtraError(Exception):
+    """A package that a command needs is not installed; the message says which extra has it."""
+
+
+def print_json(record: Any) -> None:
+    print(json_text(record))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; the first column is to the left, the others to the right.
+
+    Raises:
+      MissingExtraError: rich is not installed.
+    """
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError as error:
+        raise MissingExtraError(
+            "tables need rich, which is not installed: pip install 'jaxkern[cli]'; --json does not"
+        ) from error
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    # Where nobody looks, as in a file, no cell is cut to the width of a terminal.
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
+
+
+def bar_chart(
+    path: Path, names: Sequence[str], values: Sequence[float], title: str, label: str
+) -> None:
+    """Horizontal bars from 0 as an image; its format is the path's suffix.
+
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+      ValueError: matplotlib does not know the suffix.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'"
+        ) from error
+    figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.barh(list(names)[::-1], list(values)[::-1], color="#3a6ea5")
+    axes.bar_label(bars, fmt="%.3g", padding=4)
+    axes.set_xlabel(label)
+    axes.set_title(title, loc="left")
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,159 @@
+"""`compare`: would catch unequal work that is timed, arms that take no turns, and a refusal that
+does not say where."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.benchmarking import DifferentResultsError, compare
+
+X = jnp.arange(12.0).reshape(3, 4)
+
+
+def quick(arms, *args, **options):
+    return compare(arms, *args, **{"rounds": 2, "warmup": 0, "turn_seconds": 0, **options})
+
+
+def test_arms_take_turns_and_rounds_begin_with_another():
+    calls = []
+
+    def arm(name):
+        def run():
+            calls.append(name)
+            return 1
+
+        return run
+
+    quick({name: arm(name) for name in "abc"}, rounds=3)
+    # One check each, one call to see how long a turn is, then turns of two calls.
+    assert "".join(calls[:6]) == "abcabc"
+    assert "".join(calls[6:]) == "aabbcc" + "bbccaa" + "ccaabb"
+
+
+def test_finds_which_arm_is_faster():
+    arms = {
+        "slow": lambda: time.sleep(0.02),
+        "fast": lambda: time.sleep(0.002),
+    }
+    found = compare(arms, rounds=6, warmup=0)
+    assert found.fastest == "fast"
+    assert found["slow"].min >= 0.02
+    speedup = found.speedup("fast", over="slow")
+    assert 1.5 < speedup.low <= speedup.value <= speedup.high < 11
+    assert found["slow"].rounds == found["fast"].rounds
+    with pytest.raises(KeyError, match="no arm 'other'; there are slow, fast"):
+        found["other"]
+
+
+def one_wrong(x):
+    return {"a": x.at[2, 1].add(1.0), "b": [x]}
+
+
+@pytest.mark.parametrize(
+    ("second", "where"),
+    [
+        (one_wrong, r"\['a'\], 1 of 12 values differ, the first at \[2, 1\]: 9.0 and 10.0"),
+        (lambda x: {"a": x, "b": [x[0]]}, r"\['b'\]\[0\], the shapes are \(3, 4\) and \(4,\)"),
+        (
+            lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]},
+            r"\['b'\]\[0\], the dtypes are float32 and bfloat16",
+        ),
+        (lambda x: {"a": x}, "the structures are"),
+    ],
+)
+def test_different_results_are_refused_and_nothing_is_timed(second, where):
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return {"a": x, "b": [x]}
+
+    with pytest.raises(DifferentResultsError, match=f"'first' and 'second'.*{where}"):
+        compare({"first": counted, "second": second}, X)
+    assert len(calls) == 1
+
+
+def test_what_is_equal():
+    nan = jnp.asarray([jnp.nan, 1.0])
+    assert quick({"a": lambda: nan, "b": lambda: nan * 1}).checked == "All results are equal"
+    keys = {"a": lambda: jax.random.key(3), "b": lambda: jax.random.key(3)}
+    assert quick(keys)["a"].kind == "arm"
+    keys["b"] = lambda: jax.random.key(4)
+    with pytest.raises(DifferentResultsError):
+        quick(keys)
+    # Adjacent floats are not equal.
+    with pytest.raises(DifferentResultsError):
+        quick({"a": lambda: np.float32(1), "b": lambda: np.nextafter(np.float32(1), 2)})
+
+
+def test_what_is_close():
+    arms = {"a": lambda: X, "b": lambda: X * (1 + 1e-5)}
+    with pytest.raises(DifferentResultsError):
+        quick(arms)
+    assert quick(arms, check="close").checked == "All results are close"
+    with pytest.raises(DifferentResultsError, match=r"\(rtol=1e-07, atol=0\)"):
+        quick(arms, check="close", rtol=1e-7)
+    # The coarser dtype says how close: bfloat16's epsilon is 2**-7.
+    quick({"a": lambda: X, "b": lambda: X.astype(jnp.bfloat16)}, check="close")
+    # Integers have no tolerance.
+    with pytest.raises(DifferentResultsError):
+        quick({"a": lambda: jnp.int32(1), "b": lambda: jnp.int32(2)}, check="close")
+
+
+def test_a_function_checks():
+    arms = {"a": lambda: 1, "b": lambda: 5}
+
+    def same_parity(a, b):
+        return a % 2 == b % 2
+
+    assert quick(arms, check=same_parity).checked == "All results passed same_parity"
+    with pytest.raises(DifferentResultsError, match="returned False"):
+        quick(arms, check=lambda a, b: a == b)
+    with pytest.raises(DifferentResultsError, match="Not equal to tolerance"):
+        quick(arms, check=np.testing.assert_allclose)
+
+
+def test_unchecked_is_said():
+    found = quick({"a": lambda: 1, "b": lambda: 2}, check=None)
+    assert found.checked == "The results were not compared"
+    assert "not compared" in found["a"].methodology[0]
+
+
+def test_donating_arms_get_fresh_arguments():
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    found = compare({"donates": add, "keeps": jax.jit(lambda x: x + 1)}, X, rounds=3)
+    assert len(found["donates"].samples) == 3
+    assert float(X[0, 1]) == 1.0
+
+
+def test_native_against_jax():
+    chain = jk.image.Compose([jk.image.Normalize((0.5,) * 3, (0.5,) * 3)])
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+
+    def arm(backend):
+        def run(x):
+            with jk.backend(backend):
+                return chain.apply(x, ({},))
+
+        return run
+
+    arms = {b: jax.jit(arm(b)) for b in ("native", "jax")}
+    found = compare(arms, images, check="close", rounds=2)
+    assert found["jax"].dimensions == {"args[0]": "uint8[2, 16, 16, 3]"}
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="two functions or more"):
+        compare({"alone": lambda: 1})
+    with pytest.raises(ValueError, match="check is 'same'"):
+        compare({"a": lambda: 1, "b": lambda: 1}, check="same")
+    with pytest.raises(ValueError, match="wanted rounds from 1"):
+        compare({"a": lambda: 1, "b": lambda: 1}, rounds=0)
+    with pytest.raises(TypeError, match="wanted a function"):
+        compare({"a": lambda: 1, "b": 2})

@@ -1,0 +1,127 @@
+"""`profile_fn`: would catch results that are not waited for, compilation that counts as running,
+donated arguments that are lost, and resources that the system sees otherwise."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.benchmarking.profile import CompileWatch
+
+
+def test_counts_calls_and_waits():
+    calls = []
+
+    def slow(x):
+        calls.append(x)
+        return jax.pure_callback(lambda y: (time.sleep(0.02), y)[1], x, x)
+
+    measured = jk.benchmarking.profile_fn(slow, jnp.ones(3), calls=4, seconds=0, warmup=2)
+    assert len(calls) == 1 + 2 + 4
+    assert len(measured.samples) == 4
+    assert measured.min >= 0.02
+    assert measured.name == "slow"
+    assert measured.dimensions == {"args[0]": "float32[3]"}
+
+
+def test_figures_by_attribute_and_by_name():
+    measured = jk.benchmarking.profile_fn(sorted, [3, 1, 2], calls=20, seconds=0)
+    for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
+        assert measured[name] == getattr(measured, name)
+    assert measured.median == np.median(measured.samples.seconds)
+    with pytest.raises(KeyError, match="no figure 'p17'; there are"):
+        measured["p17"]
+    assert "sorted: 20 samples, one a call" in str(measured)
+
+
+def test_compile_time_is_apart():
+    def chain(x):
+        for i in range(60):
+            x = jnp.sin(x) + i
+        return x
+
+    fn = jax.jit(chain)
+    first = jk.benchmarking.profile_fn(fn, jnp.ones(4), calls=5, seconds=0)
+    again = jk.benchmarking.profile_fn(fn, jnp.ones(4), calls=5, seconds=0)
+    assert 0.5 * first.first_call_seconds < first.compile_seconds <= first.first_call_seconds
+    assert first.median < first.compile_seconds / 5
+    # Asking again what is donated lowers nothing anew.
+    assert again.compile_seconds < first.compile_seconds / 5
+
+
+def test_nested_compilations_count_once():
+    watch = CompileWatch()
+    watch.spans = [(0.0, 10.0), (2.0, 5.0), (9.0, 12.0), (20.0, 21.0)]
+    assert watch.seconds == 13.0
+
+
+def test_donated_arguments_live_on():
+    add = jax.jit(lambda state, x: {"a": state["a"] + x}, donate_argnums=0)
+    state, x = {"a": jnp.zeros(1000)}, jnp.ones(1000)
+    measured = jk.benchmarking.profile_fn(add, state, x, calls=5, seconds=0)
+    assert len(measured.samples) == 5
+    np.testing.assert_array_equal(state["a"], 0)
+    assert "Donated arguments were copied" in measured.methodology[0]
+
+
+def test_hidden_donation_is_refused():
+    inner = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with pytest.raises(ValueError, match=r"args\[0\] is gone after the first call of hidden"):
+        jk.benchmarking.profile_fn(lambda_named(inner), jnp.zeros(1000))
+
+
+def lambda_named(inner):
+    def hidden(x):
+        return inner(x)
+
+    return hidden
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="wanted a function"):
+        jk.benchmarking.profile_fn(3)
+    with pytest.raises(TypeError, match=r"args\[1\] is a str.*static_argnums"):
+        jk.benchmarking.profile_fn(jax.jit(lambda x, how: x), 1.0, "fast")
+    with pytest.raises(TypeError, match=r"cannot be traced.*JAX says"):
+        jk.benchmarking.profile_fn(jax.jit(lambda x: int(x)), 1.0)
+    with pytest.raises(ValueError, match="wanted calls from 1"):
+        jk.benchmarking.profile_fn(sum, [1], calls=0)
+
+
+def test_peak_memory_is_the_systems():
+    size = 150 * 2**20
+    with jk.benchmarking.ResourceMeter() as before:
+        pass
+    with jk.benchmarking.ResourceMeter() as meter:
+        np.ones(size, np.uint8)
+    with jk.benchmarking.ResourceMeter() as after:
+        pass
+    assert meter.used.peak_of_span
+    grown = meter.used.peak_bytes - meter.used.start_bytes
+    assert 0.98 * size < grown < 1.3 * size
+    # The mark was reset: what came before and after does not hold the array.
+    assert after.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
+    assert before.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
+
+
+def test_cpu_time_is_the_systems():
+    def spin(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    start = resource.getrusage(resource.RUSAGE_SELF)
+    with jk.benchmarking.ResourceMeter() as meter:
+        spin(0.2)
+        time.sleep(0.2)
+    end = resource.getrusage(resource.RUSAGE_SELF)
+    expected = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+    assert meter.used.cpu_seconds == pytest.approx(expected, abs=0.05)
+    assert meter.used.wall_seconds > 0.39
+    assert meter.used.cores_busy < 0.9

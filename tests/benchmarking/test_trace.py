@@ -1,0 +1,146 @@
+"""`trace`: would catch operations without their scopes, time that is counted twice, and files that
+the viewers cannot open."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.benchmarking import trace
+from jaxkern.benchmarking.hlo_scopes import read_scopes
+from jaxkern.benchmarking.trace import own_seconds
+
+
+def normalize(backend):
+    chain = jk.image.Compose([jk.image.Normalize((0.5,) * 3, (0.5,) * 3)])
+
+    def step(images):
+        with jk.backend(backend), jax.named_scope("augment"):
+            images = chain.apply(images, ({},))
+        with jax.named_scope("head"):
+            weights = jnp.ones((images.shape[2] * 3, 64))
+            return images.reshape(-1, weights.shape[0]) @ weights
+
+    return jax.jit(step)
+
+
+def test_kernels_and_scopes_are_visible(tmp_path):
+    step, images = normalize("native"), np.zeros((4, 64, 64, 3), np.uint8)
+    step(images).block_until_ready()
+    out = io.StringIO()
+    with trace(tmp_path, file=out) as recorded:
+        for _ in range(3):
+            step(images).block_until_ready()
+    (kernel,) = [op for op in recorded.ops if "jaxkern" in op.scope]
+    assert kernel.scope == "jit(step)/augment/jaxkern.image_chain.v1"
+    assert kernel.program == "jit_step"
+    assert kernel.calls == 3
+    assert 0 < kernel.seconds <= recorded.seconds
+    (product,) = {op.scope for op in recorded.ops if "dot_general" in op.scope}
+    assert product == "jit(step)/head/dot_general"
+    table = out.getvalue()
+    assert "augment/jaxkern.image_chain.v1" in table
+    assert "ui.perfetto.dev" in table
+    # What Perfetto opens: the same events by the same names.
+    assert recorded.perfetto is not None
+    with gzip.open(recorded.perfetto, "rt") as opened:
+        events = json.load(opened)["traceEvents"]
+    assert kernel.name in {event.get("name") for event in events}
+    # What TensorBoard looks for.
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+
+
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_a_twin_in_pure_jax_has_the_ops_scope(differentiate):
+    def values(x):
+        with jk.backend("jax"):
+            crop = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Resize((6, 6))])
+            return crop.apply(
+                x, crop.sample(jax.random.split(jax.random.key(0), 1), x.shape[1:3])
+            ).sum()
+
+    fn = jax.grad(values) if differentiate else values
+    text = jax.jit(fn).lower(jnp.ones((1, 8, 8, 3))).compile().as_text()
+    assert text is not None
+    assert "jaxkern.image_chain.v1" in text
+    assert "custom_call_target" not in text
+
+
+def test_the_longest_operation_comes_first(tmp_path):
+    def step(x):
+        return jnp.sin(x[0] @ x[0]), x[0] + 1
+
+    step = jax.jit(step)
+    x = jnp.ones((1, 600, 600))
+    jax.block_until_ready(step(x))
+    with trace(tmp_path, top=0) as recorded:
+        jax.block_until_ready(step(x))
+    assert "dot_general" in recorded.ops[0].scope
+    assert [op.seconds for op in recorded.ops] == sorted(
+        (op.seconds for op in recorded.ops), reverse=True
+    )
+    assert sum(op.seconds for op in recorded.ops) == pytest.approx(recorded.seconds)
+    assert (
+        str(recorded)
+        .splitlines()[1]
+        .lstrip()
+        .startswith(f"{100 * recorded.ops[0].seconds / recorded.seconds:.1f}%")
+    )
+
+
+def test_time_inside_a_loop_counts_once(tmp_path):
+    looped = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.tanh(y @ y), x))
+    x = jnp.eye(100)
+    looped(x).block_until_ready()
+    with trace(tmp_path, top=0) as recorded:
+        looped(x).block_until_ready()
+    (loop,) = [op for op in recorded.ops if op.name.startswith("while")]
+    assert loop.calls == 1
+    inside = [op for op in recorded.ops if op.calls == 50]
+    assert inside
+    assert sum(op.seconds for op in inside) > loop.seconds
+
+
+def test_own_seconds_of_nested_spans():
+    spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
+    found = own_seconds([(b * 1e9, e * 1e9, (k, "")) for b, e, k in spans])
+    totals: dict[str, float] = {}
+    for (key, _), seconds in found:
+        totals[key] = totals.get(key, 0) + seconds
+    assert totals == {"a": 3.0, "b": 5.0, "c": 3.0}
+
+
+def test_an_error_inside_ends_the_profile(tmp_path):
+    with pytest.raises(ZeroDivisionError), trace(tmp_path):
+        raise ZeroDivisionError
+    with trace(tmp_path, file=io.StringIO()) as recorded:
+        pass
+    assert str(recorded) == "no operation of a compiled program ran in the trace"
+
+
+def test_one_profile_at_a_time(tmp_path):
+    with (
+        trace(tmp_path / "a", top=0),
+        pytest.raises(RuntimeError, match="end the other profile"),
+        trace(tmp_path / "b"),
+    ):
+        pass
+
+
+def test_a_folder_that_is_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"), trace(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.parametrize("wrong", [b"\x0a\x10abc", b"\xff", b"\x0b\x01", b"\x09abc"])
+def test_bytes_that_are_no_profile(wrong):
+    with pytest.raises(ValueError, match="wanted a"):
+        read_scopes(wrong)

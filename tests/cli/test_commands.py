@@ -1,0 +1,182 @@
+"""`python -m jaxkern doctor | bench | ...`: would catch output that is no JSON, a script that
+runs otherwise than by itself, exit codes that are lost, and errors that are tracebacks."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import jaxkern as jk
+from jaxkern.cli import main
+
+SCRIPT = """\
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+import neighbour
+print("arguments", sys.argv[1:], __name__, neighbour.VALUE)
+product = jax.jit(lambda x: jnp.tanh(x @ x))
+for _ in range(4):
+    product(jnp.ones((200, 200))).block_until_ready()
+if "fail" in sys.argv:
+    raise SystemExit(7)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "neighbour.py").write_text("VALUE = 'beside it'\n")
+    path = tmp_path / "code" / "work.py"
+    path.write_text(SCRIPT)
+    yield path
+    sys.modules.pop("neighbour", None)
+
+
+def test_doctor_as_json(capsys):
+    code = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    diagnosis = jk.doctor()
+    assert found["ok"] == diagnosis.ok == (code == 0)
+    assert found["versions"] == diagnosis.versions
+    assert [op["target"] for op in found["ops"]] == [op.target for op in diagnosis.ops]
+    assert found["libraries"][0]["targets"] == diagnosis.libraries[0].targets
+
+
+def test_profile_runs_the_script_as_python_would(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = (list(sys.argv), list(sys.path))
+    assert main(["profile", "--top", "3", str(script), "--plot", "x"]) == 0
+    shown = capsys.readouterr().out
+    assert "arguments ['--plot', 'x'] __main__ beside it" in shown
+    assert "jit(<lambda>)/dot_general" in shown
+    assert "the script took" in shown
+    assert list((tmp_path / "benchmark-results" / "profile-work").rglob("*.trace.json.gz"))
+    assert (sys.argv, sys.path) == before
+
+
+def test_profile_as_json_with_a_plot(script, tmp_path, capsys):
+    plot = tmp_path / "plots" / "where.png"
+    arguments = ["--json", "--plot", str(plot), "--output-dir", str(tmp_path / "out")]
+    assert main(["profile", *arguments, str(script), "fail"]) == 7
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "arguments ['fail']" in err
+    assert found["exit_code"] == 7
+    (product,) = [op for op in found["ops"] if op["scope"].endswith("/dot_general")]
+    assert product["calls"] == 4
+    assert 0 < found["compile_seconds"] < found["wall_seconds"]
+    assert found["op_seconds"] == pytest.approx(sum(op["seconds"] for op in found["ops"]))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_checks_times_and_saves(tmp_path, capsys):
+    arguments = ["bench", "--case", "image-normalize", "--rounds", "5", "--output-dir"]
+    arguments += [str(tmp_path / "saved"), "--plot", str(tmp_path / "x.png")]
+    assert main([*arguments, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    (case,) = first["cases"]
+    assert case["checked"] == "All results are close"
+    assert case["speedup"]["value"] == pytest.approx(
+        case["jax_seconds"] / case["native_seconds"], rel=1e-9
+    )
+    names = sorted(jk.benchmarking.load(path).name for path in first["files"])
+    assert names == ["image-normalize-jax", "image-normalize-native"]
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*arguments, "--baseline", str(tmp_path / "saved")]) == 0
+    table = capsys.readouterr().out
+    assert "image-normalize" in table
+    assert "against the baseline" in table
+
+
+def test_bench_says_what_has_no_native_kernel(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(jk.Op, "problem", lambda *_: "it is hidden by the test")
+    arguments = ["bench", "--case", "image-normalize", "--output-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "not timed: jaxkern.image_chain has no native kernel" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_roofline_is_the_analysis(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plot = tmp_path / "plots" / "g2.png"
+    assert main(["roofline", "--case", "xpcs-g2", "--json", "--plot", str(plot)]) == 0
+    found = json.loads(capsys.readouterr().out)["cases"]["xpcs-g2"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert found["bottleneck"] in ("compute", "memory")
+    assert found["time"] > 0
+    assert main(["roofline", "--case", "xpcs-g2", "--case", "image-normalize"]) == 0
+    table = capsys.readouterr().out
+    assert "flop/byte" in table
+    assert "image-normalize" in table
+    assert main(["roofline", "--case", "nothing"]) == 2
+
+
+def test_device_is_the_status(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["device", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    status = jk.device.get_device_status()
+    assert found["status"]["usable_cpus"] == status.usable_cpus
+    assert found["performance"] is None
+    assert main(["device", "--plot", str(tmp_path / "g2.svg")]) == 0
+    assert "two-time g2" in capsys.readouterr().out
+    assert (tmp_path / "g2.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["profile", "missing.py"], "there is no script missing.py"),
+        (["profile", "--top", "0", __file__], "--top is 0"),
+        (["bench", "--case", "nothing"], "no case nothing; there are image-crops"),
+        (["bench", "--case", "xpcs-g2", "--rounds", "0"], "wanted rounds from 1"),
+    ],
+)
+def test_wrong_input_is_a_line(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra(capsys, tmp_path, monkeypatch, script):
+    imported = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name.partition(".")[0] in ("rich", "matplotlib"):
+            raise ImportError(name)
+        return imported(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", str(script)]) == 2
+    assert "pip install 'jaxkern[cli]'" in capsys.readouterr().err
+    assert main(["profile", "--json", "--plot", "x.png", str(script)]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+    assert main(["profile", "--json", str(script)]) == 0
+
+
+def test_installed_as_a_command():
+    (entry,) = [
+        found for found in metadata.entry_points(group="console_scripts") if found.name == "jaxkern"
+    ]
+    assert entry.load() is main
+    found = subprocess.run(
+        [sys.executable, "-m", "jaxkern", "--help"], check=True, capture_output=True, text=True
+    )
+    for command in ("bench", "device", "doctor", "profile", "roofline", "xpcs"):
+        assert command in found.stdout
+
+
+def test_the_command_line_is_light():
+    code = (
+        "import sys, jaxkern.cli;"
+        "heavy = {'rich', 'matplotlib', 'yaml', 'h5py', 'jaxkern.xpcs', 'jaxkern.image'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
