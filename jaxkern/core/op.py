@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 from jaxkern.core import compat, registry
 from jaxkern.core.backend import current_backend
@@ -19,11 +20,17 @@ from jaxkern.core.rules import make_primitive
 Static = Mapping[str, Any]
 
 _OPS: dict[str, Op] = {}
+_BY_PRIMITIVE: dict[Primitive, Op] = {}
 
 
 def ops() -> dict[str, Op]:
     """Every op that was declared in this process, by name."""
     return dict(_OPS)
+
+
+def op_of(primitive: Primitive) -> Op | None:
+    """The op that a primitive of a jaxpr belongs to, or None."""
+    return _BY_PRIMITIVE.get(primitive)
 
 
 class Op:
@@ -87,6 +94,7 @@ class Op:
         self._cost = cost
         self.primitive = make_primitive(self)
         _OPS[name] = self
+        _BY_PRIMITIVE[self.primitive] = self
 
     def __repr__(self) -> str:
         return f"Op({self.name!r}, version={self.version})"

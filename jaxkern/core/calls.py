@@ -1,0 +1,161 @@
+"""Which ops a traced program calls: walks a jaxpr through everything that holds another one.
+
+For tools that explain a program (rooflines, audits, traces). ``jax.make_jaxpr(fn)(*args)`` and
+``jax.jit(fn).trace(*args).jaxpr`` give what is walked here; `inner_programs` serves a walk of one's
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from jaxkern.core import compat
+from jaxkern.core.batch import Struct, core_structs
+from jaxkern.core.cost import Cost
+from jaxkern.core.op import Op, op_of
+
+
+class InnerProgram(NamedTuple):
+    """A program that an equation runs.
+
+    ``times``: how often, for one run of the equation; None in a while loop. ``alternative``: it is
+    one branch of several. ``devices``: how many run it at once, each on its part (``shard_map``).
+    """
+
+    jaxpr: Jaxpr
+    times: int | None = 1
+    alternative: bool = False
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One place of a program that calls an op.
+
+    Attributes:
+      operands: with their batch axes; inside ``shard_map`` a device's part.
+      count: how often one run of the program comes here (on each device); None in a while loop.
+        A branch counts as if it were taken.
+      conditional: it stands in a branch.
+      devices: how many devices make this call, each on its part: 1 outside ``shard_map``.
+      path: the equations around it, outermost first, such as ``("jit:loss", "scan:100")``.
+    """
+
+    op: Op
+    operands: tuple[Struct, ...]
+    results: tuple[Struct, ...]
+    batch_dims: int
+    static: Mapping[str, Any]
+    backend: str
+    count: int | None
+    conditional: bool
+    devices: int
+    path: tuple[str, ...]
+
+    @property
+    def cost(self) -> Cost:
+        """Operations and bytes of ONE call."""
+        return self.op.cost(*self.operands, batch_dims=self.batch_dims, **self.static)
+
+    def problem(self, platform: str) -> str | None:
+        """Why ``platform`` runs this call in pure JAX; None where a native kernel takes it."""
+        if self.backend == "jax":
+            return "the backend is 'jax'"
+        structs = core_structs(self.operands, self.batch_dims)
+        return self.op.problem(platform, structs, self.static)
+
+
+def op_calls(program: ClosedJaxpr | Jaxpr) -> Iterator[OpCall]:
+    """Every call of an op in a traced program, in program order.
+
+    Goes through jit, scan, while, cond, custom derivatives, remat and shard_map; ``vmap`` and
+    derivatives are already applied in a jaxpr.
+
+    Example:
+      >>> import jax
+      >>> import jaxkern as jk
+      >>> double = jk.Op("docs.double", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+      >>> thrice = lambda x: jax.lax.fori_loop(0, 3, lambda i, y: double(y), x)
+      >>> [(call.op.name, call.count) for call in op_calls(jax.make_jaxpr(thrice)(1.0))]
+      [('docs.double', 3)]
+    """
+    yield from _calls(_open(program), 1, False, 1, ())
+
+
+def _calls(
+    jaxpr: Jaxpr, count: int | None, conditional: bool, devices: int, path: tuple[str, ...]
+) -> Iterator[OpCall]:
+    for eqn in jaxpr.eqns:
+        op = op_of(eqn.primitive)
+        if op is not None:
+            yield OpCall(
+                op=op,
+                operands=_structs(eqn.invars),
+                results=_structs(eqn.outvars),
+                batch_dims=eqn.params["batch_dims"],
+                static=dict(eqn.params["static"]),
+                backend=eqn.params["backend"],
+                count=count,
+                conditional=conditional,
+                devices=devices,
+                path=path,
+            )
+            continue
+        for inner in inner_programs(eqn):
+            yield from _calls(
+                inner.jaxpr,
+                times(count, inner.times),
+                conditional or inner.alternative,
+                devices * inner.devices,
+                (*path, _label(eqn)),
+            )
+
+
+def times(count: int | None, factor: int | None) -> int | None:
+    """The product, where None is an unknown number of times; nothing is done 0 times."""
+    if count == 0 or factor == 0:
+        return 0
+    return None if count is None or factor is None else count * factor
+
+
+def inner_programs(eqn: JaxprEqn) -> list[InnerProgram]:
+    """The programs that an equation runs; none for a plain operation."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return [InnerProgram(_open(params["jaxpr"]), times=int(params["length"]))]
+    if name == "while":
+        return [
+            InnerProgram(_open(params[part]), times=None) for part in ("cond_jaxpr", "body_jaxpr")
+        ]
+    if name == "cond":
+        return [InnerProgram(_open(b), alternative=True) for b in params["branches"]]
+    if name == "shard_map":
+        devices = compat.shard_map_devices(params)
+        return [InnerProgram(_open(params["jaxpr"]), devices=devices)]
+    if name == "custom_linear_solve":  # the other three serve its derivatives
+        return [InnerProgram(_open(params["jaxprs"].solve))]
+    found = []
+    for value in params.values():
+        parts = value if isinstance(value, (tuple, list)) else (value,)
+        found += [InnerProgram(_open(p)) for p in parts if isinstance(p, (ClosedJaxpr, Jaxpr))]
+    return found
+
+
+def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+
+
+def _structs(variables: Sequence[Any]) -> tuple[Struct, ...]:
+    return tuple(Struct(v.aval.shape, v.aval.dtype) for v in variables)
+
+
+def _label(eqn: JaxprEqn) -> str:
+    name = str(eqn.primitive.name)
+    if name == "scan":
+        return f"scan:{eqn.params['length']}"
+    inner = eqn.params.get("name")
+    return f"{name}:{inner}" if isinstance(inner, str) and inner else name

@@ -1,0 +1,140 @@
+"""Would catch an op that a walk of a program misses, or counts a wrong number of times."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxkern as jk
+from jaxkern.core.calls import OpCall, op_calls, times
+
+# x [n] times s []: two flops an element, to be found in the sums below.
+scale = jk.Op(
+    "test.calls_scale",
+    version=1,
+    abstract=lambda x, s, *, twice: x,
+    impl=lambda x, s, *, twice: x * s,
+    cost=lambda x, s, *, twice: jk.Cost(flops=2 * x.shape[0], bytes=None),
+)
+
+
+def call(x, s=2.0, twice=False):
+    return scale(x, jnp.float32(s), twice=twice)
+
+
+def found(fn, *args) -> list[OpCall]:
+    return list(op_calls(jax.make_jaxpr(fn)(*args)))
+
+
+X = np.ones(5, np.float32)
+
+
+def test_a_call_tells_its_operands_parameters_and_cost():
+    batch = np.ones((7, 5), np.float32)
+    (one,) = found(jax.vmap(lambda x: call(x, twice=True)), batch)
+    assert one.op is scale
+    assert [(x.shape, x.dtype) for x in one.operands] == [((7, 5), np.float32), ((1,), np.float32)]
+    assert [(x.shape, x.dtype) for x in one.results] == [((7, 5), np.float32)]
+    assert (one.batch_dims, one.static, one.backend) == (1, {"twice": True}, "auto")
+    assert (one.count, one.conditional, one.devices, one.path) == (1, False, 1, ())
+    # Two flops an element; 35 elements read and written, and one scalar, of four bytes.
+    assert one.cost == (70, 4 * (35 + 35 + 1))
+    assert "no library registered" in one.problem("cpu")
+
+
+def test_a_forced_backend_is_the_problem():
+    with jk.backend("jax"):
+        (one,) = found(call, X)
+    assert one.problem("cpu") == "the backend is 'jax'"
+
+
+def test_scans_multiply_their_lengths():
+    def inner(x, _):
+        return call(x), None
+
+    def outer(x, _):
+        return lax.scan(inner, call(x), length=3)[0], None
+
+    counts = [c.count for c in found(lambda x: lax.scan(outer, call(x), length=10)[0], X)]
+    assert counts == [1, 10, 30]
+    assert [c.count for c in found(lambda x: lax.scan(inner, x, length=0)[0], X)] == [0]
+
+
+def test_a_while_loop_runs_an_unknown_number_of_times_and_knows_its_own_scans():
+    def body(x):
+        return lax.scan(lambda y, _: (call(y), None), x, length=3)[0]
+
+    (one,) = found(lambda x: lax.while_loop(lambda y: y[0] < 9, body, x), X)
+    assert one.count is None
+    assert one.path == ("while", "scan:3")
+    nothing = lambda x: lax.scan(lambda y, _: (body(y), None), x, length=0)[0]  # noqa: E731
+    assert [c.count for c in found(nothing, X)] == [0]
+
+
+def test_unknown_times_nothing_is_nothing():
+    assert times(None, 0) == 0
+    assert times(0, None) == 0
+    assert times(None, 3) is None
+
+
+def test_branches_are_alternatives():
+    def fn(p, x):
+        return lax.cond(p, lambda y: call(call(y)), lambda y: call(y, 3.0), call(x))
+
+    calls = found(fn, True, X)
+    assert [c.conditional for c in calls] == [False, True, True, True]
+    assert [c.count for c in calls] == [1] * 4
+
+
+@pytest.mark.parametrize("wrap", ["jit", "remat", "custom_jvp", "custom_vjp", "grad"])
+def test_what_holds_a_program_is_walked(wrap):
+    def loss(x):
+        return jnp.sum(call(x))
+
+    custom_jvp = jax.custom_jvp(loss)
+    custom_jvp.defjvp(lambda x, t: (loss(x[0]), loss(t[0])))
+    custom_vjp = jax.custom_vjp(loss)
+    custom_vjp.defvjp(lambda x: (loss(x), x), lambda x, ct: (ct * x,))
+    fn = {
+        "jit": jax.jit(loss),
+        "remat": jax.checkpoint(loss),
+        "custom_jvp": custom_jvp,
+        "custom_vjp": custom_vjp,
+        "grad": jax.grad(loss),
+    }[wrap]
+    # The value of a linear function is not needed for its gradient, but the trace has it.
+    assert [c.op for c in found(fn, X)] == [scale]
+
+
+def test_a_linear_solve_counts_what_it_solves_by():
+    def fn(b):
+        return lax.custom_linear_solve(
+            lambda x: call(x, 4.0), b, lambda matvec, y: call(y, 0.25), symmetric=True
+        )
+
+    assert len(found(fn, X)) == 1
+
+
+def test_shard_map_tells_parts_and_devices():
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    batch = np.ones((8, 5), np.float32)
+
+    def sharded(spec, **axes):
+        return jax.shard_map(jax.vmap(call), mesh=mesh, in_specs=spec, out_specs=spec, **axes)
+
+    (all_axes,) = found(sharded(P(("data", "model"))), batch)
+    assert (all_axes.devices, all_axes.operands[0].shape) == (4, (2, 5))
+    (one_axis,) = found(jax.jit(sharded(P("data"), axis_names={"data"})), batch)
+    assert (one_axis.devices, one_axis.operands[0].shape) == (2, (4, 5))
+
+
+def test_an_op_declared_again_leaves_older_programs_readable():
+    def declare():
+        return jk.Op("test.calls_twice", version=1, abstract=lambda x: x, impl=lambda x: x)
+
+    first = declare()
+    program = jax.make_jaxpr(first)(X)
+    declare()
+    assert [c.op for c in op_calls(program)] == [first]
