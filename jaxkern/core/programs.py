@@ -1,4 +1,4 @@
-"""A function compiled for its arguments without running it: what tools that explain it start from."""
+"""A function compiled for its arguments without running it, for tools that explain it."""
 
 from __future__ import annotations
 

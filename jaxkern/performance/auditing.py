@@ -255,13 +255,16 @@ def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
         looped = count is None or count > 1
         often = "" if count == 1 else f", {'unknown' if count is None else count} times a run"
         where = f" from {instruction.op_name}" if instruction.op_name else ""
-        if source is not None and kind == "copy":
+        # XLA writes a transpose as a copy into another order of axes.
+        entry = source is not None and kind == "copy" and source.shape == instruction.shape
+        if entry and source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
             advice = (
-                "it is updated or returned and was not donated: donate it (donate_argnums) where it "
-                "is not needed afterwards"
+                "it is updated or returned and was not donated: donate it (donate_argnums) where "
+                "it is not needed afterwards"
             )
         else:
+            kind = "transpose" if "transpose" in instruction.op_name else kind
             what = f"{kind} {instruction.name}{where}"
             advice = (
                 "a pass over memory that computes nothing: keep the layout that the next operation "
@@ -269,7 +272,7 @@ def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
             )
         yield Finding(
             "copy",
-            "warning" if looped or source is not None else "info",
+            "warning" if looped or entry else "info",
             what + often,
             instruction.bytes,
             advice,
