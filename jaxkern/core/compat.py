@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax._src import xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
@@ -84,6 +85,11 @@ def sdy_sharding_rule(
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def started_backends() -> tuple[str, ...]:
+    """The platforms whose backends have started in this process; asking starts none."""
+    return tuple(xla_bridge._backends) if xla_bridge.backends_are_initialized() else ()
 
 
 def shard_map_devices(parameters: Mapping[str, Any]) -> int:

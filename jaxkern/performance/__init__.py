@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxkern.core.client import set_memory_fraction as set_memory_fraction
     from jaxkern.performance.accumulation import accumulate_gradients as accumulate_gradients
     from jaxkern.performance.allocator import tune_host_allocator as tune_host_allocator
     from jaxkern.performance.auditing import Audit as Audit
@@ -35,18 +36,28 @@ if TYPE_CHECKING:
 
 # Imported at first use: each tool costs its own import only.
 _MODULES = {
-    "accumulation": ("accumulate_gradients",),
-    "allocator": ("tune_host_allocator",),
-    "auditing": ("Audit", "Finding", "audit"),
-    "buckets": ("Buckets", "bucket_shapes", "pad_to"),
-    "cache": ("CacheReport", "disable_persistent_cache", "enable_persistent_cache"),
-    "collectives": ("Collective",),
-    "compiles": ("Change", "CompileWatch", "FunctionCompiles", "watch_compiles"),
-    "memory": ("MemoryReport", "memory_report"),
-    "precision": ("Policy",),
-    "profiling": ("ProfileServer", "start_profile_server"),
-    "remat": ("RematReport", "RematRow", "remat_report"),
-    "threads": ("num_threads", "set_num_threads"),
+    "jaxkern.core.client": ("set_memory_fraction",),
+    "jaxkern.performance.accumulation": ("accumulate_gradients",),
+    "jaxkern.performance.allocator": ("tune_host_allocator",),
+    "jaxkern.performance.auditing": ("Audit", "Finding", "audit"),
+    "jaxkern.performance.buckets": ("Buckets", "bucket_shapes", "pad_to"),
+    "jaxkern.performance.cache": (
+        "CacheReport",
+        "disable_persistent_cache",
+        "enable_persistent_cache",
+    ),
+    "jaxkern.performance.collectives": ("Collective",),
+    "jaxkern.performance.compiles": (
+        "Change",
+        "CompileWatch",
+        "FunctionCompiles",
+        "watch_compiles",
+    ),
+    "jaxkern.performance.memory": ("MemoryReport", "memory_report"),
+    "jaxkern.performance.precision": ("Policy",),
+    "jaxkern.performance.profiling": ("ProfileServer", "start_profile_server"),
+    "jaxkern.performance.remat": ("RematReport", "RematRow", "remat_report"),
+    "jaxkern.performance.threads": ("num_threads", "set_num_threads"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -73,6 +84,7 @@ __all__ = [
     "num_threads",
     "pad_to",
     "remat_report",
+    "set_memory_fraction",
     "set_num_threads",
     "start_profile_server",
     "tune_host_allocator",
@@ -83,7 +95,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxkern.performance' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxkern.performance.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -181,17 +181,18 @@ def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
         if any(_is_double(getattr(v, "aval", None)) for v in eqn.invars) or inner_programs(eqn):
             continue
         for out in eqn.outvars:
+            aval: Any = out.aval
             # A Python number is a weak scalar: it does not widen what it meets.
-            if not _is_double(out.aval) or (out.aval.weak_type and out.aval.size == 1):
+            if not _is_double(aval) or (aval.weak_type and aval.size == 1):
                 continue
-            what = f"{eqn.primitive.name} makes {out.aval.str_short()} {_place(eqn)}"
+            what = f"{eqn.primitive.name} makes {aval.str_short()} {_place(eqn)}"
             if what not in seen:
                 seen.add(what)
                 yield Finding(
                     "f64",
                     "warning",
                     what,
-                    int(out.aval.size * out.aval.dtype.itemsize),
+                    int(aval.size * aval.dtype.itemsize),
                     "no argument is f64: give the dtype (dtype=jnp.float32, np.float32(...)), or "
                     "cast the argument where f64 is meant",
                 )

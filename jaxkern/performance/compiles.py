@@ -245,7 +245,7 @@ class _Tap(logging.Filter):
         if event == _CACHE_HIT:
             self.thread.cached = True
 
-    def timed(self, event: str, duration: float, **about: Any) -> None:
+    def timed(self, event: str, duration_secs: float, **about: Any) -> None:
         if event not in (_TRACED, _LOWERED, _COMPILED):
             return
         name = _plain(str(about.get("fun_name", "unknown")))
@@ -255,14 +255,14 @@ class _Tap(logging.Filter):
                 call = self.begun(name)
                 location = here.locations[name] = "" if call is None else call.location
                 for watch in self.watches:
-                    watch._took(name, location, duration, counted=call is not None)
+                    watch._took(name, location, duration_secs, counted=call is not None)
                 return
             known = here.locations.get(name)
             for watch in self.watches:
                 if event == _LOWERED:
-                    watch._of(name, known).lowering_seconds += duration
+                    watch._of(name, known).lowering_seconds += duration_secs
                 else:
-                    watch._compiled(name, known, duration, here.cached)
+                    watch._compiled(name, known, duration_secs, here.cached)
             if event == _COMPILED:
                 here.cached = False
 

@@ -86,11 +86,12 @@ class Policy:
         )
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast(tree: T, dtype: Any) -> T:
     def one(leaf: Any) -> Any:
         found = getattr(leaf, "dtype", None)
         if found is None or not hasattr(leaf, "astype") or not jnp.issubdtype(found, jnp.floating):
             return leaf
         return leaf.astype(dtype)
 
-    return jax.tree.map(one, tree)
+    cast: T = jax.tree.map(one, tree)
+    return cast

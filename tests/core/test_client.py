@@ -1,0 +1,55 @@
+"""Would catch a memory fraction that is set too late, or under a name that JAX does not read."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxkern.core import client, compat
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in (client.MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "0.25")
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), "much", None, True])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match="wanted a number above 0 and at most 1"):
+        client.set_memory_fraction(fraction)
+    assert os.environ[client.MEMORY_FRACTION] == "0.25"
+
+
+def test_the_fraction_is_what_jax_reads():
+    jax.devices()  # a CPU backend that has started is in nobody's way
+    client.set_memory_fraction(0.5)
+    # JAX's own reading of it, where a GPU client is made. It refuses both names at once.
+    import jaxlib.xla_client
+
+    options = jaxlib.xla_client.generate_pjrt_gpu_plugin_options()
+    assert options["memory_fraction"] == 0.5
+
+
+def test_a_started_gpu_is_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(compat, "started_backends", lambda: ("cpu", "cuda"))
+    with pytest.raises(RuntimeError, match=r"cuda backend of JAX has already.*FRACTION=0\.5"):
+        client.set_memory_fraction(0.5)
+    assert os.environ[client.MEMORY_FRACTION] == "0.25"
+
+
+def test_neither_import_nor_setting_starts_a_backend():
+    code = """
+import jaxkern
+from jaxkern.core import client, compat
+client.set_memory_fraction(0.5)
+assert compat.started_backends() == (), compat.started_backends()
+import jax
+jax.devices()
+assert compat.started_backends() == ("cpu",), compat.started_backends()
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+    )
