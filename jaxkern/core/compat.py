@@ -180,10 +180,8 @@ def traced_call() -> TracedCall | None:
 
 
 def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
-    if hasattr(flat, "statics"):
-        tree = flat.unflatten()
-    else:  # 0.10: static values are nodes without leaves
-        tree = jax.tree.unflatten(flat.tree, flat.vals)
+    # Static values are themselves, or nodes without leaves on 0.10.
+    tree = flat.unflatten()
     leaves = jax.tree.leaves_with_path(
         tree, is_leaf=lambda x: x is None or type(x).__name__ == "Static"
     )

@@ -190,7 +190,8 @@ def _cut(x: Any, axis: int | None, rows: int, size: int) -> Any:
     if isinstance(x, jax.core.Tracer) or len(getattr(x, "devices", lambda: [0])()) > 1:
         return x[where]
     # Slicing in JAX would be a program for each size.
-    return jnp.asarray(np.asarray(x)[where])
+    place = x.sharding if getattr(x, "committed", False) else None
+    return jax.device_put(np.asarray(x)[where], place)
 
 
 def _flat(axes: Any, tree: Any, name: str) -> list[int | None]:

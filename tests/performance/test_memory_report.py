@@ -28,7 +28,7 @@ def fn(x):
     y = jax.lax.optimization_barrier(x * 2)  # a temporary as large as x
     return y[::-1] + 1, y.sum()
 
-x = jax.block_until_ready(jnp.full((4096, 4096), 2.0))
+x = jax.block_until_ready(jnp.full((2048, 4096), 2.0))
 report = performance.memory_report(fn, jax.ShapeDtypeStruct(x.shape, x.dtype))
 compiled = jax.jit(fn).lower(x).compile()
 open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
@@ -45,8 +45,8 @@ def test_the_report_is_what_the_operating_system_says():
     )
     assert done.returncode == 0, done.stderr
     measured, planned, arguments, given = map(int, done.stdout.split())
-    assert arguments == given == 64 << 20
-    assert planned > 64 << 20
+    assert arguments == given == 32 << 20
+    assert planned > 63 << 20
     assert measured == pytest.approx(planned, rel=0.1)
 
 
