@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jaxkern.performance.cache import CacheReport as CacheReport
     from jaxkern.performance.cache import disable_persistent_cache as disable_persistent_cache
     from jaxkern.performance.cache import enable_persistent_cache as enable_persistent_cache
+    from jaxkern.performance.changes import Change as Change
     from jaxkern.performance.collectives import Collective as Collective
-    from jaxkern.performance.compiles import Change as Change
     from jaxkern.performance.compiles import CompileWatch as CompileWatch
     from jaxkern.performance.compiles import FunctionCompiles as FunctionCompiles
     from jaxkern.performance.compiles import watch_compiles as watch_compiles
@@ -47,8 +47,8 @@ _MODULES = {
         "enable_persistent_cache",
     ),
     "jaxkern.performance.collectives": ("Collective",),
+    "jaxkern.performance.changes": ("Change",),
     "jaxkern.performance.compiles": (
-        "Change",
         "CompileWatch",
         "FunctionCompiles",
         "watch_compiles",

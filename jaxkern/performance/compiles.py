@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import jax.monitoring
 
 from jaxkern.core import compat
+from jaxkern.performance.changes import Change, differences
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -23,32 +25,6 @@ _LOGGERS = ("jax._src.interpreters.partial_eval", "jax._src.interpreters.pxla", 
 _OPTIONS = ("jax_explain_cache_misses", "jax_log_compiles")
 # What these options make JAX log; other records of the same loggers pass.
 _MISS, _COMPILING, _FINISHED = "TRACING CACHE MISS", "Compiling ", "Finished "
-
-
-@dataclass(frozen=True)
-class Change:
-    """Why a function was traced or compiled again.
-
-    Attributes:
-      argument: such as ``"batch['image']"``; empty where it is not an argument.
-      kind: ``"shape"``, ``"dtype"``, ``"weak type"``, ``"sharding"``, ``"static value"``,
-        ``"structure"``, ``"function"`` (another function object of the same definition) or
-        ``"context"`` (an option of JAX, a mesh, or `jaxkern.backend`).
-      before: as text.
-      now: as text.
-    """
-
-    argument: str
-    kind: str
-    before: str
-    now: str
-
-    def __str__(self) -> str:
-        if self.kind == "function":
-            return "another function object of the same definition: define and jit it once"
-        if self.kind == "context":
-            return "no argument: an option of JAX, the mesh or the backend context changed"
-        return f"{self.argument or 'arguments'}: {self.kind} {self.before} -> {self.now}"
 
 
 @dataclass
@@ -159,9 +135,9 @@ class CompileWatch:
         f._traced_since_compile = True
         before = f._arguments
         if before is None and call.earlier:
-            before = min(call.earlier, key=lambda old: len(_differences(call, old)))
+            before = min(call.earlier, key=lambda old: len(differences(call, old)))
         if before is not None:
-            changes = _differences(call, before)
+            changes = differences(call, before)
             if not changes:
                 same = f._function is None or f._function is call.function
                 changes = [Change("", "context" if same else "function", "", "")]
@@ -205,7 +181,9 @@ class _Tap(logging.Filter):
         self.lock = threading.RLock()
         self.watches: list[CompileWatch] = []
         self.thread = _Thread()
+        # In the thread that opened the first watch, and without any context.
         self.options: dict[str, bool] = {}
+        self.globals: dict[str, bool] = {}
         self.levels: dict[str, tuple[int, bool]] = {}
 
     def open(self, watch: CompileWatch) -> None:
@@ -216,8 +194,11 @@ class _Tap(logging.Filter):
             self.thread = _Thread()
             jax.monitoring.register_event_duration_secs_listener(self.timed)
             jax.monitoring.register_event_listener(self.happened)
+            self.options = _options()
+            # A context such as jax.log_compiles() belongs to a thread: a new one has none.
+            with ThreadPoolExecutor(1) as pool:
+                self.globals = pool.submit(_options).result()
             for option in _OPTIONS:
-                self.options[option] = bool(getattr(jax.config, option))
                 jax.config.update(option, True)
             for name in _LOGGERS:
                 logger = logging.getLogger(name)
@@ -236,7 +217,7 @@ class _Tap(logging.Filter):
                 logger = logging.getLogger(name)
                 logger.removeFilter(self)
                 logger.setLevel(level)
-            for option, value in self.options.items():
+            for option, value in self.globals.items():
                 jax.config.update(option, value)
             jax.monitoring.unregister_event_listener(self.happened)
             jax.monitoring.unregister_event_duration_listener(self.timed)
@@ -343,66 +324,10 @@ class watch_compiles:
         _tap.close(self._open.pop())
 
 
+def _options() -> dict[str, bool]:
+    return {option: bool(getattr(jax.config, option)) for option in _OPTIONS}
+
+
 def _plain(name: str) -> str:
     """``f`` of ``jit(f)``, as XLA's modules are named."""
     return name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
-
-
-def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change]:
-    now = call.arguments
-    changes = []
-    for path in [*now, *(p for p in before if p not in now)]:
-        name = _name(call.function, path)
-        if path not in before:
-            changes.append(Change(name, "structure", "absent", _text(now[path])))
-        elif path not in now:
-            changes.append(Change(name, "structure", _text(before[path]), "absent"))
-        else:
-            change = _difference(name, before[path], now[path])
-            if change is not None:
-                changes.append(change)
-    return changes
-
-
-def _difference(name: str, old: Any, new: Any) -> Change | None:
-    arrays = _is_array(old), _is_array(new)
-    if not any(arrays):
-        if type(old) is type(new) and old == new:
-            return None
-        return Change(name, "static value", repr(old), repr(new))
-    if not all(arrays):
-        return Change(name, "structure", _text(old), _text(new))
-    for attribute in ("shape", "dtype", "weak_type", "sharding"):
-        before, now = getattr(old, attribute, None), getattr(new, attribute, None)
-        if before != now:
-            return Change(name, attribute.replace("_", " "), str(before), str(now))
-    if old == new:
-        return None
-    return Change(name, "structure", str(old), str(new))
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.core.AbstractValue)
-
-
-def _text(value: Any) -> str:
-    return str(value) if _is_array(value) else repr(value)
-
-
-def _name(function: Any, path: tuple[Any, ...]) -> str:
-    """``batch['image']`` of a path in ``(args, kwargs)``, by the function's own parameters."""
-    if len(path) < 2:
-        return ""
-    place, rest = path[1], jax.tree_util.keystr(path[2:])
-    if path[0].idx == 1:
-        return f"{place.key}{rest}"
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return f"args[{place.idx}]{rest}"
-    for position, parameter in enumerate(parameters):
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            return f"{parameter.name}[{place.idx - position}]{rest}"
-        if position == place.idx:
-            return f"{parameter.name}{rest}"
-    return f"args[{place.idx}]{rest}"

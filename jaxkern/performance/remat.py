@@ -93,17 +93,12 @@ def remat_report(
       >>> report["nothing saved"].saved_bytes > 0
       True
     """
-    chosen = {
-        "nothing saved": None,
-        "dots saved": jax.checkpoint_policies.dots_saveable,
-        **({} if policies is None else policies),
-    }
-    if policies is not None:
-        chosen = dict(policies)
+    if policies is None:
+        policies = {"nothing saved": None, "dots saved": jax.checkpoint_policies.dots_saveable}
     if calls < 1:
         raise ValueError(f"calls is {calls}; wanted 1 or more")
     wrappers: dict[str, Callable[..., Any]] = {"no remat": lambda block: block}
-    for name, policy in chosen.items():
+    for name, policy in policies.items():
         wrappers[name] = _wrapper(policy)
     compiled, temporary = {}, {}
     wanted: Any = None

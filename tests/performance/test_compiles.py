@@ -195,7 +195,7 @@ def test_nothing_is_printed_and_nothing_is_left(installed, caplog):
     assert not caplog.records
 
 
-def test_jax_logs_what_its_user_wanted():
+def test_jax_logs_what_its_user_wanted(installed):
     records = []
     handler = logging.Handler()
     handler.emit = records.append
