@@ -5,9 +5,10 @@ Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import xla_bridge
@@ -137,3 +138,53 @@ def reshape(value: Any, aval: Any) -> Any:
             "devices; export it for one device, or with jaxkern.backend('jax')"
         )
     return hlo.reshape(wanted, value)
+
+
+class TracedCall(NamedTuple):
+    """A call that JAX is about to trace. Arguments: path in ``(args, kwargs)`` to aval or value.
+
+    ``earlier``: the arguments of earlier traces of the same function object, in no known order.
+    """
+
+    function: Any
+    name: str
+    location: str
+    arguments: dict[tuple[Any, ...], Any]
+    earlier: list[dict[tuple[Any, ...], Any]]
+
+
+def traced_call() -> TracedCall | None:
+    """Read from a handler or filter of JAX's log while it explains a miss of its tracing cache.
+
+    The text of the record names neither static values (on 0.12) nor the function object; the
+    frame that writes it has both. None where that frame is not as expected.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "explain":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    found = frame.f_locals
+    try:
+        debug = found["debug_info"]
+        keys = [key[-3:] for key in found["keys"] if not callable(key[0])]
+        return TracedCall(
+            found["fun"],
+            str(debug.func_name),
+            f"{debug.func_filename}:{debug.func_lineno}",
+            _traced_arguments(found["in_avals"]),
+            [_traced_arguments(key[1][0]) for key in keys],
+        )
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
+    # Static values are themselves, or nodes without leaves on 0.10.
+    tree = flat.unflatten()
+    leaves = jax.tree.leaves_with_path(
+        tree, is_leaf=lambda x: x is None or type(x).__name__ == "Static"
+    )
+    return {
+        tuple(path): leaf.val if type(leaf).__name__ == "Static" else leaf for path, leaf in leaves
+    }

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.programs import memory_analysis
 from jaxkern.pipeline.batch_search import Footprint
-from jaxkern.pipeline.batch_trial import analysed, batch_devices, free_bytes
+from jaxkern.pipeline.batch_trial import batch_devices, free_bytes
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.nodes import Rebatch, SourceNode
@@ -74,7 +75,7 @@ class PipelineTrial:
         if plan.tail is not None:
             started = time.perf_counter()
             joint = self._unit.joint._replace(leaves=leaves)
-            found = analysed(plan.tail.compiled(joint, records, Epoch(plan, 0).key))
+            found = memory_analysis(plan.tail.compiled(joint, records, Epoch(plan, 0).key))
             seconds = time.perf_counter() - started
             given, made = found.argument_size_in_bytes, found.output_size_in_bytes
             temporary = found.temp_size_in_bytes

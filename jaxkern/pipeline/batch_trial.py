@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import memory
+from jaxkern.core.programs import memory_analysis
 from jaxkern.pipeline.batch_search import Footprint
 from jaxkern.pipeline.placement import default_device
 
@@ -86,7 +87,7 @@ class FunctionTrial:
         seconds = time.perf_counter() - started
         self._compiled[size] = compiled
         self._donated = [info.donated for info in jax.tree.leaves(lowered.args_info)]
-        found = analysed(compiled)
+        found = memory_analysis(compiled)
         total = found.argument_size_in_bytes + found.output_size_in_bytes
         total += found.temp_size_in_bytes - found.alias_size_in_bytes
         return Footprint(
@@ -193,17 +194,6 @@ def batch_devices(sharding: jax.sharding.Sharding | None) -> int:
     for name in names:
         count *= sharding.mesh.shape[name]
     return count
-
-
-def analysed(compiled: Any) -> Any:
-    """XLA's account of a program's memory, in bytes of one device."""
-    found = compiled.memory_analysis()
-    if found is None:
-        raise NotImplementedError(
-            f"the platform {jax.default_backend()!r} does not tell what memory a program takes; "
-            "wanted one whose compiled.memory_analysis() does, as cpu, gpu and tpu"
-        )
-    return found
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -59,7 +59,7 @@ def sigma_of(sigma: Any, n_phi: int, shape: tuple[int, ...], dtype: Any) -> tupl
             f"sigma has shape {jnp.shape(sigma)}; wanted one number, one for each angle "
             f"({n_phi},), or one for each point {shape}"
         )
-    if is_concrete(array) and not bool(jnp.all(array >= 0)):
+    if is_concrete(array) and not np.all(np.asarray(array) >= 0):
         raise ValueError(
             "sigma is negative or NaN somewhere; wanted standard deviations, 0 for points that "
             "shall not count"

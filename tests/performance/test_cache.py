@@ -1,0 +1,101 @@
+"""Would catch: a cache that a second process misses, wrong counts, or unclear errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxkern import performance
+
+# A kernel in a jitted function, which compiles in far less than JAX's default threshold.
+PROGRAM = """
+import sys, jax, jax.numpy as jnp, numpy as np
+import jaxkern as jk
+report = jk.performance.enable_persistent_cache(sys.argv[1])
+chain = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Normalize(0.5, 0.25)], dtype=jnp.float32)
+images = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
+fn = jax.jit(lambda x: 2 * chain(jax.random.key(0), x))
+assert "jaxkern.image_chain" in fn.lower(images).compile().as_text()
+before = report.hits, report.misses
+out = np.asarray(fn(images))
+print(report.hits, report.misses, report.entries, float(out.sum()))
+print(report)
+"""
+
+
+def run(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    hits, misses, entries, total = done.stdout.splitlines()[0].split()
+    assert f"{hits} hits, {misses} misses" in done.stdout
+    return int(hits), int(misses), int(entries), float(total)
+
+
+def test_a_second_process_hits_what_the_first_one_made(tmp_path):
+    folder = tmp_path / "deep" / "cache"
+    first, second = run(folder), run(folder)
+    # fn itself is compiled twice: ahead of time, and at its call.
+    assert first[1] > 0
+    assert first[1] == first[2] == len(list(folder.glob("*-cache")))
+    assert second[1] == 0
+    assert second[0] == first[0] + first[1]
+    assert second[2:] == first[2:]
+
+
+@pytest.fixture
+def disabled_afterwards():
+    yield
+    performance.disable_persistent_cache()
+
+
+def test_hits_and_misses_of_two_folders(tmp_path, disabled_afterwards):
+    x = jax.block_until_ready(jnp.arange(3.0))
+
+    def compile_anew():
+        jax.jit(lambda y: y * 3 + 1).lower(x).compile()
+        jax.clear_caches()
+
+    first = performance.enable_persistent_cache(tmp_path / "a")
+    compile_anew()
+    compile_anew()
+    assert (first.hits, first.misses, first.entries) == (1, 1, 1)
+    assert first.bytes > 0
+    second = performance.enable_persistent_cache(str(tmp_path / "b"))
+    compile_anew()
+    assert (second.hits, second.misses, second.entries) == (0, 1, 1)
+    assert (first.hits, first.misses) == (1, 1)
+    performance.disable_persistent_cache()
+    compile_anew()
+    assert (second.hits, second.misses, second.entries) == (0, 1, 1)
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
+
+
+def test_a_file_is_no_folder(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(NotADirectoryError, match=r"file is a file; wanted a folder"):
+        performance.enable_persistent_cache(path)
+    with pytest.raises(OSError, match=r"cannot be made.*wanted a folder"):
+        performance.enable_persistent_cache(path / "below")
+
+
+def test_a_folder_without_permission(tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    wanted = r"locked.* cannot be (written to|made): .*wanted a folder that this process may write"
+    if os.geteuid():
+        with pytest.raises(PermissionError, match=wanted):
+            performance.enable_persistent_cache(folder)
+    # No permission stops root but that of a file system that takes no files.
+    elif Path("/proc/self").is_dir():
+        with pytest.raises(OSError, match=r"cannot be (written to|made)"):
+            performance.enable_persistent_cache("/proc/self/fdinfo")
+    assert jax.config.jax_compilation_cache_dir is None

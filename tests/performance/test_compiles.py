@@ -1,0 +1,221 @@
+"""Would catch: a wrong count of traces or compilations, a wrong culprit, a listener left behind."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxkern import performance
+from jaxkern.performance import compiles
+
+
+def kinds(record):
+    return [[(c.argument, c.kind) for c in changes] for changes in record.changes]
+
+
+@pytest.fixture
+def installed():
+    """What JAX and logging hold, to compare after a watch."""
+
+    def now():
+        loggers = [logging.getLogger(name) for name in compiles._LOGGERS]
+        return (
+            [(list(x.filters), x.level) for x in loggers],
+            [bool(getattr(jax.config, option)) for option in compiles._OPTIONS],
+        )
+
+    before = now()
+    yield
+    assert now() == before
+
+
+def test_each_kind_of_change_names_its_argument(installed):
+    @functools.partial(jax.jit, static_argnames=("mode", "steps"))
+    def step(params, x, *, mode="a", steps=1):
+        return params["w"] * x * steps
+
+    w, x = jnp.ones(()), jnp.ones(4)
+    calls = [
+        lambda: step({"w": w}, x),
+        lambda: step({"w": w}, x),  # nothing changed
+        lambda: step({"w": w}, jnp.ones(5)),
+        lambda: step({"w": w}, jnp.ones(5, jnp.int32)),
+        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32)),
+        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32), mode="b"),
+        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32), mode="c"),
+        lambda: step({"w": 1.0, "v": w}, jnp.ones(5, jnp.int32), mode="c"),
+    ]
+    with performance.watch_compiles() as watch:
+        for call in calls:
+            call()
+    found = watch[step]
+    assert (found.traces, found.compiles) == (7, 7)
+    assert kinds(found) == [
+        [("x", "shape")],
+        [("x", "dtype")],
+        [("params['w']", "weak type")],
+        [("mode", "structure")],
+        [("mode", "static value")],
+        [("params['v']", "structure")],
+    ]
+    change = found.changes[4][0]
+    assert (change.before, change.now) == ("'b'", "'c'")
+    assert "x: shape (4,) -> (5,)" in str(watch)
+    assert found.compile_seconds > 0
+    assert found.trace_seconds > 0
+
+
+def test_positional_static_values_and_varargs():
+    @functools.partial(jax.jit, static_argnums=1)
+    def scale(x, factor, *more):
+        return x * factor + sum(more)
+
+    one = jnp.ones(2)
+    with performance.watch_compiles() as watch:
+        scale(one, 2, one)
+        scale(one, 3, one)
+        scale(one, 3, jnp.ones((2, 2)))
+    assert kinds(watch[scale]) == [[("factor", "static value")], [("more[0]", "shape")]]
+
+
+def test_what_was_compiled_before_the_watch_is_what_changed():
+    double = jax.jit(lambda x: 2 * x)
+    double(jnp.ones(3))
+    with performance.watch_compiles() as watch:
+        double(jnp.ones(3))
+        assert watch[double].traces == 0
+        double(jnp.ones(4))
+    assert kinds(watch[double]) == [[("x", "shape")]]
+
+
+def test_a_function_made_anew_at_each_call():
+    x = jnp.ones(3)
+    with performance.watch_compiles() as watch:
+        for _ in range(3):
+            jax.jit(lambda y: y + 1)(x)
+    (found,) = [f for f in watch.functions if f.name == "<lambda>"]
+    assert (found.traces, found.compiles) == (3, 3)
+    assert kinds(found) == [[("", "function")]] * 2
+
+
+def test_a_context_is_not_an_argument():
+    double = jax.jit(lambda x: x @ x)
+    x = jnp.ones((3, 3))
+    with performance.watch_compiles() as watch:
+        double(x)
+        with jax.default_matmul_precision("highest"):
+            double(x)
+    assert kinds(watch[double]) == [[("", "context")]]
+
+
+def test_a_placement_compiles_again():
+    double = jax.jit(lambda x: 2 * x)
+    x = jnp.ones(4)
+    with performance.watch_compiles() as watch:
+        double(x)
+        double(jax.device_put(x, jax.devices()[1]))
+    assert watch[double].compiles == 2
+    assert watch[double].changes[-1][0].kind == "sharding"
+
+
+def test_inner_functions_are_traced_and_not_compiled():
+    inner = jax.jit(lambda x: x + 1)
+
+    @jax.jit
+    def outer(x):
+        return inner(x) * inner(x)
+
+    with performance.watch_compiles() as watch:
+        outer(jnp.ones(3))
+    assert (watch[inner].traces, watch[inner].compiles) == (1, 0)
+    assert (watch[outer].traces, watch[outer].compiles) == (1, 1)
+
+
+def test_a_failed_trace_does_not_confuse_the_next():
+    @jax.jit
+    def picky(x):
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        return x
+
+    with performance.watch_compiles() as watch:
+        with pytest.raises(ValueError, match="three"):
+            picky(jnp.ones(3))
+        picky(jnp.ones(4))
+        picky(jnp.ones(5))
+    assert (watch[picky].traces, watch[picky].compiles) == (3, 2)
+    assert str(watch[picky].changes[-1][0]) == "x: shape (4,) -> (5,)"
+
+
+def test_nested_watches_see_what_is_inside_them(installed):
+    double = jax.jit(lambda x: 2 * x)
+    sizes = [jnp.ones(n) for n in (1, 2, 3)]
+    with performance.watch_compiles() as outer:
+        double(sizes[0])
+        with performance.watch_compiles() as inner:
+            double(sizes[1])
+        double(sizes[2])
+    double(jnp.ones(9))
+    assert (outer[double].compiles, inner[double].compiles) == (3, 1)
+
+
+def test_threads_do_not_mix_up_functions(installed):
+    functions = []
+    for place in range(4):
+
+        def fn(x, place=place):
+            return x * place
+
+        fn.__name__ = fn.__qualname__ = f"fn{place}"
+        functions.append(jax.jit(fn))
+    arrays = [jnp.ones(n) for n in range(2, 7)]
+    with performance.watch_compiles() as watch:
+        threads = [
+            threading.Thread(target=lambda f=f: [f(x).block_until_ready() for x in arrays])
+            for f in functions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for place in range(4):
+        found = watch[f"fn{place}"]
+        assert (found.traces, found.compiles) == (5, 5)
+        assert kinds(found) == [[("x", "shape")]] * 4
+
+
+def test_nothing_is_printed_and_nothing_is_left(installed, caplog):
+    with performance.watch_compiles():
+        jax.jit(lambda x: x - 1)(jnp.ones(3))
+    assert not caplog.records
+
+
+def test_jax_logs_what_its_user_wanted(installed):
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles(), performance.watch_compiles():
+            jax.jit(lambda x: x - 2)(jnp.ones(3))
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+    texts = [record.getMessage() for record in records]
+    assert any("Compiling" in text for text in texts)
+    assert not any("CACHE MISS" in text for text in texts)
+
+
+def test_a_watch_does_not_recompile_what_is_compiled():
+    double = jax.jit(lambda x: 2 * x)
+    x = jnp.ones(3)
+    double(x)
+    with performance.watch_compiles() as watch:
+        double(x)
+    double(x)
+    assert watch.traces == watch.compiles == 0
+    assert double._cache_size() == 1

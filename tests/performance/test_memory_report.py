@@ -1,0 +1,160 @@
+"""Would catch: a memory report that is not what the process takes, or a wrong collective."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxkern import performance
+from jaxkern.performance.hlo import Program, shape_bytes
+
+# Runs one program once and tells by how much the peak of the resident memory rose meanwhile.
+MEASURED = """
+import sys, jax, jax.numpy as jnp
+from jaxkern import performance
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+
+def fn(x):
+    y = jax.lax.optimization_barrier(x * 2)  # a temporary as large as x
+    return y[::-1] + 1, y.sum()
+
+x = jax.block_until_ready(jnp.full((2048, 4096), 2.0))
+report = performance.memory_report(fn, jax.ShapeDtypeStruct(x.shape, x.dtype))
+compiled = jax.jit(fn).lower(x).compile()
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
+before = status("RssAnon")
+jax.block_until_ready(compiled(x))
+print(status("VmHWM") - status("VmRSS") + status("RssAnon") - before,
+      report.output_bytes + report.temporary_bytes, report.argument_bytes, x.nbytes)
+"""
+
+
+def test_the_report_is_what_the_operating_system_says():
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    measured, planned, arguments, given = map(int, done.stdout.split())
+    assert arguments == given == 32 << 20
+    assert planned > 63 << 20
+    assert measured == pytest.approx(planned, rel=0.1)
+
+
+def test_figures_that_are_known_by_hand():
+    x = jnp.ones((256, 1024), jnp.float32)
+    report = performance.memory_report(lambda x: (x + 1, x.sum()), x)
+    assert report.argument_bytes == x.nbytes
+    assert report.output_bytes - (x.nbytes + 4) in range(0, 33)  # and the tuple of pointers
+    assert report.aliased_bytes == 0
+    assert report.collectives == ()
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    donated = performance.memory_report(donating, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    assert donated.aliased_bytes == x.nbytes
+    assert donated.peak_bytes == donated.argument_bytes + donated.temporary_bytes
+    assert "aliased" in str(donated)
+    assert "-1.049 MB" in str(donated)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def sharded(mesh, x, *spec):
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def test_collectives_have_bytes_and_times(mesh):
+    x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def fn(x):
+        return jax.lax.with_sharding_constraint(x * 2, whole), x.sum()
+
+    report = performance.memory_report(fn, x)
+    found = {c.kind: c for c in report.collectives}
+    assert set(found) == {"all-gather", "all-reduce"}
+    assert found["all-gather"].bytes == x.nbytes
+    assert found["all-reduce"].bytes == 4
+    for c in report.collectives:
+        assert c.count == 1
+        assert 0 < c.seconds < 10
+    assert report.argument_bytes == x.nbytes // 4
+    assert "all-gather" in str(report)
+    untimed = performance.memory_report(fn, x, time_collectives=False)
+    assert all(c.seconds is None for c in untimed.collectives)
+
+
+def test_collectives_in_a_loop_are_counted(mesh):
+    def body(x):
+        step = lambda c, _: (jax.lax.psum(c, "d") / 4 + 1, None)  # noqa: E731
+        return jax.lax.scan(step, x, None, length=7)[0]
+
+    spec = PartitionSpec("d")
+    fn = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    report = performance.memory_report(fn, sharded(mesh, np.ones(64, np.float32), "d"))
+    (found,) = report.collectives
+    assert (found.kind, found.bytes, found.count) == ("all-reduce", 64, 7)
+    assert found.seconds > 0
+
+
+def test_a_donating_program_is_not_run(mesh):
+    x = sharded(mesh, np.ones((8, 8), np.float32), "d", None)
+    whole = NamedSharding(mesh, PartitionSpec())
+    fn = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, whole).sum(0), donate_argnums=0)
+    report = performance.memory_report(fn, x)
+    assert not x.is_deleted()
+    assert all(c.seconds is None for c in report.collectives)
+
+
+def test_what_cannot_be_compiled():
+    with pytest.raises(TypeError, match="wanted a function"):
+        performance.memory_report(3)
+    with pytest.raises(TypeError, match=r"cannot be compiled.*arrays or jax\.Shape"):
+        performance.memory_report(lambda x: x, "text")
+    with pytest.raises(TypeError, match="cannot be compiled"):
+        performance.memory_report(lambda x: x if x > 0 else -x, jnp.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("bf16[5]{0}", 10),
+        ("pred[7]", 7),
+        ("(f32[2]{0}, s8[3]{0}, u64[])", 19),
+        ("f8e4m3fn[4]", 4),
+        ("s4[3]", 2),
+        ("c64[2]", 16),
+        ("f32[0,5]", 0),
+        ("token[]", 0),
+    ],
+)
+def test_bytes_of_shapes(shape, size):
+    assert shape_bytes(shape) == size
+
+
+def test_instructions_of_asynchronous_collectives():
+    text = """HloModule m, input_output_alias={ {0}: (1, {}, may-alias), {1}: (3, {}, must-alias) }
+
+ENTRY %main (p: f32[4]) -> f32[16] {
+  %p = f32[4]{0} parameter(0), metadata={op_name="s[\\'a\\']"}
+  %all-gather-start.1 = (f32[4]{0}, f32[16]{0}) all-gather-start(%p), dimensions={0}
+  ROOT %all-gather-done.1 = f32[16]{0} all-gather-done(%all-gather-start.1)
+}
+"""
+    program = Program(text)
+    assert program.aliased_parameters == {1, 3}
+    assert program.parameters()[0].op_name == "s['a']"
+    found = [(i.name, i.collective, i.bytes) for i, _ in program.executed() if i.collective]
+    assert found == [("all-gather-start.1", "all-gather", 64)]
