@@ -21,6 +21,7 @@ from jaxkern.core.registry import export_targets as export_targets
 from jaxkern.core.registry import load as load_library
 
 if TYPE_CHECKING:
+    from jaxkern import execution as execution
     from jaxkern import image as image
     from jaxkern import performance as performance
     from jaxkern import pipeline as pipeline
@@ -50,6 +51,7 @@ __all__ = [
     "Pipeline",
     "backend",
     "doctor",
+    "execution",
     "export_targets",
     "from_source",
     "get_batch_size_recommendation",
@@ -66,7 +68,7 @@ __all__ = [
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
-_DOMAINS = ("image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
+_DOMAINS = ("execution", "image", "performance", "pipeline", "random", "ring", "testing", "xpcs")
 _PIPELINE = (
     "DevicePlacement",
     "ElementOperator",

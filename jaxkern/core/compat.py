@@ -5,11 +5,12 @@ Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src.array import ArrayImpl
+from jax._src.array import ArrayImpl as ArrayImpl
+from jax._src.core import trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -124,3 +125,14 @@ def reshape(value: Any, aval: Any) -> Any:
             "devices; export it for one device, or with jaxkern.backend('jax')"
         )
     return hlo.reshape(wanted, value)
+
+
+def is_tracing() -> bool:
+    """Whether JAX traces a function in this thread."""
+    return not trace_state_clean()
+
+
+def jit_cache_size(fn: Any) -> Callable[[], int]:
+    """Tells how many entries the cache of a ``jax.jit`` function has, in some 50 ns."""
+    size: Callable[[], int] = fn._cache_size
+    return size
