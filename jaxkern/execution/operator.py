@@ -1,9 +1,9 @@
-"""`Operator`: a step with a ``forward``, whose arrays are data and whose other attributes are not."""
+"""`Operator`: a step with a ``forward``; its arrays are data, its other attributes are not."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -61,8 +61,10 @@ class Operator:
             return self.forward(inputs=inputs)
         if active.recorder is not None:
             return active.recorder.call(self, inputs)
-        name = type(self).__name__
-        return supervised(active, name, "operator", self.forward, inputs=inputs)
+        forward = self.forward
+        # A composite of structural_jit has a graph.
+        kind = "graph" if hasattr(forward, "composite") else "operator"
+        return supervised(active, type(self).__name__, kind, forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -79,7 +81,7 @@ class Operator:
         object.__delattr__(self, name)
 
     @classmethod
-    def _unflatten(cls, structure: _Structure, children: Sequence[Any]) -> Self:
+    def _unflatten(cls, structure: _Structure, children: Iterable[Any]) -> Self:
         self = object.__new__(cls)
         attributes = self.__dict__
         for name, value in zip(structure.names, structure.values, strict=True):

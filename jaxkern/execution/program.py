@@ -34,9 +34,9 @@ def _listen() -> None:
             _listens = True
 
 
-def _note(event: str, seconds: float, **_: Any) -> None:
+def _note(event: str, duration_secs: float, **_: Any) -> None:
     if event.startswith(_COMPILING):
-        _clock.seconds = _compile_clock() + seconds
+        _clock.seconds = _compile_clock() + duration_secs
 
 
 class Program:

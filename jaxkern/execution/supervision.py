@@ -13,6 +13,10 @@ from jaxkern.execution.options import ACTIVE, Active, check_timeout
 from jaxkern.execution.threads import Unit, run_units
 
 
+# These watch the time themselves, and can say what of their work still runs.
+_WATCHFUL = ("graph", "vmap", "pmap")
+
+
 def supervised(
     active: Active, name: str, category: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
@@ -22,7 +26,7 @@ def supervised(
     if is_tracing() or (options.deadline is None and options.trace is None):
         return fn(*args, **kwargs)
     check_timeout(name)
-    if options.deadline is not None and not active.worker:
+    if options.deadline is not None and not active.worker and category not in _WATCHFUL:
         call = Unit(name, lambda: _spanned(name, category, fn, args, kwargs))
         return run_units([call], name)[0]
     return _spanned(name, category, fn, args, kwargs)
