@@ -104,10 +104,12 @@ class Jitted:
         self._operand, self._method = _operand_of(fn)
         self._order = _positional_names(fn, options)
         self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._programs: dict[tuple[Any, ...], Program] = {}
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._hits = self._misses = self._evictions = self._inlined = 0
         self._seconds = 0.0
+        # Counts calls, to tell which program was used last.
+        self._clock = 0
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.jit({self._name})"
@@ -128,10 +130,11 @@ class Jitted:
             args, kwargs = self._with_fixed(args, kwargs)
         leaves, tree = _flatten((self._operand, args, kwargs))
         key: list[Any] = [tree]
+        add = key.append
         for leaf in leaves:
             if type(leaf) is not ArrayImpl:
                 return self._call_general(leaves, tree)
-            key.append(leaf.aval)
+            add(leaf.aval)
         return self._run(tuple(key), leaves, tree, None)
 
     def _call_general(self, leaves: list[Any], tree: Any) -> Any:
@@ -143,11 +146,7 @@ class Jitted:
     def _run(
         self, key: tuple[Any, ...], operands: list[Any], tree: Any, parts: Split | None
     ) -> Any:
-        with self._lock:
-            program = self._programs.get(key)
-            if program is not None and program.ready:
-                self._programs.move_to_end(key)
-                self._hits += 1
+        program = self._programs.get(key)
         if program is None or not program.ready:
             if parts is None:
                 parts = split(operands, tree, lambda index: self._describe(operands, tree, index))
@@ -155,6 +154,11 @@ class Jitted:
             with self._lock:
                 self._hits += not compiled
                 self._misses += compiled
+        else:
+            with self._lock:
+                self._hits += 1
+                self._clock += 1
+                program.used = self._clock
         result = program.fn(*operands)
         if program.cache_size() != program.size:
             self._grown(key, program, operands)
@@ -166,6 +170,8 @@ class Jitted:
             program = self._programs.get(key)
             if program is None:
                 program = self._programs[key] = Program(self._jitted(parts, tree))
+            self._clock += 1
+            program.used = self._clock
         with program.lock:
             compiled = not program.ready
             if compiled:
@@ -207,22 +213,21 @@ class Jitted:
     def _shrink(self, newest: tuple[Any, ...]) -> None:
         """Lets go of programs until the bound is kept."""
         bound = self._options.cache_size
-        dropped = []
+        dropped: list[Program] = []
         with self._lock:
-            count = sum(max(1, len(p.executables)) for p in self._programs.values())
-            while count > bound and len(self._programs) > 1:
-                key, program = self._programs.popitem(last=False)
-                if key == newest:  # it was overtaken by others; it goes last
-                    self._programs[key] = program
+            count = sum(len(program.executables) for program in self._programs.values())
+            oldest_first = sorted(self._programs.items(), key=lambda item: item[1].used)
+            for key, program in oldest_first:
+                if count <= bound:
+                    break
+                # What another thread compiles has no programs yet. The newest goes only where it
+                # has too many by itself: one for each of too many shardings or contexts.
+                lost = len(program.executables)
+                if lost == 0 or (key == newest and count > lost):
                     continue
-                lost = max(1, len(program.executables))
+                del self._programs[key]
                 count -= lost
                 self._evictions += lost
-                dropped.append(program)
-            if count > bound:
-                # One signature alone, in more shardings or contexts than are allowed.
-                key, program = self._programs.popitem()
-                self._evictions += len(program.executables)
                 dropped.append(program)
         for program in dropped:
             program.free()

@@ -160,7 +160,9 @@ class PipelineParallel:
 
         def work(received: jax.Array, at: jax.Array) -> jax.Array:
             first = lax.dynamic_index_in_dim(inputs, at, keepdims=False)
-            return lax.switch(stage, branches, mine, jnp.where(stage == 0, first, received))
+            x = jnp.where(stage == 0, first, received)
+            result: jax.Array = lax.switch(stage, branches, mine, x)
+            return result
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             at = time - stage
@@ -179,7 +181,8 @@ class PipelineParallel:
         nothing = lax.pcast(jnp.zeros((width,), inputs.dtype), (self._axis,), to="varying")
         _, results = lax.scan(tick, nothing, jnp.arange(self._count + last))
         # A device has the result of microbatch m at tick m + stage.
-        return lax.dynamic_slice_in_dim(results, stage, self._count)
+        mine_only: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
+        return mine_only
 
 
 def _is_number(leaf: Any) -> bool:

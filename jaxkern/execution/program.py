@@ -46,7 +46,7 @@ class Program:
     context; ``size`` is how many of its entries are accounted for here.
     """
 
-    __slots__ = ("cache_size", "executables", "fn", "lock", "ready", "seconds", "size")
+    __slots__ = ("cache_size", "executables", "fn", "lock", "ready", "seconds", "size", "used")
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
@@ -54,6 +54,7 @@ class Program:
         self.lock = threading.Lock()
         self.ready = False
         self.size = 0
+        self.used = 0
         self.executables: list[Any] = []
         self.seconds = 0.0
 

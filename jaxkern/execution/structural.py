@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.graph import Graph, Node, Placeholder, Recorder, SymbolicError, longest_path
-from jaxkern.execution.jit import JITOptions, Jitted
+from jaxkern.execution.jitted import JITOptions, Jitted
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.signature import operators_in

@@ -12,7 +12,6 @@ from jaxkern.core.compat import is_tracing
 from jaxkern.execution.options import ACTIVE, Active, check_timeout
 from jaxkern.execution.threads import Unit, run_units
 
-
 # These watch the time themselves, and can say what of their work still runs.
 _WATCHFUL = ("graph", "vmap", "pmap")
 
