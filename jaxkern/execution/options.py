@@ -88,12 +88,12 @@ def execution_options(
       ValueError: for a number that is not above 0.
       ExecutionTimeout: from calls inside, when the time is over.
 
-    >>> import jaxkern.execution as ex
-    >>> with ex.execution_options(trace_execution=True) as options:
-    ...     ex.pmap(lambda x: x + 1, num_workers=2, host=True)([1.0, 2.0])
-    Traceback (most recent call last):
-    ...
-    ValueError: pmap: argument 0 has a leaf of type float; wanted arrays with an axis to map
+    >>> import numpy as np, jaxkern.execution as ex
+    >>> with ex.execution_options(max_workers=2, trace_execution=True) as options:
+    ...     ex.pmap(lambda x: float(x) + 1, host=True)(np.arange(3.0)).tolist()
+    [1.0, 2.0, 3.0]
+    >>> sorted(span.name for span in options.trace.spans)
+    ['<lambda>[0]', '<lambda>[1]', '<lambda>[2]', 'pmap(<lambda>)']
     """
     outer = ACTIVE.get()
     options = ExecutionOptions() if outer is None else outer.options
