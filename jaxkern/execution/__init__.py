@@ -2,8 +2,8 @@
 
 from jaxkern.execution.graph import SymbolicError as SymbolicError
 from jaxkern.execution.jit import jit as jit
-from jaxkern.execution.jitted import CacheInfo as CacheInfo
-from jaxkern.execution.jitted import JITOptions as JITOptions
+from jaxkern.execution.jit_options import CacheInfo as CacheInfo
+from jaxkern.execution.jit_options import JITOptions as JITOptions
 from jaxkern.execution.mapping import pmap as pmap
 from jaxkern.execution.mapping import vmap as vmap
 from jaxkern.execution.mesh import DeviceMesh as DeviceMesh

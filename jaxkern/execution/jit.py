@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from jaxkern.execution.jitted import JITOptions, Jitted
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator
 from jaxkern.execution.precompile import precompile
 

@@ -62,9 +62,9 @@ class Operator:
         if active.recorder is not None:
             return active.recorder.call(self, inputs)
         forward = self.forward
-        # A composite of structural_jit has a graph.
-        kind = "graph" if hasattr(forward, "composite") else "operator"
-        return supervised(active, type(self).__name__, kind, forward, inputs=inputs)
+        if hasattr(forward, "supervises"):  # of jit and of structural_jit
+            return forward(inputs=inputs)
+        return supervised(active, type(self).__name__, "operator", forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

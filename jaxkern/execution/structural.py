@@ -15,8 +15,10 @@ import jax
 import numpy as np
 
 from jaxkern.core.compat import is_tracing
-from jaxkern.execution.graph import Graph, Node, Placeholder, Recorder, SymbolicError, longest_path
-from jaxkern.execution.jitted import JITOptions, Jitted
+from jaxkern.execution.explanation import explanation
+from jaxkern.execution.graph import Graph, Node, Placeholder, Recorder, SymbolicError
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.signature import operators_in
@@ -42,7 +44,7 @@ class _Part:
     seconds: float = 0.0
 
 
-class _Plan:
+class Plan:
     """A recorded graph, what is known of its nodes, and the parts it runs in."""
 
     def __init__(self, graph: Graph, kept: Any) -> None:
@@ -147,14 +149,17 @@ def _program(
 class Structural:
     """A composite that `structural_jit` has made."""
 
+    #: calls keep to `execution_options` by themselves
+    supervises = True
+
     def __init__(self, fn: Callable[..., Any], strategy: Strategy, workers: int | None) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.composite = fn
         self._strategy, self._workers = strategy, workers
         self._name = getattr(fn, "__name__", None) or type(fn).__name__
         self._lock = threading.Lock()
-        self._plans: OrderedDict[Any, _Plan | str] = OrderedDict()
-        self._last: _Plan | str | None = None
+        self._plans: OrderedDict[Any, Plan | str] = OrderedDict()
+        self._last: Plan | str | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -188,7 +193,7 @@ class Structural:
                 return first, args[1:]
         return None, args
 
-    def _plan(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> _Plan | str:
+    def _plan(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Plan | str:
         kept: list[Any] = []
         structure = None
         if owner is not None:
@@ -207,7 +212,7 @@ class Structural:
                 self._plans.move_to_end(key)
         return plan
 
-    def _recorded(self, owner: Any, rest: Any, kwargs: Any, kept: list[Any]) -> _Plan | str:
+    def _recorded(self, owner: Any, rest: Any, kwargs: Any, kept: list[Any]) -> Plan | str:
         forward: Any = self.composite
         if isinstance(self.composite, Operator):
             forward = self.composite.forward
@@ -215,14 +220,14 @@ class Structural:
         elif owner is not None:
             forward = types.MethodType(self.composite, owner)
         try:
-            return _Plan(Recorder().record(forward, rest, kwargs), kept)
+            return Plan(Recorder().record(forward, rest, kwargs), kept)
         except (SymbolicError, TypeError) as error:
             if self._strategy == "parallel":
                 error.add_note(f"structural_jit: {self._name} has no graph to run in parallel")
                 raise
             return str(error)
 
-    def _run(self, plan: _Plan, leaves: list[Any]) -> Any:
+    def _run(self, plan: Plan, leaves: list[Any]) -> Any:
         values: dict[int, Any] = {-1 - index: leaf for index, leaf in enumerate(leaves)}
         if all(kind is not None for kind in plan.kinds) and not plan.grouped:
             with self._lock:
@@ -254,8 +259,9 @@ class Structural:
         results = part.program([node.op for node in part.nodes], given)
         values.update(zip(part.wanted, results, strict=True))
 
-    def _run_part(self, plan: _Plan, part: _Part, values: dict[int, Any]) -> None:
+    def _run_part(self, plan: Plan, part: _Part, values: dict[int, Any]) -> None:
         started = time.perf_counter()
+        compiled = 0 if part.program is None else part.program.misses
         if part.program is not None:
             self._run_program(part, values)
             jax.block_until_ready([values[i] for i in part.wanted])
@@ -268,7 +274,9 @@ class Structural:
                 plan.kinds[node.index], plan.reasons[node.index] = _kind(node, args, kwargs)
             started = time.perf_counter()
             values[node.index] = jax.block_until_ready(_called(node, args, kwargs))
-        part.seconds = time.perf_counter() - started
+        # The time of a call that compiles says nothing about the next one.
+        if part.program is None or part.program.misses == compiled:
+            part.seconds = time.perf_counter() - started
 
     def explain(self) -> str:
         """The graph of the last call, as text.
@@ -281,7 +289,7 @@ class Structural:
             return f"{self._name}: not called yet; call it once and there is a graph to explain"
         if isinstance(plan, str):
             return f"{self._name}: runs as written, one call after the other, because {plan}"
-        return _explanation(self._name, plan, self._strategy, self._workers)
+        return explanation(self._name, plan, self._strategy, self._workers)
 
 
 def _called(node: Node, args: Any, kwargs: Any) -> Any:
@@ -312,50 +320,6 @@ def _seconds_to_the_end(parts: list[_Part]) -> list[float]:
         for before in parts[index].after:
             tail[before] = max(tail[before], parts[before].seconds + tail[index])
     return tail
-
-
-def _explanation(name: str, plan: _Plan, strategy: Strategy, workers: int | None) -> str:
-    nodes, parts = plan.graph.nodes, plan.parts
-    where = {node.index: number for number, part in enumerate(parts) for node in part.nodes}
-    lines = [f"{name}: {len(nodes)} operators in {len(parts)} parts, strategy {strategy!r}"]
-    width = max((len(node.name) for node in nodes), default=0)
-    for node in nodes:
-        needs = ", ".join(nodes[i].name for i in node.after) or "the inputs"
-        kind = plan.kinds[node.index] or "unknown"
-        lines.append(
-            f"  {node.name:{width}}  {kind:7} part {where[node.index]}  needs {needs}"
-            f"  ({plan.reasons[node.index]})"
-        )
-    for depth, level in enumerate(plan.graph.levels()):
-        lines.append(f"level {depth}: " + ", ".join(nodes[i].name for i in level))
-    path = longest_path([part.seconds for part in parts], [part.after for part in parts])
-    total = sum(part.seconds for part in parts)
-    chain = " -> ".join(f"{parts[i].name} {parts[i].seconds * 1e3:.3f} ms" for i in path)
-    length = sum(parts[i].seconds for i in path)
-    lines.append(f"critical path: {length * 1e3:.3f} ms of {total * 1e3:.3f} ms in all: {chain}")
-    lines.extend("not parallel: " + reason for reason in _limits(plan, path, strategy, workers))
-    return "\n".join(lines)
-
-
-def _limits(plan: _Plan, path: list[int], strategy: Strategy, workers: int | None) -> list[str]:
-    parts, found = plan.parts, []
-    options = current_options()
-    if strategy == "sequential":
-        found.append("everything, as the strategy is 'sequential'")
-    if not options.use_parallel:
-        found.append("everything, as execution_options(use_parallel=False) is in force")
-    limits = [n for n in (workers, options.max_workers) if n is not None]
-    if limits and min(limits) < len(parts):
-        found.append(f"more than {min(limits)} parts at a time (max_workers)")
-    for part in parts:
-        if part.program is not None and len(part.nodes) > 1:
-            found.append(f"{part.name}: one JAX program, which XLA schedules")
-    for index in path[1:]:
-        before = ", ".join(parts[i].name for i in parts[index].after)
-        found.append(f"{parts[index].name}: needs the results of {before}")
-    if not plan.grouped:
-        found.append("JAX operators are compiled together from the next call on")
-    return found
 
 
 def structural_jit(

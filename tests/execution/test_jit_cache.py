@@ -1,4 +1,4 @@
-"""Would catch: a stale program, a cache that grows, hides compilations or is slow to say why not."""
+"""Would catch: a stale program, a cache that grows, hides compilations, or fixes an array."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_bad_operators():
 
     with pytest.raises(TypeError, match="forward of Counts changes an attribute"):
         ex.jit(Counts())(1.0)
-    with pytest.raises(TypeError, match="'holder' of Hides is a Holder.*'table'"):
+    with pytest.raises(TypeError, match=r"'holder' of Hides is a Holder.*'table'"):
         ex.jit(Hides())(1.0)
     with pytest.raises(TypeError, match="'names' of Unhashable"):
         jax.tree.leaves(Unhashable())
