@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxkern.core.compat import ArrayImpl
+from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.program import Program, flat_function
 from jaxkern.execution.signature import (

@@ -79,8 +79,8 @@ class PartitionSpec:
     """For each axis of an array the mesh axis that splits it: a number, a name, several, or None.
 
     >>> import jaxkern.execution as ex
-    >>> ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1)).mesh)
-    PartitionSpec('axis0', None)
+    >>> tuple(ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1)).mesh))
+    ('axis0', None)
     """
 
     def __init__(self, *entries: Entry) -> None:

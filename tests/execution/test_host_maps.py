@@ -69,7 +69,7 @@ def test_work_is_shared_by_devices():
 
 
 def test_kernels_are_mapped_by_both():
-    crop = jk.image.Compose([jk.image.RandomCrop(4)])
+    crop = jax.jit(jk.image.Compose([jk.image.RandomCrop(4)]))
     images = np.random.default_rng(0).integers(0, 256, (4, 2, 6, 6, 3), np.uint8)
     keys = jk.random.record_keys(0, 0, np.arange(8)).reshape(4, 2)
     wanted = jax.vmap(crop)(keys, images)
