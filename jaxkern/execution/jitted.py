@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import types
 from collections import OrderedDict
@@ -54,8 +55,9 @@ class Jitted:
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._hits = self._misses = self._evictions = self._inlined = 0
         self._seconds = 0.0
-        # Counts calls, to tell which program was used last.
-        self._clock = 0
+        # Numbers the uses of programs without a lock: the largest was last. A use is a hit;
+        # `_hits` corrects for those that were not.
+        self._tick = itertools.count().__next__
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.jit({self._name})"
@@ -65,6 +67,23 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         active = ACTIVE.get()
+        if active is None and not self._order:
+            # The way of `_call` and `_run` for arrays alone, without their calls.
+            leaves, tree = _flatten((self._operand, args, kwargs))
+            key = [tree]
+            for leaf in leaves:
+                if type(leaf) is not ArrayImpl:
+                    return self._call_general(leaves, tree)
+                key.append(leaf.aval)
+            known = tuple(key)
+            program = self._programs.get(known)
+            if program is None or not program.ready:
+                return self._run(known, leaves, tree, None)
+            program.used = self._tick()
+            result = program.fn(*leaves)
+            if program.cache_size() != program.size:
+                self._grown(known, program, leaves)
+            return result
         if active is None:
             return self._call(args, kwargs)
         if active.recorder is not None and active.recorder.concerns((args, kwargs)):
@@ -101,10 +120,7 @@ class Jitted:
                 self._hits += not compiled
                 self._misses += compiled
         else:
-            with self._lock:
-                self._hits += 1
-                self._clock += 1
-                program.used = self._clock
+            program.used = self._tick()
         result = program.fn(*operands)
         if program.cache_size() != program.size:
             self._grown(key, program, operands)
@@ -116,8 +132,8 @@ class Jitted:
             program = self._programs.get(key)
             if program is None:
                 program = self._programs[key] = Program(self._jitted(parts, tree))
-            self._clock += 1
-            program.used = self._clock
+            program.used = self._tick()
+            self._hits -= 1
         with program.lock:
             compiled = not program.ready
             if compiled:
@@ -280,7 +296,9 @@ class Jitted:
         """What the cache holds and has done."""
         with self._lock:
             programs = list(self._programs.values())
-            counts = (self._hits, self._misses, self._evictions)
+            hits = self._tick() + self._hits
+            self._hits -= 1
+            counts = (hits, self._misses, self._evictions)
             seconds, inlined = self._seconds, self._inlined
         return CacheInfo(
             *counts,
@@ -298,6 +316,7 @@ class Jitted:
             self._programs.clear()
             self._inline.clear()
             self._hits = self._misses = self._evictions = self._inlined = 0
+            self._tick = itertools.count().__next__
             self._seconds = 0.0
         for program in programs:
             program.free()
