@@ -23,6 +23,7 @@ from jaxkern.core.registry import load as load_library
 if TYPE_CHECKING:
     from jaxkern import benchmarking as benchmarking
     from jaxkern import device as device
+    from jaxkern import execution as execution
     from jaxkern import image as image
     from jaxkern import performance as performance
     from jaxkern import pipeline as pipeline
@@ -54,6 +55,7 @@ __all__ = [
     "benchmarking",
     "device",
     "doctor",
+    "execution",
     "export_targets",
     "from_source",
     "get_batch_size_recommendation",
@@ -73,6 +75,7 @@ __all__ = [
 _DOMAINS = (
     "benchmarking",
     "device",
+    "execution",
     "image",
     "performance",
     "pipeline",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax._src import xla_bridge
-from jax._src.array import ArrayImpl
+from jax._src.array import ArrayImpl as ArrayImpl
+from jax._src.core import trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -188,3 +189,14 @@ def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
     return {
         tuple(path): leaf.val if type(leaf).__name__ == "Static" else leaf for path, leaf in leaves
     }
+
+
+def is_tracing() -> bool:
+    """Whether JAX traces a function in this thread."""
+    return not trace_state_clean()
+
+
+def jit_cache_size(fn: Any) -> Callable[[], int]:
+    """Tells how many entries the cache of a ``jax.jit`` function has, in some 50 ns."""
+    size: Callable[[], int] = fn._cache_size
+    return size

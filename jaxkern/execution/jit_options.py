@@ -1,0 +1,64 @@
+"""What can be said about a cache of compiled programs, and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class JITOptions:
+    """Options of `jit`.
+
+    Attributes:
+      sample_input: arguments to compile for at once: a tuple of arguments, or the single argument
+        (of an `Operator`: its ``inputs``). Arrays or ``jax.ShapeDtypeStruct``; values do not
+        matter. For a class of operators each new instance is compiled for it.
+      cache_size: the most compiled programs that are kept; the least recently used ones go first.
+      background: compile for ``sample_input`` in a thread instead of at once. A call that comes
+        earlier waits for it.
+      static_argnames: arguments to fix in the program though they are numbers or arrays of them.
+      donate_argnames: arguments whose memory the result may take; they cannot be used again.
+    """
+
+    sample_input: Any = None
+    cache_size: int = 128
+    background: bool = False
+    static_argnames: Sequence[str] = ()
+    donate_argnames: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        size = self.cache_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"cache_size is {size!r}; wanted a whole number above 0")
+        for field in ("static_argnames", "donate_argnames"):
+            names = getattr(self, field)
+            names = (names,) if isinstance(names, str) else tuple(names)
+            object.__setattr__(self, field, names)
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheInfo:
+    """The state of a cache of compiled programs.
+
+    Attributes:
+      hits, misses: calls that found a program, and calls that compiled one.
+      evictions: programs that were let go to stay within ``max_programs``.
+      programs, max_programs: kept now, and at most. One signature has several where its arguments
+        come with different shardings or in different contexts (`jaxkern.backend`, 64-bit types).
+      bytes: of the programs kept: of machine code where the backend tells, else of the serialized
+        programs.
+      compile_seconds: spent tracing and compiling since the beginning, evicted programs included.
+      inlined: calls under another transformation (``jax.jit``, ``grad``, ``vmap``), which belong
+        to the program around them.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    programs: int
+    max_programs: int
+    bytes: int
+    compile_seconds: float
+    inlined: int

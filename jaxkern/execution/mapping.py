@@ -1,0 +1,309 @@
+"""`vmap` and `pmap`: JAX's own over JAX functions, threads over Python functions."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxkern.core.compat import is_tracing
+from jaxkern.execution.operator import Operator, is_array
+from jaxkern.execution.options import ACTIVE
+from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import Unit, run_units
+
+_AXIS = "workers"
+
+
+class _Mapped:
+    """A mapped function; whether it is JAX's or Python's shows at the first call of new shapes."""
+
+    kind: str
+
+    def __init__(self, fn: Any, in_axes: Any, out_axes: Any, workers: int | None, host: Any):
+        if not callable(fn):
+            raise TypeError(f"{self.kind}: got {type(fn).__name__}; wanted a function")
+        if workers is not None and (isinstance(workers, bool) or workers < 1):
+            raise ValueError(f"{self.kind}: num_workers is {workers!r}; wanted a number above 0")
+        self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
+        self._host: bool | None = host
+        if isinstance(fn, Operator) and fn.host:
+            self._host = True
+        self.__name__ = f"{self.kind}({getattr(fn, '__name__', type(fn).__name__)})"
+        self._lock = threading.Lock()
+        self._found: dict[Any, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"jaxkern.execution.{self.__name__}"
+
+    def __call__(self, *args: Any) -> Any:
+        active = ACTIVE.get()
+        if active is not None:
+            return supervised(active, self.__name__, self.kind, self._call, args)
+        return self._call(args)
+
+    def _call(self, args: tuple[Any, ...]) -> Any:
+        axes = _axes_of(self.kind, args, self._in_axes)
+        leaves, tree = jax.tree.flatten(args)
+        size = _size(self.kind, args, leaves, axes)
+        if self.runs_on_host(leaves, tree, axes):
+            return self._on_host(leaves, tree, axes, size)
+        active = ACTIVE.get()
+        if active is not None:
+            return supervised(active, self.__name__, "jit", self._in_jax, args, size)
+        return self._in_jax(args, size)
+
+    def runs_on_host(self, leaves: list[Any], tree: Any, axes: list[int | None]) -> bool:
+        """Whether the function is Python: said so, or found out by tracing one item."""
+        if self._host is not None:
+            return self._host
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or is_tracing():
+            return False
+        key = (tree, tuple(axes), tuple((x.shape, x.dtype) if is_array(x) else 0 for x in leaves))
+        with self._lock:
+            if key in self._found:
+                return self._found[key]
+        item = jax.tree.unflatten(tree, _item(leaves, axes, 0))
+        fn = self._fn
+        if isinstance(fn, _Mapped):
+            inner = _axes_of(fn.kind, item, fn._in_axes)
+            found = fn.runs_on_host(*jax.tree.flatten(item), inner)
+        else:
+            found = not _traceable(fn, item)
+        with self._lock:
+            self._found[key] = found
+        return found
+
+    def _on_host(self, leaves: list[Any], tree: Any, axes: list[int | None], size: int) -> Any:
+        def run(index: int) -> Any:
+            args = jax.tree.unflatten(tree, _item(leaves, axes, index))
+            active = ACTIVE.get()
+            if active is None or isinstance(self._fn, (Operator, _Mapped)):
+                return self._fn(*args)
+            name = f"{getattr(self._fn, '__name__', type(self._fn).__name__)}[{index}]"
+            return supervised(active, name, "item", self._fn, *args)
+
+        units = [Unit(f"item {i}", functools.partial(run, i)) for i in range(size)]
+        results = run_units(units, self.__name__, self._workers or min(size, 32))
+        return _stacked(self.kind, results, self._out_axes)
+
+    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
+        raise NotImplementedError
+
+
+class _VMap(_Mapped):
+    kind = "vmap"
+
+    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
+        return jax.vmap(_inside(self._fn), self._in_axes, self._out_axes)(*args)
+
+
+class _PMap(_Mapped):
+    kind = "pmap"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._programs: dict[int, Any] = {}
+
+    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
+        available = jax.device_count()
+        if self._workers is not None and self._workers > available:
+            raise ValueError(
+                f"pmap: num_workers is {self._workers} and JAX has {available} devices; for a CPU "
+                "more of them can be made with jax.config.update('jax_num_cpu_devices', n) before "
+                "JAX starts"
+            )
+        wanted = self._workers or max(n for n in range(1, available + 1) if size % n == 0)
+        if size % wanted:
+            raise ValueError(
+                f"pmap: {size} items cannot be shared equally by {wanted} devices; pad them, or "
+                "choose num_workers so that it divides them"
+            )
+        with self._lock:
+            program = self._programs.get(wanted)
+            if program is None:
+                program = self._programs[wanted] = self._program(wanted)
+        return program(*args)
+
+    def _program(self, count: int) -> Any:
+        mapped = jax.vmap(_inside(self._fn))
+        if count == 1:
+            return jax.jit(mapped)
+        mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:count]), (_AXIS,))
+        spec = PartitionSpec(_AXIS)
+        return jax.jit(jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec))
+
+
+def _inside(fn: Any) -> Callable[..., Any]:
+    """A function to be traced: of a `vmap`, the plain ``jax.vmap``."""
+    if isinstance(fn, _VMap):
+        return jax.vmap(_inside(fn._fn), fn._in_axes, fn._out_axes)
+    return fn  # type: ignore[no-any-return]
+
+
+def _traceable(fn: Any, args: Any) -> bool:
+    if not all(
+        is_array(x) or isinstance(x, (bool, int, float, complex)) for x in jax.tree.leaves(args)
+    ):
+        return False
+    if any(
+        is_array(x) and np.dtype(x.dtype).kind in "OUSV"
+        for x in jax.tree.leaves(args)
+        if isinstance(x, (np.ndarray, np.generic))
+    ):
+        return False
+    try:
+        jax.eval_shape(fn, *args)
+    except Exception:  # whatever it is, the function's own run will show it
+        return False
+    return True
+
+
+def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:
+    """The mapped axis of each leaf, from a tree of them as ``jax.vmap`` takes it."""
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    if isinstance(in_axes, tuple) and len(in_axes) != len(args):
+        raise ValueError(
+            f"{kind}: in_axes has {len(in_axes)} entries and there are {len(args)} arguments"
+        )
+    try:
+        spread = jax.tree.map(
+            lambda axis, part: jax.tree.map(lambda _: (axis,), part),
+            in_axes,
+            tuple(args),
+            is_leaf=lambda x: x is None or isinstance(x, int),
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{kind}: in_axes {in_axes!r} does not fit the arguments: {error}"
+        ) from None
+    pairs = jax.tree.leaves(
+        spread,
+        is_leaf=lambda x: (
+            isinstance(x, tuple) and len(x) == 1 and (x[0] is None or isinstance(x[0], int))
+        ),
+    )
+    return [pair[0] for pair in pairs]
+
+
+def _size(kind: str, args: Any, leaves: Sequence[Any], axes: Sequence[int | None]) -> int:
+    sizes: dict[int, str] = {}
+    paths = [path for path, _ in jax.tree.leaves_with_path(args)]
+    for path, leaf, axis in zip(paths, leaves, axes, strict=True):
+        if axis is None:
+            continue
+        place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+        if not is_array(leaf):
+            raise ValueError(
+                f"{kind}: {place} has a leaf of type {type(leaf).__name__}; wanted arrays with an "
+                "axis to map (texts: np.array([...])), or None in in_axes"
+            )
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ValueError(f"{kind}: {place} has shape {leaf.shape}, which has no axis {axis}")
+        sizes.setdefault(leaf.shape[axis], place)
+    if not sizes:
+        raise ValueError(f"{kind}: nothing is mapped; wanted an axis for at least one argument")
+    if len(sizes) > 1:
+        found = ", ".join(f"{n} in {place}" for n, place in sizes.items())
+        raise ValueError(f"{kind}: mapped axes differ in size: {found}")
+    return next(iter(sizes))
+
+
+def _item(leaves: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
+    return [
+        leaf if axis is None else leaf[(slice(None),) * (axis % leaf.ndim) + (index,)]
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+
+
+def _stacked(kind: str, results: list[Any], out_axes: Any) -> Any:
+    if not results:
+        raise ValueError(f"{kind}: there are no items, so that the result has no known shape")
+    trees = {jax.tree.structure(result) for result in results}
+    if len(trees) > 1:
+        raise ValueError(
+            f"{kind}: the results of the items differ in structure: "
+            + " and ".join(sorted(map(str, trees)))
+        )
+
+    def stack(axis: Any, *parts: Any) -> Any:
+        if any(isinstance(part, jax.Array) for part in parts):
+            return jnp.stack(parts, axis)
+        if all(is_array(x) or isinstance(x, (bool, int, float, complex, str)) for x in parts):
+            shapes = {np.shape(part) for part in parts}
+            if len(shapes) > 1:
+                raise ValueError(f"{kind}: results of items differ in shape: {sorted(shapes)}")
+            return np.stack([np.asarray(part) for part in parts], axis)
+        objects = np.empty(len(parts), object)
+        objects[:] = parts
+        return objects
+
+    if not isinstance(out_axes, int):
+        return jax.tree.map(stack, out_axes, *results)
+    return jax.tree.map(lambda *parts: stack(out_axes, *parts), *results)
+
+
+def vmap(
+    fn: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    *,
+    host: bool | None = None,
+) -> Callable[..., Any]:
+    """Maps a function over an axis of its arguments: ``jax.vmap``, or threads for Python.
+
+    Args:
+      fn: a JAX function, or a Python function or `Operator` that JAX cannot trace; it takes one
+        item. Results of a Python function are stacked: numbers and arrays as arrays, text as NumPy
+        text, anything else as an array of objects.
+      in_axes: as in ``jax.vmap``: an axis, None for an argument that all items share, or a tuple or
+        tree of them.
+      out_axes: where the mapped axis stands in the result.
+      host: True for Python work, False for JAX; None to find out by tracing one item. A function
+        that acts beside its result must say True: a trace would run that once, for all items.
+
+    Raises:
+      ValueError: for axes that are not there or differ in size.
+      Exception: what an item raises, of the first item that failed, with a note that has its index.
+
+    >>> import numpy as np, jaxkern.execution as ex
+    >>> ex.vmap(str.upper, host=True)(np.array(["a", "b"])).tolist()
+    ['A', 'B']
+    >>> import jax.numpy as jnp
+    >>> ex.vmap(lambda x, y: x @ y, in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2)).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    return _VMap(fn, in_axes, out_axes, None, host)
+
+
+def pmap(
+    fn: Callable[..., Any], num_workers: int | None = None, *, host: bool | None = None
+) -> Callable[..., Any]:
+    """Maps a function over the first axis of its arguments, on threads or on devices.
+
+    Python functions get ``num_workers`` threads. JAX functions get as many devices, each of which
+    has an equal share of the items and maps over it: ``jax.shard_map`` of ``jax.vmap``, as
+    ``jax.pmap`` would take no more items than devices. ``pmap(vmap(f))`` maps over two axes.
+
+    Args:
+      fn: as for `vmap`.
+      num_workers: threads (None: one for each item, at most 32) or devices (None: the most that
+        share the items equally).
+      host: as for `vmap`.
+
+    Raises:
+      ValueError: for axes that differ in size, more workers than devices, and items that devices
+        cannot share equally.
+
+    >>> import numpy as np, jaxkern.execution as ex
+    >>> ex.pmap(lambda x: float(np.sum(x)), num_workers=2)(np.arange(6.0).reshape(3, 2)).tolist()
+    [1.0, 5.0, 9.0]
+    """
+    return _PMap(fn, 0, 0, num_workers, host)

@@ -1,0 +1,147 @@
+"""`execution_options`: how host work runs inside a ``with`` block, for one context of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from jaxkern.execution.kernel_threads import capped_kernels
+from jaxkern.execution.trace import ExecutionTrace
+
+
+class ExecutionTimeout(TimeoutError):
+    """The time of `execution_options` is over; the message says what goes on regardless."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionOptions:
+    """What `execution_options` has set: what is None was never set."""
+
+    use_parallel: bool = True
+    max_workers: int | None = None
+    timeout_seconds: float | None = None
+    #: of ``time.monotonic()``
+    deadline: float | None = None
+    trace: ExecutionTrace | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Active:
+    """What concerns a call, beside its arguments; absent from the context in ordinary programs."""
+
+    options: ExecutionOptions
+    # The span that encloses the call, in a trace.
+    span: int | None = None
+    # Whether this thread works for another one, which watches the time.
+    worker: bool = False
+    # What notes down the calls of a composite instead of running them.
+    recorder: Any = None
+
+
+#: One variable for everything, so that a call outside any `execution_options` reads it and no more.
+ACTIVE: ContextVar[Active | None] = ContextVar("jaxkern_execution", default=None)
+
+
+def current_options() -> ExecutionOptions:
+    """The options in force here.
+
+    >>> import jaxkern.execution as ex
+    >>> with ex.execution_options(max_workers=3):
+    ...     ex.current_options().max_workers
+    3
+    """
+    active = ACTIVE.get()
+    return ExecutionOptions() if active is None else active.options
+
+
+@contextlib.contextmanager
+def execution_options(
+    use_parallel: bool | None = None,
+    max_workers: int | None = None,
+    timeout_seconds: float | None = None,
+    trace_execution: bool | str | Path | None = None,
+) -> Iterator[ExecutionOptions]:
+    """Sets how work runs inside the ``with`` block; an inner block keeps what it does not name.
+
+    The options belong to the context (``contextvars``): other threads and other asyncio tasks do
+    not see them, and the threads that work for a call here do. One thing reaches further: the
+    thread cap of jaxkern's CPU kernels is one number of the process. It takes no compilation to
+    change it; as execution is asynchronous, calls that were dispatched before keep what they found.
+
+    Args:
+      use_parallel: False runs host functions one after the other, in order.
+      max_workers: the most host functions of a call at a time, and the most threads of the
+        kernels, until the block ends.
+      timeout_seconds: of the whole block, from its beginning; the sooner deadline of nested ones.
+        When it is over, what has not begun is dropped, and waiting ends with an error. What runs
+        cannot be stopped: a Python function goes on in its thread to its next operator call or
+        `check_timeout`, a compilation and a computation of a device to their ends.
+      trace_execution: True to note down each operator's time, in `ExecutionOptions.trace`; a path
+        to write it there as a Chrome trace at the end as well. Every call is then waited for.
+
+    Raises:
+      ValueError: for a number that is not above 0.
+      ExecutionTimeout: from calls inside, when the time is over.
+
+    >>> import numpy as np, jaxkern.execution as ex
+    >>> with ex.execution_options(max_workers=2, trace_execution=True) as options:
+    ...     ex.pmap(lambda x: float(x) + 1, host=True)(np.arange(3.0)).tolist()
+    [1.0, 2.0, 3.0]
+    >>> sorted(span.name for span in options.trace.spans)
+    ['<lambda>[0]', '<lambda>[1]', '<lambda>[2]', 'pmap(<lambda>)']
+    """
+    outer = ACTIVE.get()
+    options = ExecutionOptions() if outer is None else outer.options
+    changes: dict[str, Any] = {}
+    if use_parallel is not None:
+        changes["use_parallel"] = bool(use_parallel)
+    if max_workers is not None:
+        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
+            raise ValueError(f"max_workers is {max_workers!r}; wanted a whole number above 0")
+        changes["max_workers"] = max_workers
+    if timeout_seconds is not None:
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds is {timeout_seconds!r}; wanted seconds above 0")
+        deadline = time.monotonic() + timeout_seconds
+        if options.deadline is None or deadline < options.deadline:
+            changes |= {"timeout_seconds": float(timeout_seconds), "deadline": deadline}
+    path = trace_execution if isinstance(trace_execution, (str, Path)) else None
+    if trace_execution is not None:
+        changes["trace"] = ExecutionTrace() if trace_execution else None
+    options = dataclasses.replace(options, **changes)
+    base = Active(options) if outer is None else dataclasses.replace(outer, options=options)
+    if "trace" in changes:
+        base = dataclasses.replace(base, span=None)
+    token = ACTIVE.set(base)
+    try:
+        with capped_kernels(max_workers):
+            yield options
+    finally:
+        ACTIVE.reset(token)
+        if path is not None and options.trace is not None:
+            options.trace.save(path)
+
+
+def remaining_seconds() -> float | None:
+    """Seconds until the deadline in force, at least 0; None without one."""
+    deadline = current_options().deadline
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def check_timeout(what: str = "this work") -> None:
+    """Raises `ExecutionTimeout` when the time is over: for long loops inside host functions.
+
+    >>> import jaxkern.execution as ex
+    >>> ex.check_timeout()  # without a timeout, nothing
+    """
+    options = current_options()
+    if options.deadline is not None and time.monotonic() >= options.deadline:
+        raise ExecutionTimeout(
+            f"{what}: the {options.timeout_seconds:g} s of execution_options(timeout_seconds=...) "
+            "are over"
+        )

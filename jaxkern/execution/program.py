@@ -1,0 +1,151 @@
+"""One compiled program, or one for each sharding and context, of calls with equal signatures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxkern.core.compat import jit_cache_size
+from jaxkern.execution.operator import is_array, is_hashable
+from jaxkern.execution.signature import FixedArgument, FixedResult, Split, operators_in
+
+_clock = threading.local()
+_listening = threading.Lock()
+_listens = False
+# Tracing, lowering and compiling, each apart.
+_COMPILING = "/jax/core/compile/"
+
+
+def _compile_clock() -> float:
+    """Seconds that this thread has spent compiling since it was first asked."""
+    return getattr(_clock, "seconds", 0.0)
+
+
+def _listen() -> None:
+    """Starts the clock; JAX calls back in the thread that compiles."""
+    global _listens
+    with _listening:
+        if not _listens:
+            jax.monitoring.register_event_duration_secs_listener(_note)
+            _listens = True
+
+
+def _note(event: str, duration_secs: float, **_: Any) -> None:
+    if event.startswith(_COMPILING):
+        _clock.seconds = _compile_clock() + duration_secs
+
+
+class Program:
+    """A ``jax.jit`` function of the operands alone, and what it has compiled.
+
+    Calls go to ``jax.jit``'s own cache, which knows shardings, 64-bit types and every other
+    context; ``size`` is how many of its entries are accounted for here.
+    """
+
+    __slots__ = ("cache_size", "executables", "fn", "lock", "ready", "seconds", "size", "used")
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self.cache_size = jit_cache_size(fn)
+        self.lock = threading.Lock()
+        self.ready = False
+        self.size = 0
+        self.used = 0
+        self.executables: list[Any] = []
+        self.seconds = 0.0
+
+    def compile(self, operands: Sequence[Any]) -> bool:
+        """Compiles for these operands unless it has; whether it did.
+
+        Compiling ahead fills the cache that calls look into.
+        """
+        _listen()
+        before, started = _compile_clock(), time.perf_counter()
+        executable = self.fn.lower(*operands).compile()
+        runtime = executable.runtime_executable()
+        known = any(runtime is other.runtime_executable() for other in self.executables)
+        if not known:
+            self.executables.append(executable)
+            # A second sharding reuses the trace: the clock is what it took, whoever began it.
+            self.seconds += max(_compile_clock() - before, 0.0) or time.perf_counter() - started
+        return not known
+
+    def bytes(self) -> int:
+        """Of the machine code where the backend tells, else of the serialized programs."""
+        total = 0
+        for executable in self.executables:
+            runtime = executable.runtime_executable()
+            size = runtime.size_of_generated_code_in_bytes()
+            if size <= 0:
+                try:
+                    size = len(runtime.serialize())
+                except Exception:  # not every backend can
+                    size = 0
+            total += size
+        return total
+
+    def free(self) -> None:
+        """Lets go of everything compiled."""
+        self.executables.clear()
+        self.fn.clear_cache()
+        self.size = 0
+        self.ready = False
+
+
+def flat_function(
+    call: Callable[[Any], Any], tree: Any, parts: Split, name: str
+) -> Callable[..., Any]:
+    """A function of the operands: puts the fixed leaves back, calls, and marks fixed results."""
+    positions, fixed = parts.positions, parts.fixed
+
+    def flat(*operands: Any) -> Any:
+        leaves = [leaf.value if type(leaf) is FixedArgument else leaf for leaf in fixed]
+        for position, operand in zip(positions, operands, strict=True):
+            leaves[position] = operand
+        arguments = jax.tree.unflatten(tree, leaves)
+        before = _states(arguments)
+        result = call(arguments)
+        _refuse_changes(before, _states(arguments))
+        return jax.tree.map(lambda leaf: _as_result(leaf, name), result)
+
+    flat.__name__ = flat.__qualname__ = name
+    return flat
+
+
+def _as_result(leaf: Any, name: str) -> Any:
+    if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
+        return leaf
+    if hasattr(leaf, "__jax_array__"):
+        return leaf
+    if not is_hashable(leaf):
+        raise TypeError(
+            f"{name} returns a {type(leaf).__name__}, which is no array and has no hash; return "
+            "arrays, pytrees of arrays, or something hashable such as a string"
+        )
+    return FixedResult(leaf)
+
+
+def _states(arguments: Any) -> list[tuple[Any, list[Any], Any]]:
+    return [(op, *jax.tree.flatten(op)) for op in operators_in(arguments)]
+
+
+def _refuse_changes(
+    before: list[tuple[Any, list[Any], Any]], after: list[tuple[Any, list[Any], Any]]
+) -> None:
+    for op, leaves, tree in before:
+        match = next((item for item in after if item[0] is op), None)
+        same = match is None or (
+            len(leaves) == len(match[1])
+            and all(a is b for a, b in zip(leaves, match[1], strict=True))
+            and tree == match[2]
+        )
+        if not same:
+            raise TypeError(
+                f"forward of {type(op).__name__} changes an attribute of its operator, which a "
+                "compiled program cannot do: the change would be lost after the first call. "
+                "Return the new value, or make a new operator of it"
+            )

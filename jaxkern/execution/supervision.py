@@ -1,0 +1,57 @@
+"""A call under `execution_options`: within its time, and noted down in its trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxkern.core.compat import is_tracing
+from jaxkern.execution.options import ACTIVE, Active, check_timeout
+from jaxkern.execution.threads import Unit, run_units
+
+# These watch the time themselves, and can say what of their work still runs.
+_WATCHFUL = ("graph", "vmap", "pmap")
+
+
+def supervised(
+    active: Active, name: str, category: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """``fn(*args, **kwargs)`` under the options of ``active``, which is the context's."""
+    options = active.options
+    # A trace of JAX belongs to its thread and has no times of its own.
+    if is_tracing() or (options.deadline is None and options.trace is None):
+        return fn(*args, **kwargs)
+    check_timeout(name)
+    if options.deadline is not None and not active.worker and category not in _WATCHFUL:
+        call = Unit(name, lambda: _spanned(name, category, fn, args, kwargs))
+        return run_units([call], name)[0]
+    return _spanned(name, category, fn, args, kwargs)
+
+
+def _spanned(
+    name: str,
+    category: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    active = ACTIVE.get()
+    assert active is not None
+    trace = active.options.trace
+    if trace is None:
+        # Under a deadline, what a device still computes counts as the call's own time.
+        return jax.block_until_ready(fn(*args, **kwargs))
+    index, started = trace.begin(active.span)
+    token = ACTIVE.set(dataclasses.replace(active, span=index))
+    try:
+        result = jax.block_until_ready(fn(*args, **kwargs))
+    except BaseException as error:
+        trace.end(index, started, name, category, active.span, error)
+        raise
+    finally:
+        ACTIVE.reset(token)
+    trace.end(index, started, name, category, active.span)
+    return result

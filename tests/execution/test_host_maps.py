@@ -1,0 +1,124 @@
+"""Would catch: maps that mix up their items, lose an error's index, or trace Python work."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import execution as ex
+
+X = np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)
+
+
+def python_sum(x):
+    return float(np.asarray(x).sum())
+
+
+def test_results_keep_their_order_though_items_end_in_another():
+    threads = set()
+
+    def late(i):
+        threads.add(threading.get_ident())
+        time.sleep(0.05 * (4 - int(i)))
+        return {"i": int(i), "text": f"item {int(i)}"}
+
+    result = ex.pmap(late, num_workers=4, host=True)(np.arange(4))
+    assert result["i"].tolist() == [0, 1, 2, 3]
+    assert result["text"].tolist() == [f"item {i}" for i in range(4)]
+    assert len(threads) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_maps_compose_over_python_and_jax(workers):
+    np.testing.assert_allclose(ex.pmap(ex.vmap(python_sum), workers)(X), X.sum(2))
+    np.testing.assert_allclose(ex.pmap(ex.vmap(jnp.sum), workers)(X), X.sum(2))
+    np.testing.assert_allclose(ex.vmap(ex.vmap(jnp.sum))(X), X.sum(2))
+
+
+def test_axes_are_those_of_jax():
+    y = np.arange(3.0, dtype=np.float32)
+
+    def f(tree, y):
+        return tree["a"] @ y + tree["b"]
+
+    args = ({"a": X[0].T.copy().T, "b": np.float32(2)}, y)
+    axes = ({"a": 0, "b": None}, None)
+    wanted = jax.vmap(f, axes)(*args)
+    np.testing.assert_allclose(ex.vmap(f, axes)(*args), wanted)
+    np.testing.assert_allclose(ex.vmap(f, axes, host=True)(*args), wanted)
+    two = ex.vmap(lambda x: x * 2, in_axes=-1, out_axes=1, host=True)(X)
+    np.testing.assert_allclose(two, jax.vmap(lambda x: x * 2, -1, 1)(X))
+
+
+def test_work_is_shared_by_devices():
+    f = ex.pmap(lambda x: jnp.sin(x).sum(), num_workers=4)
+    result = f(X)
+    assert len(result.sharding.device_set) == 4
+    np.testing.assert_allclose(result, np.sin(X).sum((1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.asarray(X)), np.cos(X), rtol=1e-5)
+    with pytest.raises(ValueError, match="cannot be shared equally by 3"):
+        ex.pmap(jnp.sum, 3)(X)
+    with pytest.raises(ValueError, match="num_workers is 99 and JAX has"):
+        ex.pmap(jnp.sum, 99)(X)
+
+
+def test_kernels_are_mapped_by_both():
+    crop = jax.jit(jk.image.Compose([jk.image.RandomCrop(4)]))
+    images = np.random.default_rng(0).integers(0, 256, (4, 2, 6, 6, 3), np.uint8)
+    keys = jk.random.record_keys(0, 0, np.arange(8)).reshape(4, 2)
+    wanted = jax.vmap(crop)(keys, images)
+    np.testing.assert_array_equal(ex.pmap(crop, 2)(keys, images), wanted)
+    np.testing.assert_array_equal(ex.pmap(crop, 2, host=True)(keys, images), wanted)
+
+
+def test_an_error_has_its_index():
+    def bad(i):
+        if i == 2:
+            raise OSError("no file")
+        return int(i)
+
+    with pytest.raises(OSError, match="no file") as error:
+        ex.pmap(bad, num_workers=2, host=True)(np.arange(5))
+    assert "raised by item 2" in " ".join(error.value.__notes__)
+
+
+def test_threads_have_the_contexts_of_the_caller():
+    from jaxkern.core.backend import current_backend
+
+    def seen(_):
+        return current_backend() + str(jnp.arange(2).dtype)
+
+    with jk.backend("jax"), jax.enable_x64(True):
+        assert set(ex.pmap(seen, 3, host=True)(np.arange(3)).tolist()) == {"jaxint64"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (([1.0, 2.0],), "leaf of type float"),
+        ((np.float32(1),), "no axis 0"),
+        ((np.ones(2), np.ones(3)), "differ in size: 2 in argument 0, 3 in argument 1"),
+        ((np.ones((0, 2)),), "no items"),
+    ],
+)
+def test_bad_arguments(args, message):
+    with pytest.raises(ValueError, match=message):
+        ex.vmap(lambda *x: 1.0, host=True)(*args)
+
+
+def test_bad_functions():
+    with pytest.raises(TypeError, match="wanted a function"):
+        ex.vmap(3)
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        ex.pmap(abs, 0)
+    with pytest.raises(ValueError, match="in_axes has 2 entries"):
+        ex.vmap(abs, (0, 0))(X)
+    ragged = ex.vmap(lambda i: np.ones(int(i)), host=True)
+    with pytest.raises(ValueError, match="differ in shape"):
+        ragged(np.arange(3))

@@ -1,0 +1,194 @@
+"""Would catch: a stale program, a cache that grows, hides compilations, or fixes an array."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import execution as ex
+
+
+def counts(fn):
+    info = fn.cache_info()
+    return info.hits, info.misses, info.evictions, info.programs
+
+
+def test_each_signature_is_compiled_once():
+    traces = []
+
+    @ex.jit
+    def f(x, scale=1.0, how="sum"):
+        traces.append(how)
+        return (x * scale).sum() if how == "sum" else x * scale
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert f(x) == 15
+    assert f(jnp.asarray(x), 2.0) == 30
+    assert f(jnp.asarray(x), 3.0) == 45  # a number is an operand
+    np.testing.assert_array_equal(f(x, how="keep"), x)
+    assert f(x) == 15
+    f(x.astype(np.int32))
+    f(x[:1])
+    assert len(traces) == 5
+    assert counts(f) == (2, 5, 0, 5)
+    info = f.cache_info()
+    assert info.bytes > 0
+    assert info.compile_seconds > 0
+
+
+def test_weak_types_and_equal_statics_of_other_types_are_told_apart():
+    half = jnp.ones(2, jnp.bfloat16)
+    f = ex.jit(lambda x, y: x + y)
+    assert f(half, 1.0).dtype == jnp.bfloat16
+    assert f(half, np.float32(1)).dtype == jnp.float32
+    g = ex.jit(lambda x, s: x / s, options=ex.JITOptions(static_argnames="s"))
+    x = jnp.ones(2, jnp.int32)
+    assert [str(g(x, s)[0]) for s in (2, 2.0, True)] == ["0.5", "0.5", "1.0"]
+    assert g.cache_info().programs == 3
+
+
+def test_the_least_recently_used_program_goes_and_is_freed():
+    f = ex.jit(lambda x: jnp.sin(x) + 1, options=ex.JITOptions(cache_size=2))
+    arrays = [jnp.ones(n) for n in (1, 2, 3)]
+    client = jax.devices()[0].client
+
+    def live():
+        gc.collect()
+        return len(client.live_executables())
+
+    f(arrays[0]), f(arrays[1])
+    before = live()
+    f(arrays[0])
+    f(arrays[2])  # takes the place of arrays[1]
+    assert counts(f) == (1, 3, 1, 2)
+    assert live() == before
+    f(arrays[0])
+    assert counts(f) == (2, 3, 1, 2)
+    f(arrays[1])
+    assert counts(f) == (2, 4, 2, 2)
+    f.cache_clear()
+    assert counts(f) == (0, 0, 0, 0)
+    assert live() == before - 2
+
+
+def test_contexts_and_shardings_are_counted_and_bounded():
+    double = jk.Op("tests.execution_double", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+    f = ex.jit(lambda x: double(x), options=ex.JITOptions(cache_size=2))
+    x = jnp.arange(8.0)
+    with jk.backend("jax"):
+        f(x)
+    with pytest.raises(Exception, match="execution_double"), jk.backend("native"):
+        f(x)
+    g = ex.jit(lambda x: x + 1, options=ex.JITOptions(cache_size=2))
+    mesh = jax.make_mesh((4,), ("i",))
+    for spec in (None, jax.P("i"), jax.P()):
+        y = x if spec is None else jax.device_put(x, jax.NamedSharding(mesh, spec))
+        np.testing.assert_array_equal(g(y), x + 1)
+        assert g.cache_info().programs <= 2
+    assert g.cache_info().misses == 3
+    with jax.enable_x64(True):
+        assert ex.jit(lambda x: x * 2)(np.ones(2)).dtype == jnp.float64
+
+
+def test_precompiled_shapes_are_hits():
+    slow = []
+
+    def f(x, y):
+        slow.append(time.sleep(0.2))
+        return x @ y
+
+    sample = (jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32))
+    once = ex.jit(f, options=ex.JITOptions(sample_input=sample))
+    assert len(slow) == 1
+    assert once(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]
+    assert counts(once) == (1, 0, 0, 1)
+    late = ex.jit(f)
+    handle = ex.precompile(late, sample, background=True)
+    assert not handle.done
+    assert late(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]  # waits for it
+    handle.wait(20)
+    assert len(slow) == 2
+    late(jnp.ones((1, 3)), jnp.ones(3))  # another shape
+    assert counts(late)[1:] == (1, 0, 2)
+    with pytest.raises(TypeError, match="not jitted"):
+        ex.precompile(f, sample)
+
+
+def test_errors_of_a_background_compilation_are_told_to_who_waits():
+    f = ex.jit(lambda x: x if x > 0 else -x)
+    handle = ex.precompile(f, 1.0, background=True)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        handle.wait(20)
+    assert f.cache_info().programs == 0
+
+
+def test_under_other_transformations():
+    f = ex.jit(lambda x, how: jnp.sin(x) if how == "sin" else x)
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x, "sin").sum())(x), jnp.cos(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(lambda x: f(x, "sin"))(x), jnp.sin(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda x: f(x, "sin"))(x), jnp.sin(x), rtol=1e-6)
+    info = f.cache_info()
+    assert (info.inlined, info.programs) == (3, 0)
+
+
+def test_results_may_have_text_and_arguments_may_be_donated():
+    f = ex.jit(
+        lambda x, label: {"x": x + 1, "label": label + "!"},
+        options=ex.JITOptions(donate_argnames=["x"]),
+    )
+    for label in ("a", "b", "a"):
+        x = jnp.ones(4)
+        result = f(x, label)
+        assert result["label"] == label + "!"
+        assert x.is_deleted()
+    assert counts(f) == (1, 2, 0, 2)
+
+
+def test_kernels_inside():
+    crop = jk.image.Compose([jk.image.RandomCrop(8), jk.image.Normalize(0.5, 0.25)])
+    images = np.random.default_rng(0).integers(0, 256, (4, 12, 12, 3), np.uint8)
+    keys = jk.random.record_keys(0, 0, np.arange(4))
+    f = ex.jit(lambda keys, images: crop(keys, images))
+    np.testing.assert_array_equal(f(keys, images), jax.jit(crop)(keys, images))
+    f(keys, images)
+    assert counts(f) == (1, 1, 0, 1)
+
+
+class Plain:
+    def __init__(self):
+        self.w = jnp.ones(3)
+
+    @ex.jit
+    def __call__(self, x):
+        return self.w @ x
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="holds an array in its attribute 'w'"):
+        Plain()(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"argument 1 is a set, .*no\s*hash"):
+        ex.jit(lambda x, s: x)(1.0, {1})
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        ex.jit(lambda x: 1 if x else 2)(1.0)
+    assert "static_argnames" in " ".join(error.value.__notes__)
+    with pytest.raises(jax.errors.TracerArrayConversionError) as error:
+        ex.jit(lambda x: np.asarray(x))(1.0)
+    assert "host = True" in " ".join(error.value.__notes__)
+
+    async def later(x):
+        return x
+
+    for wrong in (later, 3, int.__class__):
+        with pytest.raises(TypeError, match="jit: "):
+            ex.jit(wrong)
+    with pytest.raises(ValueError, match="cache_size is 0"):
+        ex.JITOptions(cache_size=0)
+    with pytest.raises(ValueError, match="no argument 'y'"):
+        ex.jit(lambda x: x, options=ex.JITOptions(static_argnames=["y"]))

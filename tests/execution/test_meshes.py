@@ -1,0 +1,68 @@
+"""Would catch: a mesh function that is not sharded, or gathers what a kernel could do in place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import execution as ex
+
+MESH = ex.DeviceMesh(shape=(2, 2))
+X = np.arange(32.0, dtype=np.float32).reshape(4, 8)
+
+
+@pytest.mark.parametrize("spec", [ex.PartitionSpec(0, 1), jax.P("axis0", "axis1")])
+def test_arguments_are_split_over_all_devices(spec):
+    f = ex.mesh_sharded(lambda x: x * 2, MESH, spec)
+    result = f(X)
+    assert result.sharding.shard_shape(X.shape) == (2, 4)
+    assert len(result.sharding.device_set) == 4
+    np.testing.assert_array_equal(result, X * 2)
+
+
+def test_a_tree_of_specifications_and_one_for_results():
+    specs = ({"x": ex.PartitionSpec((0, 1)), "y": ex.PartitionSpec(None, 1)}, ex.PartitionSpec())
+    mesh = ex.DeviceMesh((2, 2), ("data", "model"))
+    f = ex.mesh_sharded(
+        lambda t, b: t["x"] @ t["y"] + b, mesh, specs, out_spec=ex.PartitionSpec("data", "model")
+    )
+    result = f({"x": X, "y": X.T}, np.float32(1))
+    np.testing.assert_allclose(result, X @ X.T + 1)
+    assert result.sharding.shard_shape((4, 4)) == (2, 2)
+    grads = jax.grad(lambda x: f({"x": x, "y": X.T}, 0.0).sum())(jnp.asarray(X))
+    np.testing.assert_allclose(grads, np.tile(X.sum(0), (4, 1)))
+
+
+def test_kernels_run_where_their_images_are():
+    crop = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.25)])
+    images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), np.uint8)
+    params = crop.sample(jk.random.record_keys(0, 0, np.arange(8)), (6, 6))
+    f = ex.mesh_sharded(crop.apply, MESH, ex.PartitionSpec((0, 1)))
+    text = f.lower(images, params).compile().as_text()
+    assert "jaxkern.image_chain" in text
+    assert "all-gather" not in text
+    np.testing.assert_array_equal(f(images, params), crop.apply(images, params))
+
+
+def test_bad_meshes():
+    for arguments, message in [
+        (((64, 2),), "needs 128 devices and there are"),
+        (((2, 2), ("a",)), "2 axes and there are 1"),
+        (((2, 0),), "sizes of at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ex.DeviceMesh(*arguments)
+    for entry in (2, -1, "rows", True):
+        with pytest.raises(ValueError, match="the mesh has 2 axes: 0 or 'axis0'"):
+            ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))
+    with pytest.raises(ValueError, match="axis 0 of an array of shape"):
+        ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(0))(X[:3])
+    with pytest.raises(ValueError, match="1 entries and there are 2 arguments"):
+        ex.mesh_sharded(jnp.add, MESH, (ex.PartitionSpec(),))(X, X)
+    with pytest.raises(TypeError, match="wanted a DeviceMesh"):
+        ex.mesh_sharded(jnp.sin, (2, 2), ex.PartitionSpec(0))
+    with pytest.raises(TypeError, match="partition_spec has a int"):
+        ex.mesh_sharded(jnp.sin, MESH, 0)

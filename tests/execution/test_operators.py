@@ -1,0 +1,132 @@
+"""Would catch: an operator whose arrays are fixed in a program, or whose settings are not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxkern import execution as ex
+
+
+@ex.jit
+class Dense(ex.Operator):
+    def __init__(self, n, m, activation="tanh"):
+        self.w = jnp.full((n, m), 0.5)
+        self.activation = activation
+        self.names = ["in", "out"]
+
+    def forward(self, *, inputs):
+        y = inputs @ self.w
+        return jnp.tanh(y) if self.activation == "tanh" else y
+
+
+class Two(ex.Operator):
+    def __init__(self):
+        self.layers = [Dense(3, 4), Dense(4, 2, "none")]
+
+    def forward(self, *, inputs):
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+def test_a_changed_array_is_used_and_a_changed_setting_compiles():
+    Dense.forward.cache_clear()
+    op, x = Dense(3, 2, "none"), jnp.ones(3)
+    assert op(x).tolist() == [1.5, 1.5]
+    op.w = op.w * 2
+    assert op(inputs=x).tolist() == [3, 3]
+    assert Dense.forward.cache_info().misses == 1
+    op.activation = "tanh"
+    np.testing.assert_allclose(op(x), np.tanh([3, 3]), rtol=1e-6)
+    assert Dense.forward.cache_info().misses == 2
+    assert op.names == ["in", "out"]
+
+
+def test_operators_are_pytrees():
+    op, x = Two(), jnp.ones(3)
+    grads = jax.grad(lambda op: op(x).sum())(op)
+    assert [leaf.shape for leaf in jax.tree.leaves(grads)] == [(3, 4), (4, 2)]
+    h = jnp.tanh(x @ op.layers[0].w)
+    expected = jnp.tile(h[:, None], (1, 2))
+    np.testing.assert_allclose(grads.layers[1].w, expected, rtol=1e-6)
+    stepped = jax.tree.map(lambda p, g: p - g, op, grads)
+    assert isinstance(stepped, Two)
+    assert stepped.layers[0].activation == "tanh"
+    marks = jax.tree.map(lambda _: "mark", op)  # any leaf keeps the structure
+    assert jax.tree.structure(marks) == jax.tree.structure(op)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(op)]
+    assert paths == [".layers[0].w", ".layers[1].w"]
+
+
+def test_instances_and_methods_are_operands():
+    op, x = Two(), jnp.ones(3)
+    f, g = ex.jit(op), ex.jit(op.forward)
+    before = f(x)
+    np.testing.assert_allclose(g(inputs=x), before)
+    op.layers[1].w = op.layers[1].w * 3
+    np.testing.assert_allclose(f(x), 3 * before, rtol=1e-6)
+    np.testing.assert_allclose(g(inputs=x), 3 * before, rtol=1e-6)
+    assert f.cache_info().misses == 1
+
+
+def test_samples_are_compiled_when_an_instance_is_made():
+    @ex.jit(options=ex.JITOptions(sample_input=jax.ShapeDtypeStruct((3,), jnp.float32)))
+    class Scale(ex.Operator):
+        def __init__(self, by):
+            self.by = jnp.float32(by)
+
+        def forward(self, *, inputs):
+            return self.by * inputs
+
+    op = Scale(2)
+    assert op(jnp.ones(3)).tolist() == [2, 2, 2]
+    info = op.forward.cache_info()
+    assert (info.hits, info.misses) == (1, 0)
+    ex.precompile(op, jnp.ones(4))
+    op(jnp.zeros(4))
+    assert Scale.forward.cache_info().misses == 0
+
+
+def test_bad_operators():
+    class Counts(ex.Operator):
+        def __init__(self):
+            self.count = jnp.zeros(())
+
+        def forward(self, *, inputs):
+            self.count = self.count + 1
+            return inputs
+
+    class Holder:
+        def __init__(self):
+            self.table = np.ones(2)
+
+    class Hides(ex.Operator):
+        def __init__(self):
+            self.holder = Holder()
+
+        def forward(self, *, inputs):
+            return inputs * self.holder.table
+
+    class Unhashable(ex.Operator):
+        def __init__(self):
+            self.names = {"a", "b"}
+
+    class Host(ex.Operator):
+        host = True
+
+    with pytest.raises(TypeError, match="forward of Counts changes an attribute"):
+        ex.jit(Counts())(1.0)
+    with pytest.raises(TypeError, match=r"'holder' of Hides is a Holder.*'table'"):
+        ex.jit(Hides())(1.0)
+    with pytest.raises(TypeError, match="'names' of Unhashable"):
+        jax.tree.leaves(Unhashable())
+    for host in (Host, Host()):
+        with pytest.raises(TypeError, match="host = True"):
+            ex.jit(host)
+    with pytest.raises(NotImplementedError, match="Host has no forward"):
+        Host()(1)
+    with pytest.raises(TypeError, match="wanted a function of one argument"):
+        ex.operator(3)

@@ -1,0 +1,79 @@
+"""Would catch: a pipeline of stages that mixes microbatches or returns wrong derivatives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import execution as ex
+
+
+class Layer(ex.Operator):
+    def __init__(self, key, n, m):
+        self.w = jax.random.normal(key, (n, m)) / n**0.5
+
+    def forward(self, *, inputs):
+        # A derivative at zeros would be infinite: idle devices must not compute.
+        return jnp.sqrt(jnp.abs(inputs @ self.w))
+
+
+SIZES = (3, 5, 7, 2, 4)
+STAGES = [
+    Layer(key, n, m)
+    for key, n, m in zip(jax.random.split(jax.random.key(0), 4), SIZES, SIZES[1:], strict=False)
+]
+X = jax.random.normal(jax.random.key(1), (12, 3))
+
+
+def sequential(stages, x):
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 3), (2, 1), (4, 3), (4, 12)])
+def test_equal_to_the_sequential_result(devices, count):
+    run = ex.pipeline_parallel(STAGES, ex.DeviceMesh((devices,)), count)
+    np.testing.assert_allclose(run(X), sequential(STAGES, X), rtol=1e-5)
+
+
+def test_and_its_gradient():
+    run = ex.pipeline_parallel(STAGES, ex.DeviceMesh((2, 2), ("data", "stage")), 4, axis="stage")
+    gradient = lambda f: jax.jit(jax.grad(lambda s, x: (f(s, x) ** 2).sum(), (0, 1)))  # noqa: E731
+    got, wanted = gradient(run.apply)(STAGES, X), gradient(sequential)(STAGES, X)
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_devices_hand_on_and_do_not_gather():
+    run = ex.pipeline_parallel(STAGES, ex.DeviceMesh((4,)), 4)
+    text = str(jax.make_jaxpr(run.apply)(STAGES, X))
+    assert text.count("ppermute") == 1
+    assert "length=7" in text  # 4 microbatches through 4 stages
+
+
+def test_a_kernel_in_a_stage():
+    crop = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Normalize(0.5, 0.25)])
+    prepare = lambda x: crop.eval().apply(x.reshape(-1, 6, 6, 3), None)  # noqa: E731
+    images = np.random.default_rng(0).random((4, 6, 6, 3), np.float32)
+    stages = [prepare, lambda x: x.mean((1, 2))]
+    run = ex.pipeline_parallel(stages, ex.DeviceMesh((2,)), 2)
+    np.testing.assert_allclose(run(images), sequential(stages, jnp.asarray(images)), rtol=1e-5)
+
+
+def test_bad_input():
+    mesh = ex.DeviceMesh((4,))
+    with pytest.raises(ValueError, match="3 stages cannot be shared equally by the 4"):
+        ex.pipeline_parallel(STAGES[:3], mesh, 2)
+    with pytest.raises(ValueError, match="num_microbatches is 0"):
+        ex.pipeline_parallel(STAGES, mesh, 0)
+    with pytest.raises(ValueError, match="5 equal microbatches"):
+        ex.pipeline_parallel(STAGES, mesh, 5)(X)
+    with pytest.raises(ValueError, match="axis is 'rows'"):
+        ex.pipeline_parallel(STAGES, mesh, 5, axis="rows")
+    with pytest.raises(TypeError, match="wanted one float array"):
+        ex.pipeline_parallel([jnp.argmax] * 4, mesh, 2)(X)
