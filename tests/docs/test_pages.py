@@ -11,13 +11,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from pages import BEFORE, PAGES, ROOT, SHOWN, blocks
+
+from jaxkern.cli import parser
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
 COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
 
+@pytest.fixture
+def default_device():
+    """The page on devices chooses one for the whole process."""
+    before = jax.config.read("jax_default_device")
+    yield
+    jax.config.update("jax_default_device", before)
+
+
+@pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -36,7 +48,10 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path):
-    """The package's own commands run; targets of make exist. pip's are what CI installs with."""
+    """The package's own commands run; targets of make exist. pip's are what CI installs with.
+
+    Lines of `jaxkern` are read by its parser: tests/cli runs each of the commands.
+    """
     for block in blocks(page, "sh"):
         if not block.here:
             continue
@@ -52,6 +67,18 @@ def test_commands_run(page, tmp_path):
                 done = subprocess.run(
                     [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
                 )
+            elif command[0] == "jaxkern":
+                parser().parse_args(command[1:])
+                continue
+            elif command[0] == "pytest":
+                # Collected only: one command of the page compares with what the other kept.
+                tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
+                done = subprocess.run(
+                    [sys.executable, "-P", "-m", *command, "-c", ROOT / "pyproject.toml",
+                     "--rootdir", ROOT / "tests", "-p", "no:cacheprovider",
+                     "--collect-only", "-q", tests],
+                    cwd=tmp_path, capture_output=True, text=True,
+                )  # fmt: skip
             else:
                 assert command[0] == "pip", f"{page.name}: nothing here runs {line!r}"
                 continue
@@ -74,8 +101,16 @@ def test_the_cpp_block_compiles(tmp_path):
 
 
 def test_every_block_is_known():
-    """A block in a language that nothing here runs would go untested."""
+    """A block in a language that nothing here runs would go untested, and so would an indented one.
+
+    A block of formulas may be indented.
+    """
     for page in PAGES:
+        fenceless = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        indented = re.findall(
+            r"\n\n {4}((?:jaxkern|python|pip|pytest|make|import|from) .*)", fenceless
+        )
+        assert not indented, f"{page.name} has {indented} outside a fence"
         known = {"python", "sh", "cpp"}
         found = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
         assert found <= known, f"{page.name} has blocks in {found - known}"
