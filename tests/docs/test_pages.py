@@ -5,6 +5,7 @@ A page's Python blocks run from top to bottom in one namespace, as a reader woul
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,13 +19,15 @@ from pages import BEFORE, PAGES, ROOT, SHOWN, blocks
 from jaxkern.cli import parser
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
+# For a pytest that is no worker of this one.
+_OUTSIDE_PYTEST = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
 COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
 
 @pytest.fixture
 def default_device():
     """The page on devices chooses one for the whole process."""
-    before = jax.config.read("jax_default_device")
+    before = jax.config.jax_default_device
     yield
     jax.config.update("jax_default_device", before)
 
@@ -71,13 +74,13 @@ def test_commands_run(page, tmp_path):
                 parser().parse_args(command[1:])
                 continue
             elif command[0] == "pytest":
-                # Collected only: one command of the page compares with what the other kept.
+                # Collected only, so that there is nothing yet to compare with, which is a warning.
                 tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
                 done = subprocess.run(
                     [sys.executable, "-P", "-m", *command, "-c", ROOT / "pyproject.toml",
                      "--rootdir", ROOT / "tests", "-p", "no:cacheprovider",
-                     "--collect-only", "-q", tests],
-                    cwd=tmp_path, capture_output=True, text=True,
+                     "-W", "ignore", "--collect-only", "-q", tests],
+                    cwd=tmp_path, env=_OUTSIDE_PYTEST, capture_output=True, text=True,
                 )  # fmt: skip
             else:
                 assert command[0] == "pip", f"{page.name}: nothing here runs {line!r}"
