@@ -72,7 +72,15 @@ def _donated(fn: Any, args: tuple[Any, ...]) -> set[str]:
             + "; wanted arrays and numbers, and static_argnums or static_argnames in jax.jit for "
             f"anything else. JAX says: {error}"
         ) from error
-    return {_place(path) for path, info in jax.tree.leaves_with_path(given) if info.donated}
+    donated = {_place(path) for path, info in jax.tree.leaves_with_path(given) if info.donated}
+    if donated and len(given) < len(args):
+        # Static arguments are not among those that JAX tells of, and shift their places.
+        return {
+            _place(path)
+            for path, leaf in jax.tree.leaves_with_path(args)
+            if isinstance(leaf, jax.Array)
+        }
+    return donated
 
 
 def _place(path: Any) -> str:

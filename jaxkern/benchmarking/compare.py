@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.equality import check_same
@@ -87,7 +90,7 @@ def compare(
 
     Raises:
       DifferentResultsError: arms whose results differ; the message says where, and no arm is timed.
-      TypeError, ValueError: bad input.
+      TypeError, ValueError: bad input; an arm that changes an argument in place.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -139,16 +142,34 @@ def _check(callees: dict[str, Callee], check: Check, rtol: float | None, atol: f
     if not (check is None or check in ("equal", "close") or callable(check)):
         raise ValueError(f"check is {check!r}; wanted 'equal', 'close', a function or None")
     first, *others = callees
-    expected = callees[first]()
+    expected = _untouched(first, callees[first])
     if check is None:
         for name in others:
-            callees[name]()
+            _untouched(name, callees[name])
         return "The results were not compared"
     for name in others:
-        check_same(first, expected, name, callees[name](), check, rtol, atol)
+        check_same(first, expected, name, _untouched(name, callees[name]), check, rtol, atol)
     if callable(check):
         return f"All results passed {getattr(check, '__name__', 'the given check')}"
     return "All results are equal" if check == "equal" else "All results are close"
+
+
+def _untouched(name: str, callee: Callee) -> Any:
+    """An arm's result; arms that change their arguments leave the others other work."""
+    before = [
+        (path, leaf.copy())
+        for path, leaf in jax.tree.leaves_with_path(callee.args)
+        if isinstance(leaf, np.ndarray)
+    ]
+    result = callee()
+    after = (leaf for leaf in jax.tree.leaves(callee.args) if isinstance(leaf, np.ndarray))
+    for (path, old), new in zip(before, after, strict=True):
+        if old.tobytes() != new.tobytes():
+            raise ValueError(
+                f"{name!r} changes args{jax.tree_util.keystr(path)} in place, so that the next "
+                "call has other work; wanted an arm that copies what it changes"
+            )
+    return result
 
 
 def _repeats(callee: Callee, warmup: int, turn_seconds: float) -> int:

@@ -64,7 +64,7 @@ def _difference(
         return f"the shapes are {a.shape} and {b.shape}"
     # NumPy does not count bfloat16 and its like among its floats; JAX does.
     inexact = [x for x in (a, b) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    if check == "equal" or not inexact:
+    if check == "equal" or len(inexact) < 2:
         if a.dtype != b.dtype:
             return f"the dtypes are {a.dtype} and {b.dtype}"
         differ = a != b
@@ -84,7 +84,7 @@ def _difference(
         return None
     index = tuple(int(i) for i in np.argwhere(differ)[0])
     at = f" at {list(index)}" if index else ""
-    bounds = f" (rtol={rtol:.3g}, atol={atol:.3g})" if check == "close" and inexact else ""
+    bounds = f" (rtol={rtol:.3g}, atol={atol:.3g})" if rtol is not None else ""
     count = f"{int(np.sum(differ)):,} of {a.size:,} values differ{bounds}"
     return f"{count}, the first{at}: {a[index]} and {b[index]}"
 

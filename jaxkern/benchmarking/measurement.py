@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
+
+import jax
+import numpy as np
 
 from jaxkern.benchmarking.resources import Resources
 from jaxkern.benchmarking.samples import Samples
@@ -114,6 +119,28 @@ def from_dict(record: dict[str, Any]) -> Measurement:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record of a measurement: {error!r}") from error
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON keeps it, so that one that was saved equals the one that is not.
+
+    Numbers of NumPy become Python's, arrays and tuples lists, NaN and infinity None, and what JSON
+    has no form for is text.
+
+    >>> plain({"shape": (2, np.int64(3)), "std": float("nan"), "dtype": np.dtype("f4")})
+    {'shape': [2, 3], 'std': None, 'dtype': 'float32'}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, (np.generic, np.ndarray, jax.Array)):
+        return plain(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def duration(seconds: float) -> str:

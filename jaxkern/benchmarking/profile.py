@@ -19,6 +19,7 @@ from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 
 _COMPILE_EVENTS = "/jax/core/compile/"
+MOST_CALLS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def profile_fn(
     Args:
       args: of ``fn``; pytrees.
       calls: how many at least.
-      seconds: and more calls until so much time is spent.
+      seconds: and more calls until so much time is spent, or there are `MOST_CALLS`.
       warmup: calls before, the one that compiles not counted.
       name: of the measurement; by default the function's.
 
@@ -90,9 +91,11 @@ def profile_fn(
     for _ in range(warmup):
         callee()
     times: list[float] = []
+    spent = 0.0
     with ResourceMeter() as meter:
-        while len(times) < calls or sum(times) < seconds:
+        while len(times) < calls or (spent < seconds and len(times) < MOST_CALLS):
             times.append(callee.seconds())
+            spent += times[-1]
     copied = " Donated arguments were copied before each call." if callee.donated else ""
     return Profile(
         name=name or name_of(fn),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.measurement import Measurement, duration, plain
 from jaxkern.benchmarking.samples import ratio_of_medians
 
 
@@ -60,7 +60,7 @@ def report(
         lines += [f"- **differs from before**: {difference}" for difference in changed]
     lines += ["", "## Dimensions", ""]
     lines += [f"- {name}: {_plain(value)}" for name, value in sizes.items()] or ["- not given"]
-    if before.dimensions != after.dimensions:
+    if plain(before.dimensions) != plain(after.dimensions):
         lines += ["- **the dimensions of before and after differ**"]
     for heading, measured in (("Before", before), ("After", after)):
         lines += ["", f"## {heading}: {measured.name}", "", *_table(measured)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 
@@ -57,6 +58,9 @@ class Resources:
 class ResourceMeter:
     """Measures the resources of a ``with`` block; ``.used`` is there after it.
 
+    The system keeps one mark a process. Meters may be inside each other or in several threads:
+    whoever resets the mark first hands it to the others.
+
     >>> import numpy as np
     >>> with ResourceMeter() as meter:
     ...     _ = np.ones(8_000_000).sum()
@@ -65,9 +69,17 @@ class ResourceMeter:
     """
 
     used: Resources
+    _reached = 0
+    _running: ClassVar[set[ResourceMeter]] = set()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._reset = _reset_peak()
+        with self._lock:
+            self._reached, reached = 0, _status("VmHWM") or 0
+            for meter in self._running:
+                meter._reached = max(meter._reached, reached)
+            self._reset = _reset_peak()
+            self._running.add(self)
         self._resident = _status("VmRSS")
         self._cpu, self._wall = _cpu_seconds(), time.perf_counter()
         return self
@@ -79,7 +91,11 @@ class ResourceMeter:
         trace: TracebackType | None,
     ) -> None:
         wall, cpu = time.perf_counter() - self._wall, _cpu_seconds() - self._cpu
-        peak = _status("VmHWM")
+        with self._lock:
+            self._running.discard(self)
+            peak = _status("VmHWM")
+        if peak is not None:
+            peak = max(peak, self._reached)
         self.used = Resources(wall, cpu, peak, self._resident, self._reset, _device_peaks())
 
 

@@ -103,7 +103,8 @@ def ratio_of_medians(
     """``median(after) / median(before)`` with a percentile bootstrap interval (Efron 1979).
 
     Samples that were measured one after the other are alike, because a machine is slow for a while:
-    they are drawn in blocks of neighbours (Kuensch 1989), which widens the interval accordingly.
+    they are drawn in blocks of neighbours, of which the last and the first are two (Politis and
+    Romano 1992), which widens the interval accordingly.
 
     Args:
       paired: the i-th samples of both were measured in the same round: rounds are drawn, so that
@@ -135,8 +136,11 @@ def ratio_of_medians(
 def _draws(
     generator: np.random.Generator, resamples: int, count: int, block: int | None
 ) -> np.ndarray:
-    """Indices [resamples, count] of samples, in runs of ``block`` neighbours, the last one cut."""
+    """Indices [resamples, count] of samples, in runs of ``block`` neighbours, the last one cut.
+
+    Runs go on at the beginning, so that samples at the ends are drawn as often as others.
+    """
     length = round(count**0.5) if block is None else min(block, count)
-    starts = generator.integers(count - length + 1, size=(resamples, -(-count // length)))
-    runs = starts[:, :, None] + np.arange(length)
+    starts = generator.integers(count, size=(resamples, -(-count // length)))
+    runs = (starts[:, :, None] + np.arange(length)) % count
     return runs.reshape(resamples, -1)[:, :count]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, duration, from_dict
+from jaxkern.benchmarking.measurement import Measurement, duration, from_dict, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
 
 DIRECTORY = Path("benchmark-results")
@@ -77,18 +76,6 @@ def json_text(record: Any) -> str:
     >>> json_text({"std": float("nan"), "shape": (2, 3)})
     '{"std": null, "shape": [2, 3]}'
     """
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = dataclasses.asdict(value)
-        if isinstance(value, dict):
-            return {str(key): plain(inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(inner) for inner in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return str(value) if isinstance(value, Path) else value
-
     return json.dumps(plain(record), allow_nan=False)
 
 
@@ -171,7 +158,7 @@ def compare_to_baseline(
     notes = [*machine]
     for part in ("versions", "settings"):
         notes += differences(measured.environment, baseline.environment, part)
-    if measured.dimensions != baseline.dimensions:
+    if plain(measured.dimensions) != plain(baseline.dimensions):
         notes.append("the dimensions of the work differ: these are times of unequal work")
     if ratio.samples < LEAST_SAMPLES:
         notes.append(f"{ratio.samples} samples; {LEAST_SAMPLES} are the least that show anything")

@@ -8,8 +8,8 @@ import sys
 from jaxkern.cli import bench, device, profile, roofline, xpcs
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the process's exit code, 2 for input that is wrong."""
+def parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
     parser = argparse.ArgumentParser(prog="python -m jaxkern", description="Native kernels for JAX")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser(
@@ -23,12 +23,17 @@ def main(arguments: list[str] | None = None) -> int:
     device.add_parser(commands)
     profile.add_parser(commands)
     xpcs.add_parser(commands)
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the process's exit code, 2 for input that is wrong."""
+    chosen = parser().parse_args(arguments)
     if chosen.command == "xpcs":
         return xpcs.run(chosen)
     if chosen.command == "doctor":
         return _doctor(chosen)
-    from jaxkern.cli.output import MissingExtraError
+    from jaxkern.cli.output import MissingExtraError, check_output
 
     runs = {
         "bench": bench.run,
@@ -37,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         "roofline": roofline.run,
     }
     try:
+        check_output(chosen.json, chosen.plot)
         return runs[chosen.command](chosen)
     except (ValueError, OSError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,45 @@ class MissingExtraError(Exception):
     """A package that a command needs is not installed; the message says which extra has it."""
 
 
+def check_output(json: bool, plot: Path | None) -> None:
+    """Raises what `print_table` and `bar_chart` would, before any work is done for them.
+
+    Raises:
+      MissingExtraError: rich or matplotlib is wanted and not installed.
+      ValueError: matplotlib does not know the plot's suffix.
+    """
+    if not json:
+        _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]'; "
+                 "--json does not")  # fmt: skip
+    if plot is None:
+        return
+    _require(
+        "matplotlib",
+        "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'",
+    )
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if plot.suffix.removeprefix(".").lower() not in known:
+        raise ValueError(f"--plot is {plot}; wanted a file that ends in .{', .'.join(known)}")
+
+
+def _require(package: str, message: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(message) from error
+
+
 def print_json(record: Any) -> None:
     print(json_text(record))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; the first column is to the left, the others to the right.
+    """A table on standard output; the first column is to the left, the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
 
-    Raises:
-      MissingExtraError: rich is not installed.
-    """
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError as error:
-        raise MissingExtraError(
-            "tables need rich, which is not installed: pip install 'jaxkern[cli]'; --json does not"
-        ) from error
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
@@ -45,18 +68,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 def bar_chart(
     path: Path, names: Sequence[str], values: Sequence[float], title: str, label: str
 ) -> None:
-    """Horizontal bars from 0 as an image; its format is the path's suffix.
+    """Horizontal bars from 0 as an image; its format is the path's suffix."""
+    from matplotlib.figure import Figure
 
-    Raises:
-      MissingExtraError: matplotlib is not installed.
-      ValueError: matplotlib does not know the suffix.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'"
-        ) from error
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     bars = axes.barh(list(names)[::-1], list(values)[::-1], color="#3a6ea5")

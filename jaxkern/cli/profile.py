@@ -8,6 +8,8 @@ import os
 import runpy
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def run(chosen: argparse.Namespace) -> int:
     # The script may change the working directory.
     folder = (chosen.output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
     plot = chosen.plot.absolute() if chosen.plot is not None else None
-    shown = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
+    shown = _stdout_to_stderr() if chosen.json else contextlib.nullcontext()
     with trace(folder, top=0, python=chosen.python) as recorded, CompileWatch() as compiling, shown:
         started = time.perf_counter()
         code = _execute(script, chosen.arguments)
@@ -84,9 +86,28 @@ def _execute(script: Path, arguments: list[str]) -> int:
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
+    except Exception:
+        # The script's own error, which is none of the command's input.
+        traceback.print_exc()
+        return 1
     finally:
         sys.argv, sys.path[:] = argv, path
     return 0
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What Python, native code and child processes print goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> None:

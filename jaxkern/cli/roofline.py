@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import MissingExtraError, print_json, print_table
+from jaxkern.cli.output import print_json, print_table
 
 
 def add_parser(commands: Any) -> None:
@@ -31,10 +31,7 @@ def run(chosen: argparse.Namespace) -> int:
         chosen.plot.parent.mkdir(parents=True, exist_ok=True)
         for name, result in found.items():
             plot: Path = chosen.plot
-            try:
-                result.plot(plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{name}"))
-            except ImportError as error:
-                raise MissingExtraError(str(error)) from error
+            result.plot(plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{name}"))
     if chosen.json:
         print_json({"cases": {name: result.as_dict() for name, result in found.items()}})
         return 0

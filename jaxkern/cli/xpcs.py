@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jaxkern.cli.output import print_json
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.config import Config
@@ -51,11 +54,13 @@ def add_parser(commands: Any) -> None:
             metavar="NAME=VALUE",
             help="any other setting, such as analysis.frames.end=500; may be repeated",
         )
+        action.add_argument("--json", action="store_true", help="print JSON, and nothing else")
         action.add_argument("--quiet", action="store_true", help="no progress bar, no report")
         if name == "fit":
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
     config = actions.add_parser("config", help="write a commented template of the settings")
     config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
+    config.add_argument("--json", action="store_true", help="print JSON")
     config.add_argument("--force", action="store_true", help="replace a file that is there")
 
 
@@ -67,6 +72,8 @@ def run(chosen: argparse.Namespace) -> int:
         "plot": _plot,
         "config": _config,
     }
+    if chosen.json:
+        chosen.quiet = True
     try:
         return actions[chosen.action](chosen)
     except ModuleNotFoundError as error:
@@ -90,7 +97,10 @@ def _config(chosen: argparse.Namespace) -> int:
     if chosen.path.exists() and not chosen.force:
         raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
     chosen.path.write_text(template())
-    print(f"wrote {chosen.path}")
+    if chosen.json:
+        print_json({"files": [chosen.path]})
+    else:
+        print(f"wrote {chosen.path}")
     return 0
 
 
@@ -144,6 +154,8 @@ def _simulate(chosen: argparse.Namespace) -> int:
         path, truth = analysis.simulate_data(config, chosen.config.parent, advance)
     chosen.output_dir.mkdir(parents=True, exist_ok=True)
     written = analysis.save_truth(chosen.output_dir, truth)
+    if chosen.json:
+        print_json({"files": [path, written], "truth": truth})
     if not chosen.quiet:
         print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB) and {written}")
     return 0
@@ -162,6 +174,10 @@ def _fit(chosen: argparse.Namespace) -> int:
         paths = analysis.save(config, measurement, result, chosen.output_dir)
         if config.output.plots and not chosen.no_plots:
             paths += analysis.plot_measurement(config, measurement, chosen.output_dir)
+    if chosen.json:
+        # What the fit has just written, with the paths of all files.
+        record = json.loads((chosen.output_dir / "results.json").read_text())
+        print_json({**record, "files": paths})
     if not chosen.quiet:
         print(result)
         print("wrote " + ", ".join(str(path) for path in paths))
@@ -174,6 +190,8 @@ def _plot(chosen: argparse.Namespace) -> int:
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
         paths = analysis.plot_measurement(config, measurement, chosen.output_dir)
+    if chosen.json:
+        print_json({"files": paths})
     if not chosen.quiet:
         print("wrote " + ", ".join(str(path) for path in paths))
     return 0

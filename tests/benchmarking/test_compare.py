@@ -157,3 +157,21 @@ def test_bad_input():
         compare({"a": lambda: 1, "b": lambda: 1}, rounds=0)
     with pytest.raises(TypeError, match="wanted a function"):
         compare({"a": lambda: 1, "b": 2})
+
+
+def test_an_arm_that_changes_its_arguments_is_refused():
+    """The second arm would sort what the first one has sorted already."""
+
+    def in_place(x):
+        x.sort()
+        return x
+
+    for check in ("equal", None):
+        with pytest.raises(ValueError, match=r"'in place' changes args\[0\] in place"):
+            quick({"in place": in_place, "copy": np.sort}, np.array([2.0, 1.0]), check=check)
+
+
+def test_a_float_is_not_close_to_an_integer():
+    arms = {"a": lambda: jnp.float32(1), "b": lambda: jnp.int32(1)}
+    with pytest.raises(DifferentResultsError, match="the dtypes are float32 and int32"):
+        quick(arms, check="close")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.profile import CompileWatch
 
 
@@ -128,3 +129,25 @@ def test_cpu_time_is_the_systems():
     assert meter.used.cpu_seconds == pytest.approx(expected, abs=0.05)
     assert meter.used.wall_seconds > 0.39
     assert meter.used.cores_busy < 0.9
+
+
+def test_meters_inside_each_other_keep_their_peaks():
+    size = 100 * 2**20
+    with jk.benchmarking.ResourceMeter() as outer:
+        np.ones(size, np.uint8)
+        with jk.benchmarking.ResourceMeter() as inner:
+            pass
+    assert outer.used.peak_bytes - outer.used.start_bytes > 0.98 * size
+    assert inner.used.peak_bytes < outer.used.peak_bytes - 0.8 * size
+
+
+def test_donated_arguments_behind_static_ones():
+    add = jax.jit(lambda how, x: x + 1, static_argnums=0, donate_argnums=1)
+    x = jnp.zeros(1000)
+    assert len(jk.benchmarking.profile_fn(add, "fast", x, calls=3, seconds=0).samples) == 3
+    assert not x.is_deleted()
+
+
+def test_calls_of_no_length_end(monkeypatch):
+    monkeypatch.setattr(Callee, "seconds", lambda self: 0.0)
+    assert len(jk.benchmarking.profile_fn(len, [1]).samples) == 10_000

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
+from jaxkern.benchmarking.samples import Ratio, Samples, _draws, ratio_of_medians
 
 
 def test_figures_are_numpys():
@@ -117,3 +117,11 @@ def test_bad_ratios_are_refused():
         ratio_of_medians([1.0, 2.0], [1.0], paired=True)
     with pytest.raises(ValueError, match=r"before is .* wanted seconds above 0"):
         ratio_of_medians([1.0], [0.0])
+
+
+@pytest.mark.parametrize("count", [5, 15])
+def test_every_sample_is_drawn_as_often(count):
+    """Blocks that end with the samples draw the first and the last less often than the others."""
+    drawn = _draws(np.random.default_rng(2), 4000, count, None)
+    share = np.bincount(drawn.ravel(), minlength=count) / drawn.size
+    np.testing.assert_allclose(share, 1 / count, rtol=0.1)

@@ -172,3 +172,12 @@ def test_report_of_measurements_made_apart(tmp_path):
     assert "**the dimensions of before and after differ**" in text
     with pytest.raises(ValueError, match="two measurements of a kind"):
         report(measurement(), measurement(kind="arm"))
+
+
+def test_dimensions_of_any_form_survive_the_file(tmp_path):
+    sizes = {"shape": (3, np.int64(4)), "noise": np.float32(0.5), 7: np.dtype("f4")}
+    made = measurement(dimensions=sizes)
+    found = load(save(made, tmp_path))
+    assert found.dimensions == {"shape": [3, 4], "noise": 0.5, "7": "float32"}
+    assert not compare_to_baseline(made, found).notes
+    assert "differ**" not in report(found, made)

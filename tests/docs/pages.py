@@ -14,7 +14,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # What only a GPU or a cluster can run says so in its own text.
 _ELSEWHERE = re.compile(
-    r"\bgpu|cuda|slurm|srun|sbatch|distributed\.initialize|gpu-check", re.IGNORECASE
+    r"\bgpu-check|cuda|devices\(.gpu.\)|require=.gpu|slurm|srun|sbatch|distributed\.initialize",
+    re.IGNORECASE,
 )
 
 _IMAGES = """

@@ -5,18 +5,23 @@ A page's Python blocks run from top to bottom in one namespace, as a reader woul
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
 
+from jaxkern.cli import parser
 from jaxkern.core import ceilings
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
+# For a pytest that is no worker of this one.
+_OUTSIDE_PYTEST = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
 COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
 
@@ -29,6 +34,15 @@ def short_probes(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def default_device():
+    """The page on devices chooses one for the whole process."""
+    before = jax.config.jax_default_device
+    yield
+    jax.config.update("jax_default_device", before)
+
+
+@pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -47,7 +61,10 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path):
-    """The package's own commands run; targets of make exist. pip's are what CI installs with."""
+    """The package's own commands run; targets of make exist. pip's are what CI installs with.
+
+    Lines of `jaxkern` are read by its parser: tests/cli runs each of the commands.
+    """
     for block in blocks(page, "sh"):
         if not block.here:
             continue
@@ -63,6 +80,18 @@ def test_commands_run(page, tmp_path):
                 done = subprocess.run(
                     [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
                 )
+            elif command[0] == "jaxkern":
+                parser().parse_args(command[1:])
+                continue
+            elif command[0] == "pytest":
+                # Collected only, so that there is nothing yet to compare with, which is a warning.
+                tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
+                done = subprocess.run(
+                    [sys.executable, "-P", "-m", *command, "-c", ROOT / "pyproject.toml",
+                     "--rootdir", ROOT / "tests", "-p", "no:cacheprovider",
+                     "-W", "ignore", "--collect-only", "-q", tests],
+                    cwd=tmp_path, env=_OUTSIDE_PYTEST, capture_output=True, text=True,
+                )  # fmt: skip
             else:
                 assert command[0] == "pip", f"{page.name}: nothing here runs {line!r}"
                 continue
@@ -91,8 +120,16 @@ def test_the_cpp_block_compiles(tmp_path):
 
 
 def test_every_block_is_known():
-    """A block in a language that nothing here runs would go untested."""
+    """A block in a language that nothing here runs would go untested, and so would an indented one.
+
+    A block of formulas may be indented.
+    """
     for page in PAGES:
+        fenceless = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        indented = re.findall(
+            r"\n\n {4}((?:jaxkern|python|pip|pytest|make|import|from) .*)", fenceless
+        )
+        assert not indented, f"{page.name} has {indented} outside a fence"
         known = {"python", "sh", "cpp"}
         found = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
         assert found <= known, f"{page.name} has blocks in {found - known}"

@@ -7,6 +7,7 @@ result that cannot be plotted again, an error that is a traceback.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -73,6 +74,23 @@ def test_plot_draws_an_earlier_result(folder):
     (folder / "results" / "maps.png").unlink()
     assert run(folder, "plot") == 0
     assert (folder / "results" / "maps.png").exists()
+
+
+def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
+    def printed(*arguments):
+        capsys.readouterr()
+        assert run(folder, *arguments) == 0
+        return json.loads(capsys.readouterr().out)
+
+    fitted = printed("fit", "--json", "--no-plots")
+    assert fitted["success"] is True
+    assert fitted["parameters"]["D0"]["error"] > 0
+    for found in (fitted, printed("plot", "--json")):
+        assert found["files"]
+        assert all(Path(path).exists() for path in found["files"])
+    made = printed("simulate", "--json", "--data", str(tmp_path / "new.h5"))
+    assert made["truth"]["parameters"]["D0"] > 0
+    assert str(tmp_path / "new.h5") in made["files"]
 
 
 def test_config_writes_a_template_that_loads(tmp_path, capsys):
