@@ -146,7 +146,7 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
       RuntimeError: when the native library of the platform is not usable, or a probe fails.
       NotImplementedError: for a platform without probes, such as TPU.
     """
-    device = jax.devices()[0] if device is None else device
+    device = jax.local_devices()[0] if device is None else device
     name = "cuda" if device.platform == "gpu" else device.platform
     if name not in registry.PLATFORMS:
         raise NotImplementedError(
