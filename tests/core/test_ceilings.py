@@ -128,14 +128,18 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 
 
 def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
     monkeypatch.setattr(module, "available_bytes", lambda: 64 << 30)
     assert ceilings().buffer_bytes == 400 << 20
+    monkeypatch.setattr(module, "_threads", lambda: 1)
+    assert ceilings().buffer_bytes == 240 << 20
+    monkeypatch.setattr(module, "_threads", lambda: 3)
     monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
     small = ceilings(refresh=True)
     assert small.buffer_bytes == 16 << 20
     assert "for want of memory" in small.notes[0]
-    assert [c[2] for c in probes] == [400 << 20] * 2 + [16 << 20] * 2
+    # One thread's own cache is the larger of the two.
+    assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
 
 def test_a_busy_machine_is_told(probes, monkeypatch):
@@ -188,6 +192,7 @@ def test_the_system_tells_caches_and_the_processor(tmp_path):
         # Two caches of 16 MiB, each of two processors.
         cache(cpu, 2, 3, "Unified", "16384K", "0-1" if cpu < 2 else "2-3")
     assert machine.last_level_cache_bytes(tmp_path) == 32 << 20
+    assert machine.last_level_caches(tmp_path) == [16 << 20] * 2
     assert machine.last_level_cache_bytes(tmp_path / "none") is None
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
