@@ -42,6 +42,7 @@ bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)

@@ -62,6 +62,18 @@ SHOWN = {
         "augmentation runs on the",
         "record 17 in epoch 1",
     ],
+    "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
+    "execution.md": ["Both: 3 operators in 3 parts", "critical path: "],
+    "roofline.md": ["fma_f32"],
+    "device.md": ["fma_f32"],
+}
+
+# A file that a page's commands write, and what is made smaller in it.
+SMALLER = {
+    "xpcs.md": (
+        "config.yaml",
+        {"frames: 400 ": "frames: 60 ", "[0.0, 30.0, 60.0, 90.0]": "[0.0, 40.0]"},
+    )
 }
 
 

@@ -1,4 +1,4 @@
-"""The examples of the tools run, in docstrings and on the page: would catch one that fails, and an
+"""The examples of the tools run, in docstrings: would catch one that fails, and an
 import of a tool that is not used."""
 
 from __future__ import annotations
@@ -6,17 +6,12 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from jaxkern import performance
-
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-
 
 # These hold what other tools return.
 RESULTS = {"jaxkern.performance.changes", "jaxkern.performance.collectives"}
@@ -27,19 +22,6 @@ def test_examples_run(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0
     assert result.failed == 0
-
-
-def test_the_page_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 9
-    names: dict = {}
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
-    shown = capsys.readouterr().out
-    assert "x: shape (8,) -> (9,)" in shown
-    assert "1 hits, 1 misses" in shown
-    assert "the argument state['table'] is copied at entry" in shown
-    assert "nothing saved" in shown
 
 
 def test_public_names_are_documented():
