@@ -146,6 +146,12 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
     Raises:
       RuntimeError: when the native library of the platform is not usable, or a probe fails.
       NotImplementedError: for a platform without probes, such as TPU.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> best = performance.ceilings().best
+      >>> best.bandwidth > 0 and best.flops("f32") > 0
+      True
     """
     device = jax.local_devices()[0] if device is None else device
     name = "cuda" if device.platform == "gpu" else device.platform

@@ -202,12 +202,9 @@ def test_the_system_tells_caches_and_the_processor(tmp_path):
 
 
 _MEASURE = """
-import json, time
-begun = time.perf_counter()
+import json
 from jaxkern.core.ceilings import ceilings
-begun = time.perf_counter()
-found = ceilings()
-print(json.dumps([found.as_dict(), time.perf_counter() - begun]))
+print(json.dumps(ceilings().as_dict()))
 """
 
 
@@ -219,14 +216,16 @@ def test_two_processes_share_one_measurement(tmp_path):
         )
         return json.loads(done.stdout)
 
-    (first, _), (second, _) = run(), run()
+    first, second = run(), run()
     assert first["source"] == "measured"
     assert second["source"].startswith(str(tmp_path))
     del first["source"], second["source"]
     assert first == second
     rates = Rates(**first["all_threads"])
     assert all(1e7 < rate < 1e16 for rate in dataclasses.astuple(rates))
-    assert rates.fma_f32 > rates.fma_f64
+    # Of one thread: all of them are seldom undisturbed at once where other tests run beside.
+    one = Rates(**first["one_thread"])
+    assert one.fma_f32 > one.fma_f64
     # On a quiet machine 5 s is the promise; here other tests run beside it.
     assert first["seconds"] < 30
 
@@ -248,10 +247,11 @@ def test_memory_ceilings_are_near_a_stream_of_numpys():
     level = CPU.simd_levels()[-1]
     copies, ceiling = [], []
     for _ in range(3):
-        found = CPU.measure_memory(level, threads, 64 << 20, 0.0)
-        ceiling.append(max(found["copy"], found["copy_streaming"]))
+        for count in (1, threads):
+            found = CPU.measure_memory(level, count, 64 << 20, 0.02)
+            ceiling.append(max(found["copy"], found["copy_streaming"]))
+            assert min(found["load"], found["store"]) > 0
         copies += [stream_copy(threads, arrays) for _ in range(3)]
-        assert min(found["load"], found["store"]) > 0
     assert 0.05 * max(ceiling) < max(copies) < 1.5 * max(ceiling)
 
 
