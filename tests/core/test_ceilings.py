@@ -226,8 +226,8 @@ def test_two_processes_share_one_measurement(tmp_path):
     # Of one thread: all of them are seldom undisturbed at once where other tests run beside.
     one = Rates(**first["one_thread"])
     assert one.fma_f32 > one.fma_f64
-    # On a quiet machine 5 s is the promise; here other tests run beside it.
-    assert first["seconds"] < 30
+    # The promise, 5 s, is of a quiet machine; a busy one is told.
+    assert first["seconds"] < 10 or any("other processes" in note for note in first["notes"])
 
 
 def stream_copy(threads, arrays):
