@@ -11,8 +11,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kChains = 8;
 constexpr int kRounds = 4096;
-// Grids that fill every multiprocessor with as many threads as it can hold.
-constexpr int kBlocksPerProcessor = 8;
 
 __global__ void load_kernel(const uint4* from, int64_t count, uint32_t* sink) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
@@ -119,13 +117,15 @@ cudaError_t measure_device(int ordinal, double seconds, DeviceRates* rates) {
   Held held;
   JAXKERN_TRY(cudaGetDevice(&held.previous));
   JAXKERN_TRY(cudaSetDevice(ordinal));
-  int processors = 0, cache = 0;
+  int processors = 0, resident = 0, cache = 0;
   JAXKERN_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ordinal));
+  JAXKERN_TRY(cudaDeviceGetAttribute(&resident, cudaDevAttrMaxThreadsPerMultiProcessor, ordinal));
   JAXKERN_TRY(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, ordinal));
   constexpr int64_t kLeast = int64_t{128} << 20;
   const int64_t half = (std::max(kLeast, 2 * int64_t{cache}) + 15) / 16 * 16;
   const int64_t count = half / 16;
-  const int blocks = processors * kBlocksPerProcessor;
+  // As many threads as the GPU holds at once: a second, smaller wave of them would run slower.
+  const int blocks = processors * std::max(resident / kThreads, 1);
   JAXKERN_TRY(cudaMalloc(&held.first, static_cast<size_t>(half)));
   JAXKERN_TRY(cudaMalloc(&held.second, static_cast<size_t>(half)));
   JAXKERN_TRY(cudaMalloc(&held.sink, sizeof(double)));

@@ -207,12 +207,11 @@ ComputeRates measure_compute(SimdLevel level, int64_t threads, double seconds) {
   const auto rate = [&](auto loop, int64_t flops) {
     // Some 5 ms a run: long beside the start of the threads, short beside other processes' turns.
     int64_t rounds = 1000;
-    double sum = 0;
     const auto count = [&](int64_t) {
       const double mean = loop(rounds, 1);
       g_sink.fetch_add(static_cast<uint64_t>(mean), std::memory_order_relaxed);
     };
-    while ((sum = team.run(count)) < 5e-3) rounds *= 2;
+    while (team.run(count) < 5e-3) rounds *= 2;
     const double all = static_cast<double>(rounds) * static_cast<double>(flops * threads);
     return all / shortest(team, seconds, count);
   };

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.machine import busy_seconds, cpu_model, last_level_cache_bytes
+from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 
@@ -66,7 +66,8 @@ class Ceilings:
       simd_level: of the loops; None on a GPU.
       one_thread: of one CPU thread; None on a GPU.
       all_threads: of all of them, or of the GPU.
-      buffer_bytes: what was streamed over; ``cache_bytes``: the last-level cache, None if unknown.
+      buffer_bytes: what all threads streamed over; ``cache_bytes``: the last-level caches, None if
+        unknown.
       seconds: that the probes took.
       measured: when, as an ISO date and time in UTC.
       source: ``"measured"``, or the file that had the figures.
@@ -145,8 +146,14 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
     Raises:
       RuntimeError: when the native library of the platform is not usable, or a probe fails.
       NotImplementedError: for a platform without probes, such as TPU.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> best = performance.ceilings().best
+      >>> best.bandwidth > 0 and best.flops("f32") > 0
+      True
     """
-    device = jax.devices()[0] if device is None else device
+    device = jax.local_devices()[0] if device is None else device
     name = "cuda" if device.platform == "gpu" else device.platform
     if name not in registry.PLATFORMS:
         raise NotImplementedError(
@@ -213,9 +220,12 @@ def _digest(identity: dict[str, Any]) -> str:
 
 def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
     threads, level = identity["threads"], identity["simd_level"]
-    cache = last_level_cache_bytes()
+    caches = last_level_caches()
+    cache = sum(caches) or None
     notes = []
-    wanted = max(_LEAST_BUFFER, _CACHES * (cache or 0))
+    # One thread fills only the cache that it shares; a large machine's sum would take it seconds.
+    for_one = max(_LEAST_BUFFER, _CACHES * max(caches, default=0))
+    wanted = for_one if threads == 1 else max(_LEAST_BUFFER, _CACHES * sum(caches))
     buffer = min(wanted, available_bytes() // 4)
     if cache is None:
         notes.append(
@@ -229,7 +239,8 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
     begun, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
 
     def rates(count: int) -> Rates:
-        memory = native.measure_memory(level, count, max(buffer, 1), _PROBE_SECONDS)
+        size = min(for_one, buffer) if count == 1 else buffer
+        memory = native.measure_memory(level, count, max(size, 1), _PROBE_SECONDS)
         return Rates(
             load=memory["load"],
             store=max(memory["store"], memory["store_streaming"]),

@@ -99,6 +99,24 @@ def shard_map_devices(parameters: Mapping[str, Any]) -> int:
     return math.prod(parameters["mesh"].shape[axis] for axis in axes)
 
 
+def local_on_mesh(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
+    """``fn`` on every device of a shard_map equation's mesh, with its manual axes, all replicated.
+
+    Equal operands stand for the parts of the devices, so that what varies is not checked.
+    """
+    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
+    whole = jax.sharding.PartitionSpec()
+    mapped: Callable[..., Any] = jax.shard_map(
+        fn,
+        mesh=parameters["mesh"],
+        axis_names=set(axes),
+        in_specs=whole,
+        out_specs=whole,
+        check_vma=False,
+    )
+    return mapped
+
+
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether XLA's partitioner will see this operation with more than one device.
 
@@ -141,6 +159,10 @@ def reshape(value: Any, aval: Any) -> Any:
     return hlo.reshape(wanted, value)
 
 
+# What JAX's events call a function object without a ``__name__``.
+UNNAMED = "<unnamed function>"
+
+
 class TracedCall(NamedTuple):
     """A call that JAX is about to trace. Arguments: path in ``(args, kwargs)`` to aval or value.
 
@@ -169,10 +191,12 @@ def traced_call() -> TracedCall | None:
     try:
         debug = found["debug_info"]
         keys = [key[-3:] for key in found["keys"] if not callable(key[0])]
+        fun, file = found["fun"], debug.func_filename
+        # A callable object has neither name nor place; JAX's events call it so.
         return TracedCall(
-            found["fun"],
-            str(debug.func_name),
-            f"{debug.func_filename}:{debug.func_lineno}",
+            fun,
+            str(debug.func_name if file else getattr(fun, "__name__", UNNAMED)),
+            f"{file}:{debug.func_lineno}" if file else "",
             _traced_arguments(found["in_avals"]),
             [_traced_arguments(key[1][0]) for key in keys],
         )

@@ -32,6 +32,11 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
 
 def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
     """Bytes of the last-level caches of all processors together; None where it is not told."""
+    return sum(last_level_caches(cpus)) or None
+
+
+def last_level_caches(cpus: Path = _CPUS) -> list[int]:
+    """Bytes of each last-level cache, which some or all processors share; empty if not told."""
     caches: dict[tuple[int, str], int] = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
@@ -43,10 +48,8 @@ def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
             continue
         if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
             caches[(level, shared)] = int(size[:-1]) * _UNITS[size[-1]]
-    if not caches:
-        return None
-    last = max(level for level, _ in caches)
-    return sum(size for (level, _), size in caches.items() if level == last)
+    last = max((level for level, _ in caches), default=0)
+    return [size for (level, _), size in caches.items() if level == last]
 
 
 def busy_seconds(stat: Path = _STAT) -> float | None:

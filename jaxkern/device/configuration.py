@@ -88,7 +88,7 @@ def configure_optimal_device(
         if device is None:
             notes.append(f"a GPU is preferred and JAX has none ({problem}): the CPU is taken")
     if device is None:
-        device = jax.devices("cpu")[0]
+        device = jax.local_devices(backend="cpu")[0]
         if memory_fraction is not None:
             notes.append("the memory fraction is for GPUs: nothing of this process uses one now")
     jax.config.update("jax_default_device", device)
@@ -107,7 +107,8 @@ def configure_optimal_device(
 
 def _first_gpu() -> tuple[jax.Device | None, str]:
     try:
-        return jax.devices("gpu")[0], ""
+        # On a cluster jax.devices() begins with those of another process.
+        return jax.local_devices(backend="gpu")[0], ""
     except RuntimeError as error:
         lines = str(error).splitlines()
         return None, lines[0] if lines else "no reason is given"

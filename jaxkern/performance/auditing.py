@@ -147,7 +147,7 @@ def _fallbacks(built: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]
 
 
 def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
-    for eqn, count in _equations(traced.jaxpr, 1):
+    for eqn, count, place in _equations(traced.jaxpr, 1):
         if eqn.primitive.name in _CALLBACKS:
             often = "an unknown number of times" if count is None else f"{count} times"
             called = eqn.params.get("callback")
@@ -156,7 +156,7 @@ def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
             yield Finding(
                 "callback",
                 "warning",
-                f"{eqn.primitive.name} of {label}, {often} a run, {_place(eqn)}",
+                f"{eqn.primitive.name} of {label}, {often} a run{place}",
                 0,
                 "each call waits for Python and moves data to the host; write it in JAX, or take "
                 "it out of the function. The persistent cache keeps no such program",
@@ -177,7 +177,7 @@ def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
                 "make it np.float32 before it is closed over",
             )
     seen = set()
-    for eqn, _ in _equations(jaxpr, 1):
+    for eqn, _, place in _equations(jaxpr, 1):
         if any(_is_double(getattr(v, "aval", None)) for v in eqn.invars) or inner_programs(eqn):
             continue
         for out in eqn.outvars:
@@ -185,7 +185,7 @@ def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
             # A Python number is a weak scalar: it does not widen what it meets.
             if not _is_double(aval) or (aval.weak_type and aval.size == 1):
                 continue
-            what = f"{eqn.primitive.name} makes {aval.str_short()} {_place(eqn)}"
+            what = f"{eqn.primitive.name} makes {aval.str_short()}{place}"
             if what not in seen:
                 seen.add(what)
                 yield Finding(
@@ -314,16 +314,17 @@ def _arguments(built: CompiledProgram) -> list[tuple[str, Any]]:
     return [(str(name), info) for name, (_, info) in zip(names, infos, strict=True)]
 
 
-def _equations(jaxpr: Jaxpr, count: int | None) -> Iterator[tuple[JaxprEqn, int | None]]:
+def _equations(
+    jaxpr: Jaxpr, count: int | None, around: str = ""
+) -> Iterator[tuple[JaxprEqn, int | None, str]]:
+    """Every equation, how often it runs, and its place: that of the call where JAX kept no own."""
     for eqn in jaxpr.eqns:
-        yield eqn, count
+        line = source_info_util.summarize(eqn.source_info)
+        place = f", at {line}" if line else around
+        yield eqn, count, place
         for inner in inner_programs(eqn):
-            yield from _equations(inner.jaxpr, times(count, inner.times))
+            yield from _equations(inner.jaxpr, times(count, inner.times), place)
 
 
 def _is_double(aval: Any) -> bool:
     return getattr(aval, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128))
-
-
-def _place(eqn: JaxprEqn) -> str:
-    return f"at {source_info_util.summarize(eqn.source_info)}"

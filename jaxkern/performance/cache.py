@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -39,7 +40,12 @@ class CacheReport:
     @property
     def bytes(self) -> int:
         """Size of the folder now."""
-        return sum(path.stat().st_size for path in self._files())
+        total = 0
+        for path in self._files():
+            # Another process may take it away meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
 
     def _files(self) -> list[Path]:
         return [path for path in self.directory.rglob("*") if path.is_file()]
@@ -53,6 +59,12 @@ class CacheReport:
 
 _lock = threading.Lock()
 _current: CacheReport | None = None
+_SETTINGS: dict[str, Any] = {
+    "jax_enable_compilation_cache": True,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+_before: dict[str, Any] = {}
 
 
 def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
@@ -87,30 +99,29 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     """
     global _current
     path = _usable(directory)
+    settings = {**_SETTINGS, "jax_compilation_cache_dir": str(path)}
     with _lock:
         if _current is None:
             jax.monitoring.register_event_listener(_count)
+            _before.update({name: getattr(jax.config, name) for name in settings})
         _current = CacheReport(path)
-        jax.config.update("jax_enable_compilation_cache", True)
-        jax.config.update("jax_compilation_cache_dir", str(path))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        for name, value in settings.items():
+            jax.config.update(name, value)
         # JAX decides once, at its first compilation, whether and where there is a cache.
         compilation_cache.reset_cache()
         return _current
 
 
 def disable_persistent_cache() -> None:
-    """Undoes `enable_persistent_cache`: JAX's own thresholds and no folder."""
+    """Undoes `enable_persistent_cache`: JAX's folder and thresholds are what they were before."""
     global _current
     with _lock:
         if _current is None:
             return
         jax.monitoring.unregister_event_listener(_count)
         _current = None
-        jax.config.update("jax_compilation_cache_dir", None)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+        for name, value in _before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
 
 

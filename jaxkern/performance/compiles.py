@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -105,14 +106,18 @@ class CompileWatch:
                 raise KeyError(f"{function!r} is the name of {len(found)} functions ({places})")
             return found[0] if found else FunctionCompiles(function)
         plain = inspect.unwrap(function)
-        name = getattr(plain, "__name__", type(plain).__name__)
+        while isinstance(plain, functools.partial):
+            plain = inspect.unwrap(plain.func)
+        name = getattr(plain, "__name__", compat.UNNAMED)
         code = getattr(plain, "__code__", None)
         if code is None:
             return self[name]
         location = f"{code.co_filename}:{code.co_firstlineno}"
-        for f in self.functions:
-            if f.location == location and f.name == name:
-                return f
+        # Without JAX's log (logging.disable) there are counts by name only.
+        for known in (location, ""):
+            for f in self.functions:
+                if f.location == known and f.name == name:
+                    return f
         return FunctionCompiles(name, location)
 
     def __str__(self) -> str:

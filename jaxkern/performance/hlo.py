@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 COLLECTIVES = (
     "all-gather",
@@ -181,8 +180,25 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _result_bytes(opcode: str, shape: str) -> int:
-    if opcode.endswith("-start") and shape.startswith("("):
-        # (operand, result, ...): the result is what is moved to.
-        parts: list[Any] = [m[0] for m in _ARRAY.finditer(shape)]
-        return shape_bytes(parts[1]) if len(parts) > 1 else shape_bytes(shape)
+    # The tuple of an all-reduce that is begun holds its results; of others (operand, result, ...),
+    # each of which is a tuple where several were combined.
+    if opcode.endswith("-start") and opcode != "all-reduce-start" and shape.startswith("("):
+        parts = _elements(shape)
+        return shape_bytes(parts[1] if len(parts) > 1 else shape)
     return shape_bytes(shape)
+
+
+def _elements(shape: str) -> list[str]:
+    """The elements of a tuple's shape, which may be tuples."""
+    found, depth, begun = [], 0, 1
+    for at, character in enumerate(shape):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        if (character == "," and depth == 1) or depth == 0:
+            found.append(shape[begun:at])
+            begun = at + 1
+        if depth == 0:
+            break
+    return found

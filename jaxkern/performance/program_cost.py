@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
+from jaxkern.core import compat
 from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls
 
 _CUSTOM_CALL = re.compile(r"\bcustom-call\(.*?custom_call_target=\"([^\"]+)\"")
@@ -64,16 +65,16 @@ def _sum(a: float | None, b: float | None) -> float | None:
 def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: int) -> ProgramCost:
     """The cost of a traced and compiled program that runs on ``devices`` of a platform at once."""
     cost = ProgramCost(calls=list(op_calls(program)), dtype=_main_dtype(program.jaxpr))
-    counted = _Counter(cost.notes)
+    counted = _Counter(cost.notes, devices)
     base = counted.analysis(compiled)
     counted.tell_foreign(compiled, {call.op.target for call in cost.calls})
     extra = counted.beyond(program.jaxpr)
     if extra is None:
         cost.xla_flops = cost.xla_bytes = cost.transcendentals = None
     else:
-        # XLA analyzes the program of one device.
+        # XLA analyzes the program of one device; what is beyond it is of all.
         cost.xla_flops, cost.xla_bytes, cost.transcendentals = (
-            max(float(v), 0.0) * devices for v in base + extra
+            max(float(v), 0.0) for v in base * devices + extra
         )
     native = _native_cost(program.jaxpr, platform)
     cost.op_flops, cost.op_bytes = native
@@ -87,8 +88,9 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
 class _Counter:
     """XLA's counts as arrays (flops, bytes, transcendentals), and what it leaves out of loops."""
 
-    def __init__(self, notes: list[str]) -> None:
+    def __init__(self, notes: list[str], devices: int) -> None:
         self.notes = notes
+        self.devices = devices
 
     def analysis(self, compiled: Any) -> np.ndarray:
         found = compiled.cost_analysis() or {}
@@ -115,35 +117,51 @@ class _Counter:
                 "flops_per_sample and bytes_per_sample where it matters"
             )
 
-    def alone(self, program: Jaxpr) -> np.ndarray | None:
-        """XLA's counts of a part of the program, compiled by itself; None if it cannot be."""
+    def alone(self, program: Jaxpr, around: JaxprEqn | None) -> np.ndarray | None:
+        """XLA's counts of a part of the program, compiled by itself; None if it cannot be.
+
+        Of all devices; inside the shard_map ``around`` it of one of those that share its work.
+        """
         try:
-            return self._alone(program)
-        except Exception as error:  # inside shard_map a body may need the mesh around it
+            return self._alone(program, around)
+        except Exception as error:  # nested shard_maps, or what only makes sense where it stands
             self.notes.append(
                 "the body of a loop cannot be compiled by itself, so that its operations and bytes "
                 f"are unknown ({type(error).__name__})"
             )
             return None
 
-    def _alone(self, program: Jaxpr) -> np.ndarray:
+    def _alone(self, program: Jaxpr, around: JaxprEqn | None) -> np.ndarray:
         structs = [_struct(v) for v in (*program.constvars, *program.invars)]
-        closed = ClosedJaxpr(_with_constants_as_inputs(program), ())
-        return self.analysis(jax.jit(jaxpr_as_fun(closed)).lower(*structs).compile())
+        run = jaxpr_as_fun(ClosedJaxpr(_with_constants_as_inputs(program), ()))
+        sharing = 1
+        if around is not None:
+            # Every device gets operands of the body's own, local shapes.
+            run = compat.local_on_mesh(run, around.params)
+            sharing = compat.shard_map_devices(around.params)
+        compiled = jax.jit(run).lower(*structs).compile()
+        devices = len(program_devices(compiled))
+        if around is None and devices < self.devices:
+            self.notes.append(
+                "the body of a loop is counted as one device would run it: what the others repeat "
+                "in it is not counted again"
+            )
+        found: np.ndarray = self.analysis(compiled) * devices / sharing
+        return found
 
-    def beyond(self, jaxpr: Jaxpr) -> np.ndarray | None:
+    def beyond(self, jaxpr: Jaxpr, around: JaxprEqn | None = None) -> np.ndarray | None:
         """What the loops of a program do that XLA's count of it leaves out; None if unknown."""
         total = np.zeros(3)
         for eqn in jaxpr.eqns:
             if op_call(eqn) is not None:
                 continue
-            part = self._beyond_equation(eqn)
+            part = self._beyond_equation(eqn, around)
             if part is None:
                 return None
             total = total + part
         return total
 
-    def _beyond_equation(self, eqn: JaxprEqn) -> np.ndarray | None:
+    def _beyond_equation(self, eqn: JaxprEqn, around: JaxprEqn | None) -> np.ndarray | None:
         inner = inner_programs(eqn)
         if eqn.primitive.name == "while":
             self.notes.append(
@@ -151,16 +169,21 @@ class _Counter:
                 "are unknown; give flops_per_sample and bytes_per_sample"
             )
             return None
-        parts = [self.beyond(part.jaxpr) for part in inner]
-        if any(part is None for part in parts):
+        mapped = eqn.primitive.name == "shard_map"
+        parts = [self.beyond(part.jaxpr, eqn if mapped else around) for part in inner]
+        known = [
+            part * program.devices
+            for part, program in zip(parts, inner, strict=True)
+            if part is not None
+        ]
+        if len(known) < len(inner):
             return None
-        known = [part for part in parts if part is not None]
         if eqn.primitive.name == "scan":
             length, unroll = int(eqn.params["length"]), int(eqn.params.get("unroll", 1))
             seen = length if unroll >= length else unroll + length % unroll
             if length == seen and not known[0].any():
                 return np.zeros(3)
-            body = self.alone(inner[0].jaxpr)
+            body = self.alone(inner[0].jaxpr, around)
             if body is None:
                 return None
             beyond: np.ndarray = length * (body + known[0]) - seen * body
@@ -169,13 +192,20 @@ class _Counter:
             if not any(part.any() for part in known):
                 return np.zeros(3)
             # XLA counts the branch that does most, of each property.
-            counts = [self.alone(part.jaxpr) for part in inner]
+            counts = [self.alone(part.jaxpr, around) for part in inner]
             if any(count is None for count in counts):
                 return None
             bodies = [count for count in counts if count is not None]
             full = [body + part for body, part in zip(bodies, known, strict=True)]
             return np.asarray(np.max(full, axis=0) - np.max(bodies, axis=0))
         return np.asarray(sum(known, np.zeros(3)))
+
+
+def program_devices(compiled: Any) -> list[jax.Device]:
+    """The devices that run a compiled program, by their ids; the first one where it tells none."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    found = {d for s in shardings for d in getattr(s, "device_set", ())}
+    return sorted(found, key=lambda d: d.id) or [jax.local_devices()[0]]
 
 
 def custom_calls(compiled: Any) -> Counter[str]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
+from jaxkern.core.calls import inner_programs
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.timing import call_seconds
 
@@ -111,7 +114,7 @@ def remat_report(
         temporary[name] = int(memory_analysis(built.compiled).temp_size_in_bytes)
         result = built.compiled(*args)
         wanted = result if wanted is None else wanted
-        _check_equal(name, result, wanted)
+        _check_equal(name, result, wanted, _coarsest(built.traced.jaxpr.jaxpr))
     times: dict[str, list[float]] = {name: [] for name in compiled}
     for _ in range(calls):
         for name, program in compiled.items():
@@ -135,10 +138,23 @@ def _wrapper(policy: Any) -> Callable[..., Any]:
     return lambda block: jax.checkpoint(block, policy=policy)
 
 
-def _check_equal(name: str, result: Any, wanted: Any) -> None:
+def _coarsest(jaxpr: Jaxpr) -> float:
+    """The rounding of the narrowest floating dtype that a program computes in, f32 at least."""
+    found = float(np.finfo(np.float32).eps)
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            dtype = getattr(variable.aval, "dtype", None)
+            if dtype is not None and jnp.issubdtype(dtype, np.floating):
+                info: Any = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+                found = max(found, float(info.eps))
+        found = max([found, *(_coarsest(part.jaxpr) for part in inner_programs(eqn))])
+    return found
+
+
+def _check_equal(name: str, result: Any, wanted: Any, eps: float) -> None:
+    half = eps**0.5  # half of the digits
     for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(wanted), strict=True):
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-        half = np.finfo(np.float32).eps ** 0.5
         scale = np.max(np.abs(want), initial=0.0)
         if not np.allclose(got, want, rtol=half, atol=half * scale, equal_nan=True):
             raise ValueError(

@@ -15,7 +15,7 @@ from jaxkern.core.calls import OpCall, times
 from jaxkern.core.ceilings import Ceilings, ceilings
 from jaxkern.core.timing import call_seconds
 from jaxkern.performance.operands import call_operands, made_up_operands
-from jaxkern.performance.program_cost import ProgramCost, program_cost
+from jaxkern.performance.program_cost import ProgramCost, program_cost, program_devices
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
 _CALLS, _SECONDS = 5, 0.2
@@ -105,8 +105,10 @@ def _of_function(
     name = _name(fn)
     lowered, program = _traced(fn, args, name)
     compiled = lowered.compile()
-    devices = _devices(compiled)
-    roof = _machine(given, devices[0])
+    devices = program_devices(compiled)
+    # On a cluster others belong to other processes, which alone can probe them.
+    here = [d for d in devices if d.process_index == jax.process_index()]
+    roof = _machine(given, (here or devices)[0])
     cost = program_cost(program, compiled, roof.platform, len(devices))
     shared = 1 if roof.platform == "cpu" else len(devices)  # devices of a CPU share it
     peak, bandwidth = roof.best.flops(cost.dtype) * shared, roof.best.bandwidth * shared
@@ -168,12 +170,6 @@ def _refuse_other_than_arrays(args: Sequence[Any], name: str) -> None:
 def _name(fn: Callable[..., Any]) -> str:
     inner = getattr(fn, "func", fn)  # of a functools.partial
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def _devices(compiled: Any) -> list[jax.Device]:
-    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    found = {d for s in shardings for d in getattr(s, "device_set", ())}
-    return sorted(found, key=lambda d: d.id) or [jax.devices()[0]]
 
 
 def _machine(given: Ceilings | None, device: jax.Device) -> Ceilings:

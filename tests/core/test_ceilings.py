@@ -128,14 +128,18 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 
 
 def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
     monkeypatch.setattr(module, "available_bytes", lambda: 64 << 30)
     assert ceilings().buffer_bytes == 400 << 20
+    monkeypatch.setattr(module, "_threads", lambda: 1)
+    assert ceilings().buffer_bytes == 240 << 20
+    monkeypatch.setattr(module, "_threads", lambda: 3)
     monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
     small = ceilings(refresh=True)
     assert small.buffer_bytes == 16 << 20
     assert "for want of memory" in small.notes[0]
-    assert [c[2] for c in probes] == [400 << 20] * 2 + [16 << 20] * 2
+    # One thread's own cache is the larger of the two.
+    assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
 
 def test_a_busy_machine_is_told(probes, monkeypatch):
@@ -188,6 +192,7 @@ def test_the_system_tells_caches_and_the_processor(tmp_path):
         # Two caches of 16 MiB, each of two processors.
         cache(cpu, 2, 3, "Unified", "16384K", "0-1" if cpu < 2 else "2-3")
     assert machine.last_level_cache_bytes(tmp_path) == 32 << 20
+    assert machine.last_level_caches(tmp_path) == [16 << 20] * 2
     assert machine.last_level_cache_bytes(tmp_path / "none") is None
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
@@ -197,12 +202,9 @@ def test_the_system_tells_caches_and_the_processor(tmp_path):
 
 
 _MEASURE = """
-import json, time
-begun = time.perf_counter()
+import json
 from jaxkern.core.ceilings import ceilings
-begun = time.perf_counter()
-found = ceilings()
-print(json.dumps([found.as_dict(), time.perf_counter() - begun]))
+print(json.dumps(ceilings().as_dict()))
 """
 
 
@@ -214,16 +216,18 @@ def test_two_processes_share_one_measurement(tmp_path):
         )
         return json.loads(done.stdout)
 
-    (first, _), (second, _) = run(), run()
+    first, second = run(), run()
     assert first["source"] == "measured"
     assert second["source"].startswith(str(tmp_path))
     del first["source"], second["source"]
     assert first == second
     rates = Rates(**first["all_threads"])
     assert all(1e7 < rate < 1e16 for rate in dataclasses.astuple(rates))
-    assert rates.fma_f32 > rates.fma_f64
-    # On a quiet machine 5 s is the promise; here other tests run beside it.
-    assert first["seconds"] < 30
+    # Of one thread: all of them are seldom undisturbed at once where other tests run beside.
+    one = Rates(**first["one_thread"])
+    assert one.fma_f32 > one.fma_f64
+    # The promise, 5 s, is of a quiet machine; a busy one is told.
+    assert first["seconds"] < 10 or any("other processes" in note for note in first["notes"])
 
 
 def stream_copy(threads, arrays):
@@ -243,10 +247,11 @@ def test_memory_ceilings_are_near_a_stream_of_numpys():
     level = CPU.simd_levels()[-1]
     copies, ceiling = [], []
     for _ in range(3):
-        found = CPU.measure_memory(level, threads, 64 << 20, 0.0)
-        ceiling.append(max(found["copy"], found["copy_streaming"]))
+        for count in (1, threads):
+            found = CPU.measure_memory(level, count, 64 << 20, 0.02)
+            ceiling.append(max(found["copy"], found["copy_streaming"]))
+            assert min(found["load"], found["store"]) > 0
         copies += [stream_copy(threads, arrays) for _ in range(3)]
-        assert min(found["load"], found["store"]) > 0
     assert 0.05 * max(ceiling) < max(copies) < 1.5 * max(ceiling)
 
 

@@ -81,14 +81,14 @@ def test_problems_are_told(monkeypatch):
 
 
 def no_gpu(monkeypatch):
-    real = jax.devices
+    real = jax.local_devices
 
     def devices(backend=None):
         if backend == "gpu":
             raise RuntimeError("Unknown backend: 'gpu' requested\nmore")
-        return real("cpu" if backend is None else backend)
+        return real(backend="cpu" if backend is None else backend)
 
-    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(jax, "local_devices", devices)
 
 
 def test_without_a_gpu_the_cpu_is_taken_and_told(monkeypatch):
@@ -111,12 +111,16 @@ def test_a_required_gpu_that_is_missing_is_an_error(monkeypatch):
 
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     stand_in = jax.devices("cpu")[2]
-    real = jax.devices
-    monkeypatch.setattr(jax, "devices", lambda b=None: [stand_in] if b == "gpu" else real(b))
+    real = jax.local_devices
+
+    def devices(backend=None):
+        return [stand_in] if backend == "gpu" else real(backend=backend)
+
+    monkeypatch.setattr(jax, "local_devices", devices)
     assert configure_optimal_device().notes == ()
     assert jax.numpy.zeros(3).devices() == {stand_in}
     assert configure_optimal_device(prefer_gpu=False).notes == ()
-    assert jax.numpy.zeros(3).devices() == {real("cpu")[0]}
+    assert jax.numpy.zeros(3).devices() == {jax.devices("cpu")[0]}
     assert configure_optimal_device(require="cpu").platform == "cpu"
 
 
@@ -132,6 +136,30 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
 def test_bad_options_are_clear_errors(options, what):
     with pytest.raises(ValueError, match=what):
         configure_optimal_device(**options)
+
+
+def test_the_device_that_is_asked_for_is_measured(monkeypatch):
+    asked, ran = jax.devices()[2], []
+    roof = Ceilings("cpu", "r", 2, None, None, Rates(1, 1, 1, 1, 1), 1, None, 1.0, "now")
+
+    def timed(run, *operands, **_):
+        ran.append(run(*operands).devices())
+        return [1.0]
+
+    monkeypatch.setattr(benchmark, "ceilings", lambda device, refresh: roof)
+    monkeypatch.setattr(benchmark, "call_seconds", timed)
+    benchmark_device_performance(asked, size=8)
+    assert ran == [{asked}]
+
+
+def test_each_process_of_a_cluster_gets_a_device_of_its_own(monkeypatch):
+    class Foreign:
+        platform, process_index = "cpu", 7
+
+    # The devices of all processes begin with those of the first.
+    monkeypatch.setattr(jax, "devices", lambda *_: [Foreign(), *jax.local_devices()])
+    configure_optimal_device(prefer_gpu=False)
+    assert jax.config.jax_default_device == jax.local_devices()[0]
 
 
 def test_a_g2_kernel_is_timed_under_the_ceilings(monkeypatch):

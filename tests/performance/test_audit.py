@@ -90,6 +90,14 @@ def test_doubles_that_no_argument_asked_for():
     assert performance.audit(fn, x).of("f64") == ()
 
 
+def test_a_finding_inside_jaxs_own_functions_names_the_callers_line():
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 3)
+        found = performance.audit(lambda k: jax.vmap(jax.random.uniform)(k), keys).of("f64")
+    assert found
+    assert all("test_audit.py" in f.what for f in found)
+
+
 def test_host_callbacks_with_how_often_they_run():
     def host(x):
         return np.asarray(x)

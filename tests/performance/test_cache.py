@@ -78,6 +78,37 @@ def test_hits_and_misses_of_two_folders(tmp_path, disabled_afterwards):
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
 
 
+def test_disabling_restores_what_was_set_before(tmp_path):
+    def now():
+        return {name: getattr(jax.config, name) for name in given}
+
+    given = {
+        "jax_compilation_cache_dir": str(tmp_path / "mine"),
+        "jax_persistent_cache_min_compile_time_secs": 2.5,
+        "jax_persistent_cache_min_entry_size_bytes": 7,
+        "jax_enable_compilation_cache": False,
+    }
+    defaults = now()
+    try:
+        for name, value in given.items():
+            jax.config.update(name, value)
+        performance.enable_persistent_cache(tmp_path / "a")
+        performance.enable_persistent_cache(tmp_path / "b")
+        performance.disable_persistent_cache()
+        assert now() == given
+    finally:
+        for name, value in defaults.items():
+            jax.config.update(name, value)
+
+
+def test_a_program_that_vanishes_while_it_is_counted(tmp_path, monkeypatch):
+    report = performance.CacheReport(tmp_path)
+    (tmp_path / "one-cache").write_bytes(b"12345")
+    gone = tmp_path / "gone-cache"
+    monkeypatch.setattr(report, "_files", lambda: [tmp_path / "one-cache", gone])
+    assert report.bytes == 5
+
+
 def test_a_file_is_no_folder(tmp_path):
     path = tmp_path / "file"
     path.write_text("")

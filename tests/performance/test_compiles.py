@@ -8,6 +8,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxkern import performance
@@ -219,3 +220,34 @@ def test_a_watch_does_not_recompile_what_is_compiled():
     double(x)
     assert watch.traces == watch.compiles == 0
     assert double._cache_size() == 1
+
+
+def test_partials_and_callable_objects_are_found():
+    class Scale:
+        def __call__(self, x):
+            return 3 * x
+
+    def power(x, n):
+        return x**n
+
+    cube, scale = jax.jit(functools.partial(power, n=3)), jax.jit(Scale())
+    with performance.watch_compiles() as watch:
+        for fn in (cube, scale):
+            for n in (3, 4):
+                fn(np.ones(n, np.float32))
+    for fn in (cube, scale):
+        assert (watch[fn].traces, watch[fn].compiles) == (2, 2)
+        assert kinds(watch[fn]) == [[("x", "shape")]]
+    assert watch.traces == 4
+
+
+def test_a_disabled_log_leaves_the_counts():
+    double = jax.jit(lambda x: 2 * x)
+    logging.disable(logging.WARNING)
+    try:
+        with performance.watch_compiles() as watch:
+            double(np.ones(3, np.float32))
+            double(np.ones(4, np.float32))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert (watch[double].traces, watch[double].compiles) == (2, 2)

@@ -144,6 +144,22 @@ def test_bytes_of_shapes(shape, size):
     assert shape_bytes(shape) == size
 
 
+@pytest.mark.parametrize(
+    ("shape", "opcode", "size"),
+    [
+        ("((f32[4]{0}, f32[8]{0}), (f32[16]{0}, f32[32]{0}))", "all-gather-start", 192),
+        ("(f32[16]{0}, f32[32]{0})", "all-reduce-start", 192),
+        ("f32[16]{0}", "all-reduce-start", 64),
+        ("(f32[4]{0}, f32[4]{0}, u32[], u32[])", "collective-permute-start", 16),
+        ("(f32[2,8]{1,0}, f32[2,8]{0,1}, u32[])", "copy-start", 64),
+    ],
+)
+def test_asynchronous_ones_that_were_combined_count_all_results(shape, opcode, size):
+    text = f"ENTRY %main () -> f32[] {{\n  %begun = {shape} {opcode}(%a, %b), channel_id=1\n}}\n"
+    ((found, _),) = Program(text).executed()
+    assert (found.opcode, found.bytes) == (opcode, size)
+
+
 def test_instructions_of_asynchronous_collectives():
     text = """HloModule m, input_output_alias={ {0}: (1, {}, may-alias), {1}: (3, {}, must-alias) }
 

@@ -218,6 +218,36 @@ def test_a_sharded_program_counts_all_devices():
     assert mapped.rows[0].placement.flops == whole.rows[0].placement.flops
 
 
+@pytest.mark.parametrize("how", ["partitioned", "around", "inside", "psum"])
+def test_loops_of_many_devices_count_each_devices_part_once(how):
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    rows, whole = P("data"), P()
+
+    def local(c, w):
+        return c @ w
+
+    def mapped(fn):
+        return jax.shard_map(
+            fn, mesh=mesh, in_specs=(rows, whole), out_specs=rows, check_vma=how != "psum"
+        )
+
+    def loop(step):
+        return lambda x, w: lax.scan(lambda c, _: (step(c, w), None), x, length=10)[0]
+
+    fn = {
+        "partitioned": loop(local),
+        "around": mapped(loop(local)),
+        "inside": loop(mapped(local)),
+        "psum": mapped(loop(lambda c, w: c @ w + lax.psum(c, "data"))),
+    }[how]
+    x, w = (jax.device_put(A, NamedSharding(mesh, spec)) for spec in (rows, whole))
+    found = analyze(fn, x, w)
+    # On each device the sum of all parts, and with the product, of its own quarter.
+    sums = 10 * 2 * N**2 if how == "psum" else 0
+    assert found.flops == pytest.approx(10 * PRODUCT + sums, rel=0.01)
+    assert any("as one device" in note for note in found.notes) == (how == "partitioned")
+
+
 def test_donated_arguments_stay_usable():
     x = jnp.ones(1000)
     found = analyze(jax.jit(lambda x: x + 1, donate_argnums=0), x)

@@ -12,6 +12,7 @@ from jaxkern.core import ceilings
 
 MODULES = (
     "core.calls",
+    "core.ceilings",
     "core.client",
     "performance.roofline",
     "device.status",

@@ -211,3 +211,25 @@ def test_remat_of_something_else():
         remat_report(make, jnp.ones(3))
     with pytest.raises(TypeError, match="make returned 3; wanted the loss"):
         remat_report(lambda remat: 3, jnp.ones(3))
+
+
+@pytest.mark.parametrize(("dtype", "equal"), [(jnp.float32, False), (jnp.float16, True)])
+def test_remat_may_differ_by_the_rounding_of_what_it_computes_in(dtype, equal):
+    calls = []
+
+    def make(remat):
+        calls.append(0)
+        # Two units in the last place of f16, as another order of fused operations may make.
+        scale = 1 + 0.002 * (len(calls) > 1)
+
+        def loss(x):
+            y = x.astype(dtype)
+            return scale * jnp.sum((y * y).astype(jnp.float32))
+
+        return loss
+
+    if equal:
+        assert len(remat_report(make, jnp.ones(3), policies={"all": None}, calls=1).rows) == 2
+    else:
+        with pytest.raises(ValueError, match="gives another value or gradient"):
+            remat_report(make, jnp.ones(3), policies={"all": None}, calls=1)
