@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxkern.execution.operator import JaxFunction, Operator
+from jaxkern.execution.operator import CHILDREN, JaxFunction, Operator
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions
 
 
@@ -41,6 +41,11 @@ class Placeholder:
         return value
 
     @property
+    def origin(self) -> tuple[int, tuple[Any, ...]]:
+        """The node that it comes from, and the keys to look up in its value."""
+        return self._node, self._path
+
+    @property
     def node(self) -> int:
         """The node that it comes from."""
         return self._node
@@ -52,7 +57,13 @@ class Placeholder:
             "jax.lax.cond in one, or take execution_strategy='sequential'"
         )
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return int(self._refuse("looks a value up"))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # Reached by isinstance with any class but this one.
+        return self._refuse("asks for the type of a value")
 
     def __bool__(self) -> bool:
         return bool(self._refuse("decides by a value"))
@@ -101,13 +112,20 @@ def _binary(fn: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any]
     return method
 
 
-for _word in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or"):
-    _fn = getattr(python, _word + "_" if _word in ("and", "or") else _word)
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    word: getattr(python, word)
+    for word in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("lshift", "rshift", "xor"),
+    )
+}
+_BINARY |= {"and": python.and_, "or": python.or_, "divmod": divmod}
+for _word, _fn in _BINARY.items():
     setattr(Placeholder, f"__{_word}__", _binary(_fn, False))
     setattr(Placeholder, f"__r{_word}__", _binary(_fn, True))
 for _word in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Placeholder, f"__{_word}__", _binary(getattr(python, _word), False))
-for _word in ("neg", "abs"):
+for _word in ("neg", "pos", "abs", "invert"):
 
     def _unary(self: Placeholder, fn: Any = getattr(python, _word)) -> Any:  # noqa: B008
         return self._recorder.function(fn, self)
@@ -164,7 +182,9 @@ class Recorder:
             result = self.expanded(forward, args, kwargs)
         finally:
             ACTIVE.reset(token)
-        return Graph(self.nodes, result)
+        # Placeholders know their recorder, and live on in programs: not so the arrays of nodes.
+        nodes, self.nodes = self.nodes, []
+        return Graph(nodes, result)
 
     def concerns(self, arguments: Any) -> bool:
         """Whether there are placeholders in the arguments of a call."""
@@ -178,11 +198,20 @@ class Recorder:
             self._scope = (*scope, name)
             try:
                 return self.expanded(op.forward, (), {"inputs": args[0]})
-            except SymbolicError:
+            except Exception:  # whatever it is, it shows when the operator itself is run
                 del self.nodes[count:]
             finally:
                 self._scope = scope
         return self._add(name, op, args, kwargs)
+
+    def nested(self, composite: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds the calls inside a composite that is no operator; if it cannot, its call."""
+        count = len(self.nodes)
+        try:
+            return self.expanded(composite, args, kwargs)
+        except Exception:  # as above
+            del self.nodes[count:]
+        return self._add(_name(composite), composite, args, kwargs)
 
     def function(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds a call of a plain function."""
@@ -199,7 +228,16 @@ class Recorder:
         for name, value in vars(owner).items():
             if not isinstance(value, Operator):
                 object.__setattr__(wrapped, name, self._watched(value))
-        return forward(wrapped, *args, **kwargs)
+        before = _identities(wrapped)
+        result = forward(wrapped, *args, **kwargs)
+        after = _identities(wrapped)
+        changed = [n for n in before.keys() | after.keys() if before.get(n) != after.get(n)]
+        if changed:
+            raise SymbolicError(
+                f"forward of {type(owner).__name__} changes its attribute {changed[0]!r}, which a "
+                "graph would do once and never again. Return the new value"
+            )
+        return result
 
     def _watched(self, value: Any) -> Any:
         if isinstance(value, (list, tuple, dict)) or (
@@ -227,6 +265,15 @@ class Recorder:
         return Placeholder(self, index)
 
 
+def _identities(op: Operator) -> dict[str, list[int]]:
+    """What tells whether attributes were replaced, or lists and dicts among them changed."""
+    return {
+        name: [id(value), *(map(id, jax.tree.leaves(value)) if type(value) in (list, dict) else ())]
+        for name, value in vars(op).items()
+        if name != CHILDREN
+    }
+
+
 class _Watched:
     def __init__(self, recorder: Recorder, fn: Any) -> None:
         self._recorder, self._fn = recorder, fn
@@ -238,7 +285,7 @@ class _Watched:
 
 
 def _placeholders(tree: Any) -> list[Placeholder]:
-    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Placeholder)]
+    return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
 
 
 def _name(op: Any) -> str:

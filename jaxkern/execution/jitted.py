@@ -20,6 +20,7 @@ from jaxkern.execution.program import Program, flat_function
 from jaxkern.execution.signature import (
     FixedArgument,
     Split,
+    quick_key,
     refuse_hidden_arrays,
     refuse_hidden_in_operators,
     split,
@@ -52,6 +53,9 @@ class Jitted:
         self._order = _positional_names(fn, options)
         self._lock = threading.Lock()
         self._programs: dict[tuple[Any, ...], Program] = {}
+        # Those of calls with arrays alone, by the avals of these.
+        self._may_be_bare = self._operand is None and not options.static_argnames
+        self._bare: dict[tuple[Any, ...], Program] = {}
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._hits = self._misses = self._evictions = self._inlined = 0
         self._seconds = 0.0
@@ -67,63 +71,63 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         active = ACTIVE.get()
-        if active is None and not self._order:
-            # The way of `_call` and `_run` for arrays alone, without their calls.
-            leaves, tree = _flatten((self._operand, args, kwargs))
-            key = [tree]
-            for leaf in leaves:
-                if type(leaf) is not ArrayImpl:
-                    return self._call_general(leaves, tree)
-                key.append(leaf.aval)
-            known = tuple(key)
-            program = self._programs.get(known)
-            if program is None or not program.ready:
-                return self._run(known, leaves, tree, None)
-            program.used = self._tick()
-            result = program.fn(*leaves)
-            if program.cache_size() != program.size:
-                self._grown(known, program, leaves)
-            return result
-        if active is None:
+        if active is not None:
+            if active.recorder is not None and active.recorder.concerns((args, kwargs)):
+                return active.recorder.call(self, *args, **kwargs)
+            return supervised(active, self._name, "jit", self._call, args, kwargs)
+        if kwargs or not self._may_be_bare:
             return self._call(args, kwargs)
-        if active.recorder is not None and active.recorder.concerns((args, kwargs)):
-            return active.recorder.call(self, *args, **kwargs)
-        return supervised(active, self._name, "jit", self._call, args, kwargs)
+        # The way of `_call` for arrays alone, which need not be flattened.
+        avals = tuple([arg.aval for arg in args if type(arg) is ArrayImpl])
+        if len(avals) != len(args):
+            return self._call(args, kwargs)
+        program = self._bare.get(avals)
+        if program is None or not program.ready:
+            return self._call_bare(args, avals)
+        program.used = self._tick()
+        result = program.fn(*args)
+        if program.cache_size() != program.size:
+            self._grown(program.key, program, args)
+        return result
+
+    def _call_bare(self, args: tuple[Any, ...], avals: tuple[Any, ...]) -> Any:
+        """Calls with arrays alone, and remembers their program under a key without structure."""
+        result = self._call(args, {})
+        key = (_flatten((None, args, {}))[1], *avals)
+        with self._lock:
+            program = self._programs.get(key)
+            if program is not None:
+                self._bare[avals] = program
+        return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._order:
             args, kwargs = self._with_fixed(args, kwargs)
         leaves, tree = _flatten((self._operand, args, kwargs))
-        key: list[Any] = [tree]
-        add = key.append
-        for leaf in leaves:
-            if type(leaf) is not ArrayImpl:
-                return self._call_general(leaves, tree)
-            add(leaf.aval)
-        return self._run(tuple(key), leaves, tree, None)
+        key = quick_key(leaves, tree)
+        program = None if key is None else self._programs.get(key)
+        if program is None or not program.ready:
+            return self._call_general(leaves, tree)
+        program.used = self._tick()
+        operands = leaves
+        if len(program.positions) != len(leaves):
+            operands = [leaves[position] for position in program.positions]
+        result = program.fn(*operands)
+        if program.cache_size() != program.size:
+            self._grown(program.key, program, operands)
+        return result
 
     def _call_general(self, leaves: list[Any], tree: Any) -> Any:
         parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
         if parts.traced:
             return self._call_inline(parts, leaves, tree)
-        return self._run(parts.key, parts.operands, tree, parts)
-
-    def _run(
-        self, key: tuple[Any, ...], operands: list[Any], tree: Any, parts: Split | None
-    ) -> Any:
-        program = self._programs.get(key)
-        if program is None or not program.ready:
-            if parts is None:
-                parts = split(operands, tree, lambda index: self._describe(operands, tree, index))
-            program, compiled = self._prepared(key, parts, tree)
-            with self._lock:
-                self._hits += not compiled
-                self._misses += compiled
-        else:
-            program.used = self._tick()
-        result = program.fn(*operands)
+        program, compiled = self._prepared(parts.key, parts, tree)
+        with self._lock:
+            self._hits += not compiled
+            self._misses += compiled
+        result = program.fn(*parts.operands)
         if program.cache_size() != program.size:
-            self._grown(key, program, operands)
+            self._grown(parts.key, program, parts.operands)
         return result
 
     def _prepared(self, key: tuple[Any, ...], parts: Split, tree: Any) -> tuple[Program, bool]:
@@ -131,7 +135,8 @@ class Jitted:
         with self._lock:
             program = self._programs.get(key)
             if program is None:
-                program = self._programs[key] = Program(self._jitted(parts, tree))
+                fn = self._jitted(parts, tree)
+                program = self._programs[key] = Program(fn, key, parts.positions)
             program.used = self._tick()
             self._hits -= 1
         with program.lock:
@@ -149,14 +154,14 @@ class Jitted:
         except Exception as error:
             with self._lock:
                 if self._programs.get(key) is program and not program.executables:
-                    del self._programs[key]
+                    self._forget(program)
             self._explain(error)
             raise
         finally:
             with self._lock:
                 self._seconds += program.seconds - before
 
-    def _grown(self, key: tuple[Any, ...], program: Program, operands: list[Any]) -> None:
+    def _grown(self, key: tuple[Any, ...], program: Program, operands: Sequence[Any]) -> None:
         """Accounts for an entry of JAX's cache that the last call has added.
 
         That may be a program for another sharding or context, or a program that was known.
@@ -187,12 +192,16 @@ class Jitted:
                 lost = len(program.executables)
                 if lost == 0 or (key == newest and count > lost):
                     continue
-                del self._programs[key]
+                self._forget(program)
                 count -= lost
                 self._evictions += lost
                 dropped.append(program)
         for program in dropped:
             program.free()
+
+    def _forget(self, program: Program) -> None:
+        del self._programs[program.key]
+        self._bare.pop(program.key[1:], None)
 
     def _call_inline(self, parts: Split, leaves: list[Any], tree: Any) -> Any:
         key = (tree, parts.positions, tuple((type(x), x) for x in parts.fixed))
@@ -314,6 +323,7 @@ class Jitted:
         with self._lock:
             programs, inline = list(self._programs.values()), list(self._inline.values())
             self._programs.clear()
+            self._bare.clear()
             self._inline.clear()
             self._hits = self._misses = self._evictions = self._inlined = 0
             self._tick = itertools.count().__next__

@@ -45,8 +45,15 @@ class _Mapped:
     def __call__(self, *args: Any) -> Any:
         active = ACTIVE.get()
         if active is not None:
+            if active.recorder is not None and active.recorder.concerns(args):
+                return active.recorder.call(self, *args)
             return supervised(active, self.__name__, self.kind, self._call, args)
         return self._call(args)
+
+    @property
+    def host(self) -> bool | None:
+        """Whether it maps Python work; None where the arguments decide."""
+        return self._host
 
     def _call(self, args: tuple[Any, ...]) -> Any:
         axes = _axes_of(self.kind, args, self._in_axes)

@@ -13,8 +13,8 @@ from jax.tree_util import GetAttrKey
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.supervision import supervised
 
-# Under this name an instance keeps which of its attributes hold arrays.
-_CHILDREN = "_operator_children"
+#: under this name an instance keeps which of its attributes hold arrays.
+CHILDREN = "_operator_children"
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), types.FunctionType, type)
 
 
@@ -73,11 +73,11 @@ class Operator:
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop(_CHILDREN, None)
+        self.__dict__.pop(CHILDREN, None)
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.__dict__.pop(_CHILDREN, None)
+        self.__dict__.pop(CHILDREN, None)
         object.__delattr__(self, name)
 
     @classmethod
@@ -87,7 +87,7 @@ class Operator:
         for name, value in zip(structure.names, structure.values, strict=True):
             attributes[name] = value.restored() if type(value) is _Container else value
         attributes.update(zip(structure.children, children, strict=True))
-        attributes[_CHILDREN] = structure.children
+        attributes[CHILDREN] = structure.children
         return self
 
 
@@ -169,19 +169,19 @@ def _is_data(value: Any) -> bool:
 
 def _parts(op: Operator) -> tuple[list[Any], _Structure]:
     attributes = op.__dict__
-    children: tuple[str, ...] | None = attributes.get(_CHILDREN)
+    children: tuple[str, ...] | None = attributes.get(CHILDREN)
     if children is None:
-        names = sorted(name for name in attributes if name != _CHILDREN)
+        names = sorted(name for name in attributes if name != CHILDREN)
         children = tuple([name for name in names if _is_data(attributes[name])])
-        attributes[_CHILDREN] = children
+        attributes[CHILDREN] = children
     fixed_names, fixed = [], []
     for name in sorted(attributes):
-        if name == _CHILDREN or name in children:
+        if name == CHILDREN or name in children:
             continue
         value = attributes[name]
         if not isinstance(value, _PLAIN):
             if _is_data(value):  # an array was put into a list that had none
-                del attributes[_CHILDREN]
+                del attributes[CHILDREN]
                 return _parts(op)
             leaves, tree = jax.tree.flatten(value)
             if not (len(leaves) == 1 and leaves[0] is value):

@@ -46,10 +46,24 @@ class Program:
     context; ``size`` is how many of its entries are accounted for here.
     """
 
-    __slots__ = ("cache_size", "executables", "fn", "lock", "ready", "seconds", "size", "used")
+    __slots__ = (
+        "cache_size",
+        "executables",
+        "fn",
+        "key",
+        "lock",
+        "positions",
+        "ready",
+        "seconds",
+        "size",
+        "used",
+    )
 
-    def __init__(self, fn: Any) -> None:
+    def __init__(self, fn: Any, key: tuple[Any, ...], positions: tuple[int, ...]) -> None:
         self.fn = fn
+        self.key = key
+        #: where the operands stand among the leaves of a call
+        self.positions = positions
         self.cache_size = jit_cache_size(fn)
         self.lock = threading.Lock()
         self.ready = False

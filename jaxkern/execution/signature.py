@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.compat import ArrayImpl
 from jaxkern.execution.operator import Operator, is_hashable
 
 _NUMBERS = (bool, int, float, complex)
@@ -63,6 +64,24 @@ class Split:
     traced: bool
 
 
+def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
+    """The key that `split` finds, for the kinds of leaves that most calls have; None for others."""
+    key: list[Any] = [tree]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is ArrayImpl:
+            key.append(leaf.aval)
+        elif kind in _NUMBERS:
+            key.append(kind)
+        elif kind is str:
+            key.append((str, leaf))
+        elif kind is np.ndarray or isinstance(leaf, np.generic):
+            key.append((leaf.shape, leaf.dtype))
+        else:
+            return None
+    return tuple(key)
+
+
 def split(leaves: Sequence[Any], tree: Any, describe: Callable[[int], str]) -> Split:
     """Tells operands from what is fixed.
 
@@ -80,7 +99,9 @@ def split(leaves: Sequence[Any], tree: Any, describe: Callable[[int], str]) -> S
     fixed: list[Any] = [None] * len(leaves)
     traced = False
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        if type(leaf) is ArrayImpl:
+            key.append(leaf.aval)
+        elif isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             traced = traced or isinstance(leaf, jax.core.Tracer)
             key.append(jax.typeof(leaf))
         elif isinstance(leaf, (np.ndarray, np.generic)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator as python
 import threading
 import time
 import types
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
-import numpy as np
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.explanation import explanation
@@ -21,12 +21,15 @@ from jaxkern.execution.jit_options import JITOptions
 from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE, current_options
-from jaxkern.execution.signature import operators_in
+from jaxkern.execution.program import flat_function
+from jaxkern.execution.signature import operators_in, split
 from jaxkern.execution.supervision import supervised
 from jaxkern.execution.threads import Unit, run_units
 
 Strategy = Literal["auto", "parallel", "sequential"]
 _KEPT_PLANS = 64
+# Stands for an array in the calls of a program.
+_ARRAY = object()
 
 
 @dataclasses.dataclass
@@ -39,23 +42,26 @@ class _Part:
     program: Jitted | None = None
     #: for a program: the nodes whose values others need
     wanted: tuple[int, ...] = ()
-    #: and what its nodes need from outside
+    #: what its nodes need from outside, and the arrays that they are called with
     outside: list[Placeholder] = dataclasses.field(default_factory=list)
+    arrays: list[Any] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
 
 
 class Plan:
     """A recorded graph, what is known of its nodes, and the parts it runs in."""
 
-    def __init__(self, graph: Graph, kept: Any) -> None:
+    def __init__(self, graph: Graph, operators: list[Operator], arrays: list[Any]) -> None:
         self.graph = graph
-        # Their ids are in the key of this plan, so they must not be reused.
-        self.kept = kept
+        # Plans are told apart by the ids of the operators, which must not be reused.
+        self.operators = operators
+        #: those of the composite when it was recorded: a value may be in the graph
+        self.arrays = arrays
         #: of each node: "jax", "host" or None as long as it is unknown, and why
         self.kinds: list[str | None] = [None] * len(graph.nodes)
         self.reasons = [""] * len(graph.nodes)
         for node in graph.nodes:
-            if isinstance(node.op, Operator) and node.op.host:
+            if getattr(node.op, "host", False) is True:
                 self.kinds[node.index], self.reasons[node.index] = "host", "declared host"
         self.parts = self._single_parts()
         self.grouped = False
@@ -82,7 +88,8 @@ class Plan:
         part_of = {node.index: i for i, group in enumerate(groups) for node in group}
         result = {p.node for p in _refs(self.graph.result)}
         seconds = {part.nodes[0].index: part.seconds for part in self.parts}
-        self.parts = []
+        # Other threads may be reading the parts of single nodes.
+        parts: list[_Part] = []
         for number, group in enumerate(groups):
             inside = {node.index for node in group}
             after = {part_of[i] for node in group for i in node.after} - {number}
@@ -93,14 +100,27 @@ class Plan:
                 } | result
                 part.wanted = tuple(sorted(inside & used))
                 part.name = " + ".join(node.name for node in group)
-                part.outside = [
-                    p for n in group for p in _refs((n.args, n.kwargs)) if p.node not in inside
-                ]
-                program = _program(group, part.outside, part.wanted)
-                part.program = Jitted(program, JITOptions())
+                part.outside, part.arrays = _operands(group)
+                part.program = Jitted(_program(group, part.wanted), JITOptions())
             part.seconds = sum(seconds.get(node.index, 0.0) for node in group)
-            self.parts.append(part)
-        self.grouped = True
+            parts.append(part)
+        self.parts, self.grouped = parts, True
+
+    def adopt(self, old: Plan) -> None:
+        """Takes over what is known and compiled of a graph that differs in its arrays only."""
+        if not _same_form(self.graph, old.graph):
+            return
+        self.kinds, self.reasons = old.kinds, old.reasons
+        if not old.grouped:
+            return
+        parts: list[_Part] = []
+        for part in old.parts:
+            nodes = [self.graph.nodes[node.index] for node in part.nodes]
+            part = dataclasses.replace(part, nodes=nodes)
+            if part.program is not None:
+                part.outside, part.arrays = _operands(nodes)
+            parts.append(part)
+        self.parts, self.grouped = parts, True
 
 
 def _in_order(groups: list[list[Node]]) -> list[list[Node]]:
@@ -119,28 +139,62 @@ def _in_order(groups: list[list[Node]]) -> list[list[Node]]:
 
 
 def _refs(tree: Any) -> list[Placeholder]:
-    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Placeholder)]
+    return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
 
 
 def _resolved(tree: Any, value: Callable[[Placeholder], Any]) -> Any:
-    return jax.tree.map(lambda leaf: value(leaf) if isinstance(leaf, Placeholder) else leaf, tree)
+    return jax.tree.map(lambda leaf: value(leaf) if type(leaf) is Placeholder else leaf, tree)
 
 
-def _program(
-    nodes: list[Node], outside: list[Placeholder], wanted: tuple[int, ...]
-) -> Callable[..., Any]:
-    """The nodes as one function of their operators and of the values from outside."""
+def _is_given(leaf: Any) -> bool:
+    return type(leaf) is not Placeholder and is_array(leaf)
 
-    def program(ops: list[Any], given: list[Any]) -> list[Any]:
+
+def _same_form(one: Graph, other: Graph) -> bool:
+    """Whether two graphs differ in the values of arrays only."""
+    if not _identical([node.op for node in one.nodes], [node.op for node in other.nodes]):
+        return False
+    trees = [(graph.result, [(n.args, n.kwargs) for n in graph.nodes]) for graph in (one, other)]
+    (mine, my_tree), (theirs, their_tree) = map(jax.tree.flatten, trees)
+    same_trees = bool(my_tree == their_tree)  # type: ignore[operator]
+    return same_trees and [*map(_form, mine)] == [*map(_form, theirs)]
+
+
+def _form(leaf: Any) -> Any:
+    if type(leaf) is Placeholder:
+        return Placeholder, leaf.origin
+    return (leaf.shape, leaf.dtype) if is_array(leaf) else (type(leaf), leaf)
+
+
+def _operands(nodes: list[Node]) -> tuple[list[Placeholder], list[Any]]:
+    """What the program of these nodes needs from outside, and the arrays that they are given."""
+    inside = {node.index for node in nodes}
+    leaves = jax.tree.leaves([(node.args, node.kwargs) for node in nodes])
+    outside = [p for p in _refs(leaves) if p.node not in inside]
+    return outside, [leaf for leaf in leaves if _is_given(leaf)]
+
+
+def _program(nodes: list[Node], wanted: tuple[int, ...]) -> Callable[..., Any]:
+    """The nodes as one function of their operators, the values from outside, and their arrays."""
+    inside = {node.index for node in nodes}
+    indices = [node.index for node in nodes]
+    # Without the arrays themselves, which may be replaced and should then be freed.
+    calls = jax.tree.map(
+        lambda leaf: _ARRAY if _is_given(leaf) else leaf, [(n.args, n.kwargs) for n in nodes]
+    )
+
+    def program(ops: list[Any], outside: list[Any], arrays: list[Any]) -> list[Any]:
         values: dict[int, Any] = {}
-        known = {id(p): value for p, value in zip(outside, given, strict=True)}
+        outer, given = iter(outside), iter(arrays)
 
-        def value(p: Placeholder) -> Any:
-            return known[id(p)] if id(p) in known else p.resolved(values.__getitem__)
+        def value(leaf: Any) -> Any:
+            if type(leaf) is Placeholder:
+                return leaf.resolved(values.__getitem__) if leaf.node in inside else next(outer)
+            return next(given) if leaf is _ARRAY else leaf
 
-        for node, op in zip(nodes, ops, strict=True):
-            args, kwargs = _resolved((node.args, node.kwargs), value)
-            values[node.index] = op(*args, **kwargs)
+        for index, op, call in zip(indices, ops, calls, strict=True):
+            args, kwargs = jax.tree.map(value, call)
+            values[index] = op(*args, **kwargs)
         return [values[index] for index in wanted]
 
     return program
@@ -157,7 +211,8 @@ class Structural:
         self.composite = fn
         self._strategy, self._workers = strategy, workers
         self._name = getattr(fn, "__name__", None) or type(fn).__name__
-        self._lock = threading.Lock()
+        # A composite may call itself, on constants, while it is recorded.
+        self._lock = threading.RLock()
         self._plans: OrderedDict[Any, Plan | str] = OrderedDict()
         self._last: Plan | str | None = None
 
@@ -167,9 +222,9 @@ class Structural:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         active = ACTIVE.get()
         if active is not None:
-            if active.recorder is not None and active.recorder.concerns((args, kwargs)):
+            if active.recorder is not None:
                 # A composite inside another one is part of the same graph.
-                return active.recorder.expanded(self.composite, args, kwargs)
+                return active.recorder.nested(self, args, kwargs)
             return supervised(active, self._name, "graph", self._call, args, kwargs)
         return self._call(args, kwargs)
 
@@ -194,25 +249,30 @@ class Structural:
         return None, args
 
     def _plan(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Plan | str:
-        kept: list[Any] = []
+        arrays: list[Any] = []
+        operators: list[Operator] = []
         structure = None
         if owner is not None:
-            data, structure = jax.tree.flatten(owner)
-            kept = [*data, *operators_in(owner)]
+            arrays, structure = jax.tree.flatten(owner)
+            operators = operators_in(owner)
         kinds = tuple((x.shape, x.dtype) if is_array(x) else type(x) for x in leaves)
         tree = jax.tree.structure((rest, kwargs))
-        key = (structure, tree, kinds, tuple(id(x) for x in kept))
+        key = (structure, tree, kinds, tuple(map(id, operators)))
         with self._lock:
             plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._recorded(owner, rest, kwargs, kept)
+            if plan is None or (isinstance(plan, Plan) and not _identical(plan.arrays, arrays)):
+                old, graph = plan, self._recorded(owner, rest, kwargs)
+                plan = Plan(graph, operators, arrays) if isinstance(graph, Graph) else graph
+                if isinstance(old, Plan) and isinstance(plan, Plan):
+                    plan.adopt(old)
+                self._plans[key] = plan
                 if len(self._plans) > _KEPT_PLANS:
                     self._plans.popitem(last=False)
-            else:
-                self._plans.move_to_end(key)
+            self._plans.move_to_end(key)
         return plan
 
-    def _recorded(self, owner: Any, rest: Any, kwargs: Any, kept: list[Any]) -> Plan | str:
+    def _recorded(self, owner: Any, rest: Any, kwargs: Any) -> Graph | str:
+        """The graph of a call, or why it has none."""
         forward: Any = self.composite
         if isinstance(self.composite, Operator):
             forward = self.composite.forward
@@ -220,12 +280,20 @@ class Structural:
         elif owner is not None:
             forward = types.MethodType(self.composite, owner)
         try:
-            return Plan(Recorder().record(forward, rest, kwargs), kept)
-        except (SymbolicError, TypeError) as error:
+            return Recorder().record(forward, rest, kwargs)
+        except Exception as error:  # what JAX, NumPy and others say to a placeholder
             if self._strategy == "parallel":
-                error.add_note(f"structural_jit: {self._name} has no graph to run in parallel")
-                raise
-            return str(error)
+                note = f"structural_jit: {self._name} has no graph to run in parallel"
+                if isinstance(error, SymbolicError):
+                    error.add_note(note)
+                    raise
+                what = f"{type(error).__name__}: {error}"
+                raise SymbolicError(f"{note}; while it was recorded: {what}") from error
+            return (
+                str(error)
+                if isinstance(error, SymbolicError)
+                else (f"it cannot be called on placeholders ({type(error).__name__}: {error})")
+            )
 
     def _run(self, plan: Plan, leaves: list[Any]) -> Any:
         values: dict[int, Any] = {-1 - index: leaf for index, leaf in enumerate(leaves)}
@@ -256,7 +324,7 @@ class Structural:
     def _run_program(self, part: _Part, values: dict[int, Any]) -> None:
         assert part.program is not None
         given = [p.resolved(values.__getitem__) for p in part.outside]
-        results = part.program([node.op for node in part.nodes], given)
+        results = part.program([node.op for node in part.nodes], given, part.arrays)
         values.update(zip(part.wanted, results, strict=True))
 
     def _run_part(self, plan: Plan, part: _Part, values: dict[int, Any]) -> None:
@@ -273,7 +341,13 @@ class Structural:
             if plan.kinds[node.index] is None:
                 plan.kinds[node.index], plan.reasons[node.index] = _kind(node, args, kwargs)
             started = time.perf_counter()
-            values[node.index] = jax.block_until_ready(_called(node, args, kwargs))
+            values[node.index] = result = jax.block_until_ready(_called(node, args, kwargs))
+            if plan.kinds[node.index] == "jax":
+                # A program would make arrays of JAX of these, and of other types perhaps.
+                other = [x for x in jax.tree.leaves(result) if not isinstance(x, jax.Array)]
+                if other:
+                    plan.reasons[node.index] = f"it returns a {type(other[0]).__name__}"
+                    plan.kinds[node.index] = "host"
         # The time of a call that compiles says nothing about the next one.
         if part.program is None or part.program.misses == compiled:
             part.seconds = time.perf_counter() - started
@@ -292,6 +366,10 @@ class Structural:
         return explanation(self._name, plan, self._strategy, self._workers)
 
 
+def _identical(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(python.is_, one, other))
+
+
 def _called(node: Node, args: Any, kwargs: Any) -> Any:
     active = ACTIVE.get()
     if active is None or isinstance(node.op, Operator):
@@ -304,12 +382,15 @@ def _kind(node: Node, args: Any, kwargs: Any) -> tuple[str, str]:
     for leaf in jax.tree.leaves((args, kwargs)):
         if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
             return "host", f"an argument is a {type(leaf).__name__}"
+    # The operator is an operand: a trace that changes it changes a copy, and is an error.
+    is_tree = not jax.tree_util.all_leaves([node.op])
     try:
-        results = jax.eval_shape(lambda a, k: node.op(*a, **k), args, kwargs)
+        leaves, tree = jax.tree.flatten((node.op if is_tree else None, args, kwargs))
+        parts = split(leaves, tree, lambda index: f"{node.name}: leaf {index}")
+        call = lambda given: (given[0] if is_tree else node.op)(*given[1], **given[2])  # noqa: E731
+        jax.eval_shape(flat_function(call, tree, parts, node.name), *parts.operands)
     except Exception as error:  # whatever it is, the host's run will show it
         return "host", f"JAX cannot trace it ({type(error).__name__})"
-    if any(np.dtype(x.dtype).kind == "O" for x in jax.tree.leaves(results) if is_array(x)):
-        return "host", "it returns objects"
     return "jax", "JAX traces it"
 
 

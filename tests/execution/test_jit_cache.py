@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -96,11 +96,58 @@ def test_contexts_and_shardings_are_counted_and_bounded():
         assert ex.jit(lambda x: x * 2)(np.ones(2)).dtype == jnp.float64
 
 
+def test_one_key_for_all_ways_into_the_cache():
+    f = ex.jit(lambda *xs, **named: jax.tree.leaves((xs, named))[0] + 1)
+    x, wide = jnp.ones(3), jnp.ones(4)
+    ex.precompile(f, (jax.ShapeDtypeStruct((3,), jnp.float32),))
+    for _ in range(3):
+        f(x)
+    assert counts(f) == (3, 0, 0, 1)
+    # The same arrays in another structure, or with something beside them.
+    for args, named in [(({"a": x},), {}), ((x, 2.0), {}), ((x, "how"), {}), ((), {"a": x})]:
+        hits, misses, *_ = counts(f)
+        for _ in range(3):
+            np.testing.assert_array_equal(f(*args, **named), x + 1)
+        assert counts(f)[:2] == (hits + 2, misses + 1)
+    assert float(f(wide)[3]) == 2
+    f.cache_clear()
+    assert f(x).shape == (3,)
+    assert counts(f) == (0, 1, 0, 1)
+
+
+def test_threads_that_evict_one_anothers_programs_get_right_results():
+    f = ex.jit(lambda x, y: x + y, options=ex.JITOptions(cache_size=2))
+    arrays = [jnp.full(n, float(n)) for n in range(1, 6)]
+    wrong, calls = [], 40
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for n in rng.integers(0, 5, calls):
+            try:
+                result = f(arrays[n], arrays[n])
+                if result.tolist() != [2.0 * (n + 1)] * (n + 1):
+                    wrong.append((n, result))
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    info = f.cache_info()
+    assert info.programs <= 2
+    assert info.hits + info.misses == 4 * calls
+    assert len(f._bare) <= len(f._programs) <= 2
+
+
 def test_precompiled_shapes_are_hits():
-    slow = []
+    slow, go_on = [], threading.Event()
+    go_on.set()
 
     def f(x, y):
-        slow.append(time.sleep(0.2))
+        slow.append(go_on.wait(60))
         return x @ y
 
     sample = (jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32))
@@ -109,8 +156,10 @@ def test_precompiled_shapes_are_hits():
     assert once(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]
     assert counts(once) == (1, 0, 0, 1)
     late = ex.jit(f)
+    go_on.clear()
     handle = ex.precompile(late, sample, background=True)
     assert not handle.done
+    threading.Timer(0.2, go_on.set).start()
     assert late(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]  # waits for it
     handle.wait(20)
     assert len(slow) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -64,17 +66,21 @@ def test_random_graphs_take_their_critical_path(seed):
     path = brute_force_path(seconds, after)
     assert sum(seconds[i] for i in longest_path(seconds, after)) == pytest.approx(path)
     best = np.inf
-    for _ in range(4):  # other work on the machine delays a thread now and then
+    for _ in range(20):  # other work on the machine delays threads
         log.clear()
         start = time.perf_counter()
         assert graph(5) == expected
-        best = min(best, time.perf_counter() - start)
+        took = time.perf_counter() - start
         times = {int(name): (begin, end) for name, begin, end in log}
         for i, before in enumerate(after):
             assert all(times[j][1] <= times[i][0] for j in before)
-        if best < 1.2 * path:
+        assert took >= path
+        # A busy machine prolongs the sleeps too: the path is that of the same run.
+        slept = [times[i][1] - times[i][0] for i in range(len(after))]
+        best = min(best, took / brute_force_path(slept, after))
+        if best < 1.2:
             break
-    assert path <= best < 1.2 * path
+    assert best < 1.2
 
 
 class Mixed(ex.Operator):
@@ -94,12 +100,14 @@ def test_jax_parts_are_one_program_and_host_parts_overlap():
     log: list = []
     composite = ex.structural_jit(Mixed)(log)
     wanted = {"sum": 2 * 2 * 3.0 + 2 * np.sin(2.0), "host": 2 * np.sin(2.0) + 1}
-    for _ in range(3):
+    for turn in range(20):  # a busy machine may begin one after the other's end
         log.clear()
         result = composite(jnp.float32(2))
         np.testing.assert_allclose(result["sum"], wanted["sum"], rtol=1e-6)
         np.testing.assert_allclose(result["host"], wanted["host"], rtol=1e-6)
-    (_, b0, e0), (_, b1, e1) = log
+        (_, b0, e0), (_, b1, e1) = log
+        if turn > 1 and max(b0, b1) < min(e0, e1):
+            break
     assert max(b0, b1) < min(e0, e1)
     text = composite.forward.explain()
     # sin and the first double wait for nothing; the rest of JAX waits for both sleepers.
@@ -127,6 +135,125 @@ def test_changed_attributes_are_seen():
     op.first = ex.operator(lambda x: -x)
     assert float(run(jnp.float32(3))) == -1
     assert float(jax.grad(run)(3.0)) == -1
+
+
+STEP = ex.operator(lambda x: x, host=True)
+TABLE = {"a": 1, "b": 2}
+
+WITHOUT_GRAPH = {
+    "type": (lambda x: STEP("text" if isinstance(x, str) else "number"), "a"),
+    "lookup": (lambda x: STEP(TABLE[x]), "a"),
+    "default": (lambda x: STEP(TABLE.get(x, 0)), "b"),
+    "numpy": (lambda x: STEP(np.ones(2) * STEP(x)), 3.0),
+    "jax": (lambda x: STEP(jnp.sin(STEP(x))), np.float32(3)),
+    "method": (lambda x: STEP(x.sum()), np.arange(3)),
+    "loop": (lambda x: [STEP(i) for i in range(x)], 3),
+}
+PLAIN = ex.operator(lambda x: x * x)
+WITH_GRAPH = {
+    "map": (lambda x: STEP(ex.pmap(lambda v: float(v) + 1, host=True)(STEP(x))), np.arange(3.0)),
+    "bits": (lambda x: (~STEP(x) << 3) ^ STEP(+x) | divmod(STEP(x), 2)[1], 5),
+    "integers": (lambda x: PLAIN(PLAIN(x)), 2**20),
+    "float64": (lambda x: PLAIN(x), np.arange(3) + 1e-12),
+    "constants": (lambda x: (x, 7, STEP(x), None), 2.0),
+}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "parallel", "sequential"])
+@pytest.mark.parametrize("name", [*WITHOUT_GRAPH, *WITH_GRAPH])
+def test_results_are_those_of_the_plain_call(name, strategy):
+    composite, x = {**WITHOUT_GRAPH, **WITH_GRAPH}[name]
+    run = ex.structural_jit(composite, execution_strategy=strategy)
+    if name in WITHOUT_GRAPH and strategy == "parallel":
+        with pytest.raises(ex.SymbolicError):
+            run(x)
+        return
+    wanted = composite(x)
+    for _ in range(3):
+        got = run(x)
+        assert jax.tree.structure(got) == jax.tree.structure(wanted)
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            assert type(g) is type(w)
+            np.testing.assert_array_equal(g, w)
+            assert np.asarray(g).dtype == np.asarray(w).dtype
+
+
+def test_operators_that_change_run_as_written():
+    class Counts(ex.Operator):
+        def __init__(self):
+            self.count, self.step = 0, STEP
+
+        def forward(self, *, inputs):
+            self.count = self.count + 1
+            return self.step(inputs) + self.count
+
+    class Appends(ex.Operator):
+        def __init__(self):
+            self.seen, self.step = [], STEP
+
+        def forward(self, *, inputs):
+            self.seen.append("call")
+            return self.step(inputs)
+
+    class Leaf(ex.Operator):
+        def __init__(self):
+            self.count = 0
+
+        def forward(self, *, inputs):
+            self.count += 1
+            return inputs * self.count
+
+    counts, appends, leaf = Counts(), Appends(), Leaf()
+    run = ex.structural_jit(counts)
+    assert [run(1), run(1), run(1)] == [2, 3, 4]
+    assert "changes its attribute 'count'" in run.explain()
+    run = ex.structural_jit(appends)
+    assert [run(1), run(1)] == [1, 1]
+    assert appends.seen == ["call", "call"]
+    run = ex.structural_jit(lambda x: STEP(leaf(x)))
+    assert [float(run(jnp.ones(()))) for _ in range(3)] == [1, 2, 3]
+
+
+def test_changed_arrays_compile_nothing_and_are_let_go():
+    traces = []
+
+    def weigh(x, w):
+        traces.append(1)
+        return x @ w
+
+    class Layer(ex.Operator):
+        def __init__(self):
+            self.inner = ex.operator(lambda x: jnp.tanh(x))
+            self.weigh = weigh
+            self.w, self.table = jnp.eye(2), np.ones(2, np.float32)
+
+        def forward(self, *, inputs):
+            return self.weigh(self.inner(inputs), self.w) + self.table
+
+    op, x = Layer(), jnp.ones(2)
+    run = ex.structural_jit(op)
+    run(x), run(x)
+    before = len(traces)
+    first = weakref.ref(op.w)
+    for scale in (2.0, 3.0, 4.0):
+        op.w = scale * jnp.eye(2)
+        op.table[:] = scale
+        np.testing.assert_allclose(run(x), scale * np.tanh(1) + scale * np.ones(2), rtol=1e-6)
+    assert len(traces) == before
+    gc.collect()
+    assert first() is None
+
+
+def test_a_composite_may_call_itself_while_it_is_recorded():
+    def counted(x, more):
+        return STEP(x) + (run(1.0, None) if more is not None else 0)
+
+    run = ex.structural_jit(counted)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(run(2.0, 1)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert done == [3.0]
 
 
 def test_control_flow_by_data_falls_back_or_is_an_error():
@@ -175,7 +302,7 @@ def test_sequential_and_limits_are_kept():
     assert peak(ex.structural_jit(fan, execution_strategy="sequential")) == 1
     assert peak(ex.structural_jit(fan, max_workers=2)) == 2
     free = ex.structural_jit(fan)
-    assert peak(free) > 2
+    assert any(peak(free) > 2 for _ in range(20))  # a busy machine may begin them one by one
     with ex.execution_options(use_parallel=False):
         assert peak(free) == 1
         assert "use_parallel=False" in free.explain()
