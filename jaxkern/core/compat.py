@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
+
+# Public in jax.extend, which imports Pallas: half of what importing jaxkern would take.
+from jax._src.core import Primitive as Primitive
 from jax._src.core import trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
 
 from jaxkern.core import compat, registry
 from jaxkern.core.backend import current_backend
 from jaxkern.core.batch import Struct, as_tuple, batch_shape, core_structs, nbytes
+from jaxkern.core.compat import Primitive
 from jaxkern.core.cost import Cost
 from jaxkern.core.rules import make_primitive
 

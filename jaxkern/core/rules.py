@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxkern.core import registry
 from jaxkern.core.batch import as_tuple, batch_shape
+from jaxkern.core.compat import Primitive
 from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.core.lowering import lower, lower_fallback
 
