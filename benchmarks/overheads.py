@@ -1,9 +1,10 @@
-"""What jaxkern costs beside its kernels: import, tracing and compiling, and memory.
+"""What jaxkern costs beside its kernels: import, tracing and compiling, memory, tools that are off.
 
     python benchmarks/overheads.py
 
 Import times are whole processes, interleaved; compile times are of fresh functions in one process;
-memory is the peak of a process beyond the input and the output of the call.
+memory is the peak of a process beyond the input and the output of the call; a jitted call is timed
+in processes that have left `watch_compiles` and in others that never entered it, interleaved.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 import jaxkern as jk
 
-IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB = 60.0, 60.0, 4.0
+IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB, WATCH_BAR_US = 60.0, 60.0, 4.0, 1.0
 
 
 def process(code: str) -> str:
@@ -100,12 +101,41 @@ def memory() -> dict[str, float]:
     return found
 
 
+_CALLS = """
+import time
+import jax, jax.numpy as jnp, jaxkern as jk
+fn, x = jax.jit(lambda x: x + 1), jnp.ones(4)
+if {watched}:
+    with jk.performance.watch_compiles():
+        fn(x)
+jax.block_until_ready(fn(x))
+best = float("inf")
+for _ in range(400):
+    begin = time.perf_counter()
+    for _ in range(100):
+        y = fn(x)
+    y.block_until_ready()
+    best = min(best, (time.perf_counter() - begin) / 100)
+print(best)
+"""
+
+
+def watches(rounds: int) -> dict[str, list[float]]:
+    """Seconds of a jitted call, the least of a process, after a watch and without one."""
+    found: dict[str, list[float]] = {"never watched": [], "watched before": []}
+    for _ in harness.progress(range(rounds), "watches"):
+        for name, seconds in found.items():
+            seconds.append(float(process(_CALLS.format(watched=name == "watched before"))))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
     quick = parser.parse_args().quick
     imported, compiled = imports(5 if quick else 15), compiles(5 if quick else 15)
     beyond = memory()
+    watched = watches(3 if quick else 9)
     extra = {
         "import jaxkern beyond import jax, ms": (
             1e3 * (statistics.median(imported["jaxkern"]) - statistics.median(imported["jax"])),
@@ -114,6 +144,14 @@ def main() -> None:
         "tracing and compiling apply beyond an empty function, ms": (
             1e3 * (statistics.median(compiled["apply"]) - statistics.median(compiled["empty"])),
             COMPILE_BAR_MS,
+        ),
+        "a jitted call after watch_compiles beyond one without, us": (
+            1e6
+            * (
+                statistics.median(watched["watched before"])
+                - statistics.median(watched["never watched"])
+            ),
+            WATCH_BAR_US,
         ),
     }
     threads = int(harness.machine()["cores"])
@@ -135,6 +173,7 @@ def main() -> None:
         "machine": machine,
         "versions": versions,
         "seconds": {"import": imported, "compile": compiled},
+        "watch_seconds": watched,
         "memory_mib": beyond,
         "results": {name: {"value": v, "bar": b} for name, (v, b) in extra.items()},
     }
