@@ -11,7 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_every_program_is_a_step():
     code = (
-        "import run; from pathlib import Path;"
+        "import sys; sys.path.insert(0, '.'); import run; from pathlib import Path;"
         "print(*[Path(part).name for s in run.STEPS for c in s.commands for part in c])"
     )
     done = subprocess.run(

@@ -16,6 +16,9 @@ import jaxkern as jk
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.profile import CompileWatch
 
+# Of memory that is the process's own.
+_OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
 
 def test_counts_calls_and_waits():
     calls = []
@@ -101,7 +104,7 @@ def test_peak_memory_is_the_systems():
     with jk.benchmarking.ResourceMeter() as before:
         pass
     # A mapping of its own: an array may get memory that the allocator kept from another test.
-    with jk.benchmarking.ResourceMeter() as meter, mmap.mmap(-1, size) as taken:
+    with jk.benchmarking.ResourceMeter() as meter, mmap.mmap(-1, size, flags=_OWN) as taken:
         for start in range(0, size, 2**20):
             taken[start : start + 2**20] = bytes(2**20)
     with jk.benchmarking.ResourceMeter() as after:

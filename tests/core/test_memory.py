@@ -45,7 +45,7 @@ def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
     before = memory.available_bytes()
     assert 0 < before < 2 * memory.GIB
     # A mapping of its own: an array may get memory that the allocator kept from another test.
-    with mmap.mmap(-1, 32 << 20) as taken:
+    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
         taken.write(b"x" * len(taken))
         assert before - memory.available_bytes() > len(taken) / 2
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "inf")

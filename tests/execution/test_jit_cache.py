@@ -143,10 +143,11 @@ def test_threads_that_evict_one_anothers_programs_get_right_results():
 
 
 def test_precompiled_shapes_are_hits():
-    slow, go_on = [], threading.Event()
+    slow, begun, go_on = [], threading.Event(), threading.Event()
     go_on.set()
 
     def f(x, y):
+        begun.set()
         slow.append(go_on.wait(60))
         return x @ y
 
@@ -156,8 +157,10 @@ def test_precompiled_shapes_are_hits():
     assert once(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]
     assert counts(once) == (1, 0, 0, 1)
     late = ex.jit(f)
+    begun.clear()
     go_on.clear()
     handle = ex.precompile(late, sample, background=True)
+    assert begun.wait(60)
     assert not handle.done
     threading.Timer(0.2, go_on.set).start()
     assert late(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]  # waits for it

@@ -254,7 +254,7 @@ def test_32_bit_mode(backend):
             jnp.asarray(PARAMS)
         )
     assert got.dtype == data.dtype == slope.dtype == np.float32
-    assert np.abs(data).max() < 1e-5  # rounding of got, over sigma
+    assert np.abs(data).max() < 2.5e-5  # two roundings of got, over sigma
     wanted = reference.g2(PARAMS, CONTRAST, OFFSET)
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     exact = jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(jnp.asarray(PARAMS))
