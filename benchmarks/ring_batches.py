@@ -51,7 +51,6 @@ GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
 SPIN_CAPACITY = 32
 SPIN_EPOCHS = 4
 SLOTS = 4
-WARM = 4  # batches after which the producer is ahead
 
 
 @dataclass
@@ -242,10 +241,9 @@ def consumer_wait(ways: Ways) -> dict[str, float]:
                 except TimeoutError:
                     pass
             works.append(work := 1.2 * (time.perf_counter() - begin) / taken)
-            for _ in range(WARM):  # nobody is ahead of the first ones
-                batches.get()
+            time.sleep(0.1)  # nobody is ahead of the first batches
             first, begin, asked = batches.stats().consumer_wait, time.perf_counter(), 0.0
-            for _ in range(COUNT // BATCH - WARM - SLOTS):
+            for _ in range(COUNT // BATCH - SLOTS):
                 before = time.perf_counter()
                 batch = batches.get()
                 taken_at = time.perf_counter()
