@@ -143,10 +143,8 @@ def main() -> None:
         return
     machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
     record = {"machine": machine, "versions": versions, "rows": rows, "graph_ratio": ratio}
-    head = f"# Execution\n\n{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
-        f"{k} {v}" for k, v in versions.items()
-    )
-    path = harness.write("execution", record, f"{head}. Medians.\n\n{text}\n")
+    head = harness.conditions(machine, versions)
+    path = harness.write("execution", record, f"# Execution\n\n{head}. Medians.\n\n{text}\n")
     print(f"wrote {path}")
 
 

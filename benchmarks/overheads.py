@@ -179,10 +179,8 @@ def main() -> None:
         "memory_mib": beyond,
         "results": {name: {"value": v, "bar": b} for name, (v, b) in extra.items()},
     }
-    head = f"# Overheads\n\n{machine['cpu']}, {threads} cores; " + ", ".join(
-        f"{k} {v}" for k, v in versions.items()
-    )
-    path = harness.write("overheads", record, f"{head}. Medians.\n\n{text}\n")
+    head = harness.conditions(machine, versions)
+    path = harness.write("overheads", record, f"# Overheads\n\n{head}. Medians.\n\n{text}\n")
     print(f"wrote {path}")
 
 

@@ -276,9 +276,7 @@ def main() -> None:
         return
     machine = harness.machine()
     versions = harness.versions("jaxkern", "jax", "jaxlib", "numpy", "scipy", "nlsq")
-    head = f"{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
-        f"{k} {v}" for k, v in versions.items()
-    )
+    head = harness.conditions(machine, versions)
     body = f"# Fits of two-time correlations\n\n{head}. Medians.\n\n{text}\n"
     record = {"machine": machine, "versions": versions, "rows": rows, "cases": record}
     print(f"wrote {harness.write('xpcs-fits', record, body)}")

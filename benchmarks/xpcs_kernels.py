@@ -120,9 +120,7 @@ def main() -> None:
     if quick:
         return
     machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
-    head = f"{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
-        f"{k} {v}" for k, v in versions.items()
-    )
+    head = harness.conditions(machine, versions)
     body = f"# XPCS kernels\n\n{head}. Medians; every point of a data set counts.\n\n{text}\n"
     record = {"machine": machine, "versions": versions, "work": record}
     print(f"wrote {harness.write('xpcs-kernels', record, body)}")

@@ -272,9 +272,7 @@ def main() -> None:
         return
     machine = harness.machine()
     versions = harness.versions("jaxkern", "jax", "jaxlib", "numpy", "scipy")
-    head = f"{machine['cpu']}, {machine['cores']} cores; " + ", ".join(
-        f"{k} {v}" for k, v in versions.items()
-    )
+    head = harness.conditions(machine, versions)
     body = (
         f"# A fit that streams {record['points']:,} points f32 from a file\n\n{head}. The kernel "
         f"and the reading of the file were timed beside the fit.\n\n{text}\n"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
+from jaxkern.core.machine import cpu_model
 from jaxkern.core.memory import memory_limit
-from jaxkern.core.threads import num_threads
+from jaxkern.core.threads import num_threads, schedulable_cpus
 
 _PACKAGES = ("jax", "jaxlib", "numpy")
 
@@ -28,8 +27,8 @@ def environment() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
-            "cpu": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+            "cpu": cpu_model(),
+            "cores": schedulable_cpus(),
             "memory_gib": round(memory_limit(), 2),
             "devices": _devices(),
         },
@@ -52,14 +51,6 @@ def differences(mine: dict[str, Any], other: dict[str, Any], part: str) -> list[
         for name in sorted({*now, *then})
         if now.get(name) != then.get(name)
     ]
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _devices() -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +15,8 @@ from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.measurement import Measurement, duration
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
+from jaxkern.core.compile_clock import CompileClock
 
-_COMPILE_EVENTS = "/jax/core/compile/"
 MOST_CALLS = 10_000
 
 
@@ -83,7 +81,7 @@ def profile_fn(
     """
     if calls < 1 or warmup < 0:
         raise ValueError(f"calls={calls}, warmup={warmup}; wanted calls from 1 and warmup from 0")
-    with CompileWatch() as watch:
+    with CompileClock() as clock:
         started = time.perf_counter()
         callee = Callee(fn, args)
         callee()
@@ -108,7 +106,7 @@ def profile_fn(
             f"results were ready.{copied}",
         ),
         resources=meter.used,
-        compile_seconds=watch.seconds,
+        compile_seconds=clock.seconds,
         first_call_seconds=first,
     )
 
@@ -120,40 +118,3 @@ def shapes(args: tuple[Any, ...]) -> dict[str, str]:
         for path, leaf in jax.tree.leaves_with_path(args)
         if hasattr(leaf, "dtype")
     }
-
-
-class CompileWatch:
-    """Sums the time in which this thread traced, lowered or compiled inside a ``with`` block.
-
-    JAX reports each phase at its end, and a nested function's within its caller's: overlapping
-    spans count once.
-    """
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[float, float]] = []
-
-    @property
-    def seconds(self) -> float:
-        total, reached = 0.0, -float("inf")
-        for begin, end in sorted(self.spans):
-            total += max(0.0, end - max(begin, reached))
-            reached = max(reached, end)
-        return total
-
-    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event.startswith(_COMPILE_EVENTS) and threading.get_ident() == self._thread:
-            now = time.perf_counter()
-            self.spans.append((now - duration_secs, now))
-
-    def __enter__(self) -> Self:
-        self._thread = threading.get_ident()
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._heard)

@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    from jaxkern.benchmarking.profile import CompileWatch
     from jaxkern.benchmarking.saved import DIRECTORY
     from jaxkern.benchmarking.trace import trace
+    from jaxkern.core.compile_clock import CompileClock
 
     script: Path = chosen.script
     if not script.is_file():
@@ -49,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
     folder = (chosen.output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
     plot = chosen.plot.absolute() if chosen.plot is not None else None
     shown = _stdout_to_stderr() if chosen.json else contextlib.nullcontext()
-    with trace(folder, top=0, python=chosen.python) as recorded, CompileWatch() as compiling, shown:
+    with trace(folder, top=0, python=chosen.python) as recorded, CompileClock() as compiling, shown:
         started = time.perf_counter()
         code = _execute(script, chosen.arguments)
         wall = time.perf_counter() - started

@@ -166,6 +166,14 @@ def reshape(value: Any, aval: Any) -> Any:
 UNNAMED = "<unnamed function>"
 
 
+# Who logs under jax_log_compiles and jax_explain_cache_misses.
+COMPILE_LOGGERS = (
+    "jax._src.interpreters.partial_eval",
+    "jax._src.interpreters.pxla",
+    "jax._src.dispatch",
+)
+
+
 class TracedCall(NamedTuple):
     """A call that JAX is about to trace. Arguments: path in ``(args, kwargs)`` to aval or value.
 

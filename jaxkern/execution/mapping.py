@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxkern.core.axes import flat_axes
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE
@@ -174,30 +175,15 @@ def _traceable(fn: Any, args: Any) -> bool:
 
 def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:
     """The mapped axis of each leaf, from a tree of them as ``jax.vmap`` takes it."""
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
-    if isinstance(in_axes, tuple) and len(in_axes) != len(args):
+    if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
         raise ValueError(
             f"{kind}: in_axes has {len(in_axes)} entries and there are {len(args)} arguments"
         )
-    try:
-        spread = jax.tree.map(
-            lambda axis, part: jax.tree.map(lambda _: (axis,), part),
-            in_axes,
-            tuple(args),
-            is_leaf=lambda x: x is None or isinstance(x, int),
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{kind}: in_axes {in_axes!r} does not fit the arguments: {error}"
-        ) from None
-    pairs = jax.tree.leaves(
-        spread,
-        is_leaf=lambda x: (
-            isinstance(x, tuple) and len(x) == 1 and (x[0] is None or isinstance(x[0], int))
-        ),
+    wanted = (
+        f"{kind}: in_axes is {in_axes!r}; wanted an axis or None for each argument (or a prefix of "
+        "their trees), or one for all"
     )
-    return [pair[0] for pair in pairs]
+    return flat_axes(in_axes, tuple(args), wanted)
 
 
 def _size(kind: str, args: Any, leaves: Sequence[Any], axes: Sequence[int | None]) -> int:

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxkern.core.compat import jit_cache_size
+from jaxkern.core.compile_clock import CompileClock
 from jaxkern.execution.operator import is_array, is_hashable
 from jaxkern.execution.signature import FixedArgument, FixedResult, Split, operators_in
-
-_clock = threading.local()
-_listening = threading.Lock()
-_listens = False
-# Tracing, lowering and compiling, each apart.
-_COMPILING = "/jax/core/compile/"
-
-
-def _compile_clock() -> float:
-    """Seconds that this thread has spent compiling since it was first asked."""
-    return getattr(_clock, "seconds", 0.0)
-
-
-def _listen() -> None:
-    """Starts the clock; JAX calls back in the thread that compiles."""
-    global _listens
-    with _listening:
-        if not _listens:
-            jax.monitoring.register_event_duration_secs_listener(_note)
-            _listens = True
-
-
-def _note(event: str, duration_secs: float, **_: Any) -> None:
-    if event.startswith(_COMPILING):
-        _clock.seconds = _compile_clock() + duration_secs
 
 
 class Program:
@@ -77,15 +52,14 @@ class Program:
 
         Compiling ahead fills the cache that calls look into.
         """
-        _listen()
-        before, started = _compile_clock(), time.perf_counter()
-        executable = self.fn.lower(*operands).compile()
+        with CompileClock() as clock:
+            executable = self.fn.lower(*operands).compile()
         runtime = executable.runtime_executable()
         known = any(runtime is other.runtime_executable() for other in self.executables)
         if not known:
             self.executables.append(executable)
             # A second sharding reuses the trace: the clock is what it took, whoever began it.
-            self.seconds += max(_compile_clock() - before, 0.0) or time.perf_counter() - started
+            self.seconds += clock.seconds
         return not known
 
     def bytes(self) -> int:

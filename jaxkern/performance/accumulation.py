@@ -9,6 +9,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxkern.core.axes import flat_axes
+
 Reduction = Literal["mean", "sum"]
 
 
@@ -116,20 +118,15 @@ def _cut(x: Any, axis: int, steps: int) -> Any:
 
 
 def _row_axes(batch: tuple[Any, ...], in_axes: Any, steps: int) -> list[int | None]:
-    given = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    # None would be a tree without leaves.
-    marked = jax.tree.map(lambda a: "none" if a is None else a, given, is_leaf=lambda a: a is None)
-    try:
-        found = jax.tree.leaves(jax.tree.broadcast(marked, batch))
-    except ValueError as error:
-        raise ValueError(
-            f"in_axes is {in_axes!r}; wanted an axis or None for each of the {len(batch)} "
-            "arguments after the parameters (or a prefix of their trees), or one for all"
-        ) from error
+    wanted = (
+        f"in_axes is {in_axes!r}; wanted an axis or None for each of the {len(batch)} arguments "
+        "after the parameters (or a prefix of their trees), or one for all"
+    )
     axes: list[int | None] = []
-    for (path, leaf), axis in zip(jax.tree.leaves_with_path(batch), found, strict=True):
+    flat = flat_axes(in_axes, batch, wanted)
+    for (path, leaf), axis in zip(jax.tree.leaves_with_path(batch), flat, strict=True):
         name = f"batch{jax.tree_util.keystr(path)}"
-        if axis == "none":
+        if axis is None:
             axes.append(None)
             continue
         shape = jnp.shape(leaf)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.axes import flat_axes
+
 
 class Buckets:
     """The sizes that arrays are padded to.
@@ -195,17 +197,12 @@ def _cut(x: Any, axis: int | None, rows: int, size: int) -> Any:
 
 
 def _flat(axes: Any, tree: Any, name: str) -> list[int | None]:
-    axes = tuple(axes) if isinstance(axes, list) else axes
-    # None would be a tree without leaves.
-    marked = jax.tree.map(lambda a: "none" if a is None else a, axes, is_leaf=lambda a: a is None)
-    try:
-        found = jax.tree.leaves(jax.tree.broadcast(marked, tree))
-    except ValueError as error:
-        raise ValueError(
-            f"{name} is {axes!r}; wanted an axis or None for each argument or result (or a prefix "
-            "of their trees)"
-        ) from error
-    return [None if a == "none" else int(a) for a in found]
+    return flat_axes(
+        axes,
+        tree,
+        f"{name} is {axes!r}; wanted an axis or None for each argument or result (or a prefix of "
+        "their trees)",
+    )
 
 
 def _rows(args: Any, leaves: list[Any], axes: list[int | None]) -> int:

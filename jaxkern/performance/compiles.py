@@ -22,7 +22,6 @@ _TRACED = "/jax/core/compile/jaxpr_trace_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_LOGGERS = ("jax._src.interpreters.partial_eval", "jax._src.interpreters.pxla", "jax._src.dispatch")
 _OPTIONS = ("jax_explain_cache_misses", "jax_log_compiles")
 # What these options make JAX log; other records of the same loggers pass.
 _MISS, _COMPILING, _FINISHED = "TRACING CACHE MISS", "Compiling ", "Finished "
@@ -205,7 +204,7 @@ class _Tap(logging.Filter):
                 self.globals = pool.submit(_options).result()
             for option in _OPTIONS:
                 jax.config.update(option, True)
-            for name in _LOGGERS:
+            for name in compat.COMPILE_LOGGERS:
                 logger = logging.getLogger(name)
                 enabled = logger.isEnabledFor(logging.WARNING)
                 self.levels[name] = (logger.level, enabled)

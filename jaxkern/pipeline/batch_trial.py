@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import memory
+from jaxkern.core.axes import flat_axes
 from jaxkern.core.programs import memory_analysis
 from jaxkern.pipeline.batch_search import Footprint
 from jaxkern.pipeline.placement import default_device
@@ -44,7 +45,11 @@ class FunctionTrial:
         paths, tree = jax.tree_util.tree_flatten_with_path(args)
         self._tree: Any = tree
         self._leaves = [leaf for _, leaf in paths]
-        self._axes = _flat_axes(in_axes, args)
+        wanted = (
+            f"in_axes is {in_axes!r}; wanted an axis or None for each of the {len(args)} arguments "
+            "(or a prefix of their trees), or one for all"
+        )
+        self._axes = flat_axes(in_axes, args, wanted)
         names = [_name(path) for path, _ in paths]
         _check_rows(names, self._leaves, self._axes)
         self._sharding = _found_sharding(self._leaves, self._axes) if sharding is None else sharding
@@ -198,28 +203,6 @@ def batch_devices(sharding: jax.sharding.Sharding | None) -> int:
 
 def _name(path: tuple[Any, ...]) -> str:
     return f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-
-
-def _flat_axes(in_axes: Any, args: tuple[Any, ...]) -> list[int | None]:
-    """One axis a leaf, from a prefix of the arguments' tree."""
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
-    # None would be a tree without leaves.
-    prefix = jax.tree.map(
-        lambda axis: "none" if axis is None else axis, in_axes, is_leaf=lambda axis: axis is None
-    )
-    try:
-        found = jax.tree.leaves(jax.tree.broadcast(prefix, args))
-    except ValueError as error:
-        raise ValueError(
-            f"in_axes is {in_axes!r}; wanted an axis or None for each of the {len(args)} arguments "
-            "(or a prefix of their trees), or one for all"
-        ) from error
-    axes = [None if axis == "none" else axis for axis in found]
-    for axis in axes:
-        if axis is not None and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
-            raise TypeError(f"in_axes has {axis!r}; wanted an axis, an integer, or None")
-    return axes
 
 
 def _check_rows(names: list[str], leaves: list[Any], axes: list[int | None]) -> None:

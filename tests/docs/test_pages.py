@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 import pytest
 from pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
+from short_probes import shorten
 
 from jaxkern.cli import parser
-from jaxkern.core import ceilings
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
 # For a pytest that is no worker of this one.
@@ -28,9 +28,7 @@ COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 @pytest.fixture(autouse=True)
 def short_probes(tmp_path, monkeypatch):
     """Seconds of probes are for good figures; these examples only run, and keep nothing."""
-    monkeypatch.setattr(ceilings, "_PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(ceilings, "_read", lambda path, identity: None)
-    monkeypatch.setattr(ceilings, "_write", lambda path, identity, found: found)
+    shorten(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

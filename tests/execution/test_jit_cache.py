@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -244,3 +245,19 @@ def test_bad_input():
         ex.JITOptions(cache_size=0)
     with pytest.raises(ValueError, match="no argument 'y'"):
         ex.jit(lambda x: x, options=ex.JITOptions(static_argnames=["y"]))
+
+
+def test_nested_programs_count_once():
+    """JAX reports the trace of an inner jitted function within its caller's too."""
+
+    def nested(depth):
+        def f(x):
+            time.sleep(0.05)
+            return jnp.sin(x) if depth == 0 else jax.jit(nested(depth - 1))(x)
+
+        return f
+
+    f = ex.jit(nested(4))
+    started = time.perf_counter()
+    f(jnp.ones(3))
+    assert 0.25 < f.cache_info().compile_seconds <= time.perf_counter() - started

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxkern import performance
+from jaxkern.core import compat
 from jaxkern.performance import compiles
 
 
@@ -24,7 +25,7 @@ def installed():
     """What JAX and logging hold, to compare after a watch."""
 
     def now():
-        loggers = [logging.getLogger(name) for name in compiles._LOGGERS]
+        loggers = [logging.getLogger(name) for name in compat.COMPILE_LOGGERS]
         return (
             [(list(x.filters), x.level) for x in loggers],
             [bool(getattr(jax.config, option)) for option in compiles._OPTIONS],

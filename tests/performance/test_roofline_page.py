@@ -5,10 +5,10 @@ import importlib
 import inspect
 
 import pytest
+from short_probes import shorten
 
 import jaxkern.device
 import jaxkern.performance
-from jaxkern.core import ceilings
 
 MODULES = (
     "core.calls",
@@ -25,9 +25,7 @@ MODULES = (
 def quick_probes():
     """Seconds are for good figures; these examples only run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceilings, "_PROBE_SECONDS", 0.0)
-        patch.setattr(ceilings, "_read", lambda path, identity: None)
-        patch.setattr(ceilings, "_write", lambda path, identity, found: found)
+        shorten(patch)
         yield
 
 

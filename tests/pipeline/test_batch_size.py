@@ -279,7 +279,7 @@ PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
             ValueError,
             r"in_axes is \(0, 0\); wanted an axis",
         ),
-        ((jnp.sin, MATRIX), {"in_axes": 0.5}, TypeError, "in_axes has 0.5"),
+        ((jnp.sin, MATRIX), {"in_axes": 0.5}, TypeError, "0.5 stands for an axis"),
         ((jnp.sin, MATRIX), {"sizes": ()}, ValueError, "sizes is empty"),
         ((jnp.sin, MATRIX), {"sizes": (0, 1)}, ValueError, "sizes has 0"),
         ((PIPE,), {"sizes": (3,)}, ValueError, "there are only 2 records"),

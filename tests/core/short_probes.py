@@ -1,0 +1,14 @@
+"""Ceilings for tests that only need some: seconds of probes are for good figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxkern.core import ceilings
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """One pass of each probe, and nothing on disk."""
+    patch.setattr(ceilings, "_PROBE_SECONDS", 0.0)
+    patch.setattr(ceilings, "_read", lambda path, identity: None)
+    patch.setattr(ceilings, "_write", lambda path, identity, found: found)
