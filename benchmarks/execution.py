@@ -48,20 +48,51 @@ def added(
     )
 
 
+class Same(ex.Operator):
+    """Returns what it is given."""
+
+    host = True
+
+    def forward(self, *, inputs: Any) -> Any:
+        return inputs
+
+
+class Scale(ex.Operator):
+    """A factor, which is an operand, and a name, which is fixed in the program."""
+
+    def __init__(self) -> None:
+        self.factor, self.name = jnp.float32(2), "scale"
+
+    def forward(self, *, inputs: Any) -> Any:
+        return inputs * self.factor
+
+
+def first(*xs: Any) -> Any:
+    return xs[0] + 1
+
+
 def jit_rows(turns: int) -> list[dict[str, Any]]:
+    """Calls of each form; ``jax.jit`` is told what `jit` finds by itself."""
+    x, scale = jnp.full((4, 4), 1.0), Scale()
+    jitted, operator = ex.jit(first), jax.jit(lambda op, x: op.forward(inputs=x))
+    cases = [
+        (f"{n} arrays", n, jitted, jax.jit(first), tuple(x + i for i in range(n)))
+        for n in (1, 4, 16, 64)
+    ]
+    tree = dict.fromkeys("abcd", x)
+    cases += [
+        ("a dict of 4 arrays", 4, ex.jit(tree_first), jax.jit(tree_first), (tree,)),
+        ("an array and a number", 2, ex.jit(first), jax.jit(first), (x, 2.0)),
+        ("an array and a text", 2, ex.jit(first), jax.jit(first, static_argnums=1), (x, "same")),
+        ("an operator of one array", 2, ex.jit(scale), lambda x: operator(scale, x), (x,)),
+    ]
     rows = []
-    for leaves in (1, 4, 16, 64):
-        args = tuple(jnp.full((4, 4), float(i)) for i in range(leaves))
-
-        def first(*xs: Any) -> Any:
-            return xs[0] + 1
-
-        ours, theirs = ex.jit(first), jax.jit(first)
+    for what, leaves, ours, theirs, args in cases:
         np.testing.assert_array_equal(ours(*args), theirs(*args))
         ours_s, theirs_s, extra = added(ours, theirs, args, turns)
         rows.append(
             {
-                "what": f"jit, {leaves} leaves",
+                "what": f"jit, {what}",
                 "ours_us": ours_s * 1e6,
                 "theirs_us": theirs_s * 1e6,
                 "added_us": extra * 1e6,
@@ -71,13 +102,8 @@ def jit_rows(turns: int) -> list[dict[str, Any]]:
     return rows
 
 
-class Same(ex.Operator):
-    """Returns what it is given."""
-
-    host = True
-
-    def forward(self, *, inputs: Any) -> Any:
-        return inputs
+def tree_first(tree: Any) -> Any:
+    return tree["a"] + 1
 
 
 def option_row(turns: int) -> dict[str, Any]:

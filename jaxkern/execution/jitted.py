@@ -18,6 +18,7 @@ from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.program import Program, flat_function
 from jaxkern.execution.signature import (
+    NUMBERS,
     FixedArgument,
     Split,
     quick_key,
@@ -53,9 +54,9 @@ class Jitted:
         self._order = _positional_names(fn, options)
         self._lock = threading.Lock()
         self._programs: dict[tuple[Any, ...], Program] = {}
-        # Those of calls with arrays alone, by the avals of these.
-        self._may_be_bare = self._operand is None and not options.static_argnames
-        self._bare: dict[tuple[Any, ...], Program] = {}
+        # Those of calls without keywords and structure, by their keys without structure.
+        self._may_be_flat = self._operand is None and not options.static_argnames
+        self._flat: dict[tuple[Any, ...], Program] = {}
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._hits = self._misses = self._evictions = self._inlined = 0
         self._seconds = 0.0
@@ -75,47 +76,51 @@ class Jitted:
             if active.recorder is not None and active.recorder.concerns((args, kwargs)):
                 return active.recorder.call(self, *args, **kwargs)
             return supervised(active, self._name, "jit", self._call, args, kwargs)
-        if kwargs or not self._may_be_bare:
-            return self._call(args, kwargs)
-        # The way of `_call` for arrays alone, which need not be flattened.
-        avals = tuple([arg.aval for arg in args if type(arg) is ArrayImpl])
-        if len(avals) != len(args):
-            return self._call(args, kwargs)
-        program = self._bare.get(avals)
+        # What every call passes is in one function: each call inside it would take up to 1 us, in
+        # Python 3.11 that of a comprehension too. Arguments without structure are not flattened.
+        flat = self._may_be_flat and not kwargs
+        key: list[Any] = []
+        if flat:
+            for arg in args:
+                kind = type(arg)
+                if kind is ArrayImpl:
+                    key.append(arg.aval)
+                elif kind in NUMBERS:
+                    key.append(kind)
+                elif kind is str:
+                    key.append((str, arg))
+                else:
+                    flat = False
+                    break
+        operands: Sequence[Any] = args
+        program = self._flat.get(tuple(key)) if flat else None
         if program is None or not program.ready:
-            return self._call_bare(args, avals)
+            if self._order:
+                args, kwargs = self._with_fixed(args, kwargs)
+            operands, tree = _flatten((self._operand, args, kwargs))
+            found = quick_key(operands, tree)
+            program = None if found is None else self._programs.get(found)
+            if program is None or not program.ready:
+                return self._call_general(operands, tree)
+            if flat:
+                self._remember_flat(tuple(key), program)
+        if len(program.positions) != len(operands):
+            operands = [operands[position] for position in program.positions]
         program.used = self._tick()
-        result = program.fn(*args)
-        if program.cache_size() != program.size:
-            self._grown(program.key, program, args)
-        return result
-
-    def _call_bare(self, args: tuple[Any, ...], avals: tuple[Any, ...]) -> Any:
-        """Calls with arrays alone, and remembers their program under a key without structure."""
-        result = self._call(args, {})
-        key = (_flatten((None, args, {}))[1], *avals)
-        with self._lock:
-            program = self._programs.get(key)
-            if program is not None:
-                self._bare[avals] = program
-        return result
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._order:
-            args, kwargs = self._with_fixed(args, kwargs)
-        leaves, tree = _flatten((self._operand, args, kwargs))
-        key = quick_key(leaves, tree)
-        program = None if key is None else self._programs.get(key)
-        if program is None or not program.ready:
-            return self._call_general(leaves, tree)
-        program.used = self._tick()
-        operands = leaves
-        if len(program.positions) != len(leaves):
-            operands = [leaves[position] for position in program.positions]
         result = program.fn(*operands)
         if program.cache_size() != program.size:
             self._grown(program.key, program, operands)
         return result
+
+    def _remember_flat(self, key: tuple[Any, ...], program: Program) -> None:
+        """Finds the program of a call without structure by what `quick_key` knows of its leaves."""
+        with self._lock:
+            if self._programs.get(program.key) is program:
+                self._flat[key] = program
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._with_fixed(args, kwargs)
+        return self._call_general(*_flatten((self._operand, args, kwargs)))
 
     def _call_general(self, leaves: list[Any], tree: Any) -> Any:
         parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
@@ -201,7 +206,7 @@ class Jitted:
 
     def _forget(self, program: Program) -> None:
         del self._programs[program.key]
-        self._bare.pop(program.key[1:], None)
+        self._flat.pop(program.key[1:], None)
 
     def _call_inline(self, parts: Split, leaves: list[Any], tree: Any) -> Any:
         key = (tree, parts.positions, tuple((type(x), x) for x in parts.fixed))
@@ -323,7 +328,7 @@ class Jitted:
         with self._lock:
             programs, inline = list(self._programs.values()), list(self._inline.values())
             self._programs.clear()
-            self._bare.clear()
+            self._flat.clear()
             self._inline.clear()
             self._hits = self._misses = self._evictions = self._inlined = 0
             self._tick = itertools.count().__next__

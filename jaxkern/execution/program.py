@@ -58,7 +58,6 @@ class Program:
         known = any(runtime is other.runtime_executable() for other in self.executables)
         if not known:
             self.executables.append(executable)
-            # A second sharding reuses the trace: the clock is what it took, whoever began it.
             self.seconds += clock.seconds
         return not known
 

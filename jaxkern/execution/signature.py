@@ -13,7 +13,7 @@ import numpy as np
 from jaxkern.core.compat import ArrayImpl
 from jaxkern.execution.operator import Operator, is_hashable
 
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
 
 
 class FixedArgument:
@@ -71,7 +71,7 @@ def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
         kind = type(leaf)
         if kind is ArrayImpl:
             key.append(leaf.aval)
-        elif kind in _NUMBERS:
+        elif kind in NUMBERS:
             key.append(kind)
         elif kind is str:
             key.append((str, leaf))
@@ -107,9 +107,9 @@ def split(leaves: Sequence[Any], tree: Any, describe: Callable[[int], str]) -> S
         elif isinstance(leaf, (np.ndarray, np.generic)):
             # Structured and object arrays are refused by JAX, in its own words.
             key.append((leaf.shape, leaf.dtype))
-        elif isinstance(leaf, _NUMBERS):
+        elif isinstance(leaf, NUMBERS):
             # What JAX makes of subclasses such as IntEnum is that of the number.
-            key.append(next(kind for kind in _NUMBERS if isinstance(leaf, kind)))
+            key.append(next(kind for kind in NUMBERS if isinstance(leaf, kind)))
         else:
             if not is_hashable(leaf):
                 raise TypeError(

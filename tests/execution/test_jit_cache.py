@@ -140,7 +140,7 @@ def test_threads_that_evict_one_anothers_programs_get_right_results():
     info = f.cache_info()
     assert info.programs <= 2
     assert info.hits + info.misses == 4 * calls
-    assert len(f._bare) <= len(f._programs) <= 2
+    assert len(f._flat) <= len(f._programs) <= 2
 
 
 def test_precompiled_shapes_are_hits():
