@@ -77,7 +77,7 @@ bench-native: install
 # Where the time of the demo goes: a table, a plot and a profile in benchmark-results/.
 profile: EXTRA = demo,cli
 profile: install
-	$(BIN)/python -m jaxkern profile --plot benchmark-results/profile-demo.png examples/demo.py
+	$(BIN)/python -P -m jaxkern profile --plot benchmark-results/profile-demo.png examples/demo.py
 
 profile-nlsq: EXTRA = xpcs
 profile-nlsq: install

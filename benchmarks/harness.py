@@ -104,14 +104,14 @@ def write(name: str, record: dict[str, Any], markdown: str, suffix: str = "") ->
 
 
 def bar_chart(path: Path, names: list[str], values: list[float], title: str, label: str) -> None:
-    """A horizontal bar chart, the first bar highlighted, as PNG."""
+    """A horizontal bar chart, the bars of jaxkern highlighted, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 0.55 * len(names) + 1.2))
-    colors = ["#d1495b"] + ["#8d99ae"] * (len(names) - 1)
+    colors = ["#d1495b" if name.startswith("jaxkern") else "#8d99ae" for name in names]
     bars = axes.barh(names[::-1], values[::-1], color=colors[::-1])
     axes.bar_label(bars, [f"{v:,.0f}" for v in values[::-1]], padding=4)
     axes.set_xlabel(label)

@@ -13,6 +13,7 @@ starts with it, where each large array is mapped anew, and again with freed memo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import itertools
@@ -214,6 +215,7 @@ def memory(augment: bool) -> dict[str, float]:
     with small(producers={"image": ways.producer} if augment else {}) as batches:
         list(batches)  # what is made once: programs, threads' memory
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # the slots must not get memory that is only kept
     before, most = resident(), 0
     for batch in ways.assembly(augment):
         del batch

@@ -8,7 +8,7 @@ from jaxkern.execution.graph import longest_path
 from jaxkern.execution.options import current_options
 
 if TYPE_CHECKING:
-    from jaxkern.execution.structural import Plan
+    from jaxkern.execution.plan import Plan
 
 
 def explanation(name: str, plan: Plan, strategy: str, workers: int | None) -> str:

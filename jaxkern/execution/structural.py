@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import operator as python
 import threading
 import time
 import types
@@ -16,11 +14,10 @@ import jax
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.explanation import explanation
-from jaxkern.execution.graph import Graph, Node, Placeholder, Recorder, SymbolicError
-from jaxkern.execution.jit_options import JITOptions
-from jaxkern.execution.jitted import Jitted
+from jaxkern.execution.graph import Graph, Node, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE, current_options
+from jaxkern.execution.plan import Part, Plan, identical, resolved
 from jaxkern.execution.program import flat_function
 from jaxkern.execution.signature import operators_in, split
 from jaxkern.execution.supervision import supervised
@@ -28,176 +25,6 @@ from jaxkern.execution.threads import Unit, run_units
 
 Strategy = Literal["auto", "parallel", "sequential"]
 _KEPT_PLANS = 64
-# Stands for an array in the calls of a program.
-_ARRAY = object()
-
-
-@dataclasses.dataclass
-class _Part:
-    """What runs as one: a host node, or the nodes of one JAX program."""
-
-    name: str
-    nodes: list[Node]
-    after: tuple[int, ...]
-    program: Jitted | None = None
-    #: for a program: the nodes whose values others need
-    wanted: tuple[int, ...] = ()
-    #: what its nodes need from outside, and the arrays that they are called with
-    outside: list[Placeholder] = dataclasses.field(default_factory=list)
-    arrays: list[Any] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-
-
-class Plan:
-    """A recorded graph, what is known of its nodes, and the parts it runs in."""
-
-    def __init__(self, graph: Graph, operators: list[Operator], arrays: list[Any]) -> None:
-        self.graph = graph
-        # Plans are told apart by the ids of the operators, which must not be reused.
-        self.operators = operators
-        #: those of the composite when it was recorded: a value may be in the graph
-        self.arrays = arrays
-        #: of each node: "jax", "host" or None as long as it is unknown, and why
-        self.kinds: list[str | None] = [None] * len(graph.nodes)
-        self.reasons = [""] * len(graph.nodes)
-        for node in graph.nodes:
-            if getattr(node.op, "host", False) is True:
-                self.kinds[node.index], self.reasons[node.index] = "host", "declared host"
-        self.parts = self._single_parts()
-        self.grouped = False
-
-    def _single_parts(self) -> list[_Part]:
-        return [_Part(node.name, [node], node.after) for node in self.graph.nodes]
-
-    def group(self) -> None:
-        """Makes one program of the JAX nodes that wait for the same host nodes.
-
-        No path between two of them can lead over a host node, so that joining them is possible,
-        and all of them become ready at the same moment, so that it delays none.
-        """
-        hosts: list[frozenset[int]] = []
-        for node in self.graph.nodes:
-            waits = frozenset[int]().union(*(hosts[i] for i in node.after))
-            waits |= {i for i in node.after if self.kinds[i] == "host"}
-            hosts.append(waits)
-        members: OrderedDict[Any, list[Node]] = OrderedDict()
-        for node in self.graph.nodes:
-            key = node.index if self.kinds[node.index] == "host" else hosts[node.index]
-            members.setdefault(key, []).append(node)
-        groups = _in_order(list(members.values()))
-        part_of = {node.index: i for i, group in enumerate(groups) for node in group}
-        result = {p.node for p in _refs(self.graph.result)}
-        seconds = {part.nodes[0].index: part.seconds for part in self.parts}
-        # Other threads may be reading the parts of single nodes.
-        parts: list[_Part] = []
-        for number, group in enumerate(groups):
-            inside = {node.index for node in group}
-            after = {part_of[i] for node in group for i in node.after} - {number}
-            part = _Part(group[0].name, group, tuple(sorted(after)))
-            if self.kinds[group[0].index] == "jax":
-                used = {
-                    i for n in self.graph.nodes if n.index not in inside for i in n.after
-                } | result
-                part.wanted = tuple(sorted(inside & used))
-                part.name = " + ".join(node.name for node in group)
-                part.outside, part.arrays = _operands(group)
-                part.program = Jitted(_program(group, part.wanted), JITOptions())
-            part.seconds = sum(seconds.get(node.index, 0.0) for node in group)
-            parts.append(part)
-        self.parts, self.grouped = parts, True
-
-    def adopt(self, old: Plan) -> None:
-        """Takes over what is known and compiled of a graph that differs in its arrays only."""
-        if not _same_form(self.graph, old.graph):
-            return
-        self.kinds, self.reasons = old.kinds, old.reasons
-        if not old.grouped:
-            return
-        parts: list[_Part] = []
-        for part in old.parts:
-            nodes = [self.graph.nodes[node.index] for node in part.nodes]
-            part = dataclasses.replace(part, nodes=nodes)
-            if part.program is not None:
-                part.outside, part.arrays = _operands(nodes)
-            parts.append(part)
-        self.parts, self.grouped = parts, True
-
-
-def _in_order(groups: list[list[Node]]) -> list[list[Node]]:
-    """The groups so that each comes behind those that it needs."""
-    part_of = {node.index: i for i, group in enumerate(groups) for node in group}
-    needs = [
-        {part_of[before] for node in group for before in node.after} - {i}
-        for i, group in enumerate(groups)
-    ]
-    placed: list[int] = []
-    while len(placed) < len(groups):
-        free = [i for i in range(len(groups)) if i not in placed and needs[i] <= set(placed)]
-        assert free, "groups of a graph without cycles have an order"
-        placed.extend(free)
-    return [groups[i] for i in placed]
-
-
-def _refs(tree: Any) -> list[Placeholder]:
-    return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
-
-
-def _resolved(tree: Any, value: Callable[[Placeholder], Any]) -> Any:
-    return jax.tree.map(lambda leaf: value(leaf) if type(leaf) is Placeholder else leaf, tree)
-
-
-def _is_given(leaf: Any) -> bool:
-    return type(leaf) is not Placeholder and is_array(leaf)
-
-
-def _same_form(one: Graph, other: Graph) -> bool:
-    """Whether two graphs differ in the values of arrays only."""
-    if not _identical([node.op for node in one.nodes], [node.op for node in other.nodes]):
-        return False
-    trees = [(graph.result, [(n.args, n.kwargs) for n in graph.nodes]) for graph in (one, other)]
-    (mine, my_tree), (theirs, their_tree) = map(jax.tree.flatten, trees)
-    same_trees = bool(my_tree == their_tree)  # type: ignore[operator]
-    return same_trees and [*map(_form, mine)] == [*map(_form, theirs)]
-
-
-def _form(leaf: Any) -> Any:
-    if type(leaf) is Placeholder:
-        return Placeholder, leaf.origin
-    return (leaf.shape, leaf.dtype) if is_array(leaf) else (type(leaf), leaf)
-
-
-def _operands(nodes: list[Node]) -> tuple[list[Placeholder], list[Any]]:
-    """What the program of these nodes needs from outside, and the arrays that they are given."""
-    inside = {node.index for node in nodes}
-    leaves = jax.tree.leaves([(node.args, node.kwargs) for node in nodes])
-    outside = [p for p in _refs(leaves) if p.node not in inside]
-    return outside, [leaf for leaf in leaves if _is_given(leaf)]
-
-
-def _program(nodes: list[Node], wanted: tuple[int, ...]) -> Callable[..., Any]:
-    """The nodes as one function of their operators, the values from outside, and their arrays."""
-    inside = {node.index for node in nodes}
-    indices = [node.index for node in nodes]
-    # Without the arrays themselves, which may be replaced and should then be freed.
-    calls = jax.tree.map(
-        lambda leaf: _ARRAY if _is_given(leaf) else leaf, [(n.args, n.kwargs) for n in nodes]
-    )
-
-    def program(ops: list[Any], outside: list[Any], arrays: list[Any]) -> list[Any]:
-        values: dict[int, Any] = {}
-        outer, given = iter(outside), iter(arrays)
-
-        def value(leaf: Any) -> Any:
-            if type(leaf) is Placeholder:
-                return leaf.resolved(values.__getitem__) if leaf.node in inside else next(outer)
-            return next(given) if leaf is _ARRAY else leaf
-
-        for index, op, call in zip(indices, ops, calls, strict=True):
-            args, kwargs = jax.tree.map(value, call)
-            values[index] = op(*args, **kwargs)
-        return [values[index] for index in wanted]
-
-    return program
 
 
 class Structural:
@@ -260,7 +87,7 @@ class Structural:
         key = (structure, tree, kinds, tuple(map(id, operators)))
         with self._lock:
             plan = self._plans.get(key)
-            if plan is None or (isinstance(plan, Plan) and not _identical(plan.arrays, arrays)):
+            if plan is None or (isinstance(plan, Plan) and not identical(plan.arrays, arrays)):
                 old, graph = plan, self._recorded(owner, rest, kwargs)
                 plan = Plan(graph, operators, arrays) if isinstance(graph, Graph) else graph
                 if isinstance(old, Plan) and isinstance(plan, Plan):
@@ -319,15 +146,15 @@ class Structural:
             ]
             limit = 1 if self._strategy == "sequential" else self._workers
             run_units(units, self._name, limit)
-        return _resolved(plan.graph.result, lambda p: p.resolved(values.__getitem__))
+        return resolved(plan.graph.result, lambda p: p.resolved(values.__getitem__))
 
-    def _run_program(self, part: _Part, values: dict[int, Any]) -> None:
+    def _run_program(self, part: Part, values: dict[int, Any]) -> None:
         assert part.program is not None
         given = [p.resolved(values.__getitem__) for p in part.outside]
         results = part.program([node.op for node in part.nodes], given, part.arrays)
         values.update(zip(part.wanted, results, strict=True))
 
-    def _run_part(self, plan: Plan, part: _Part, values: dict[int, Any]) -> None:
+    def _run_part(self, plan: Plan, part: Part, values: dict[int, Any]) -> None:
         started = time.perf_counter()
         compiled = 0 if part.program is None else part.program.misses
         if part.program is not None:
@@ -335,7 +162,7 @@ class Structural:
             jax.block_until_ready([values[i] for i in part.wanted])
         else:
             node = part.nodes[0]
-            args, kwargs = _resolved(
+            args, kwargs = resolved(
                 (node.args, node.kwargs), lambda p: p.resolved(values.__getitem__)
             )
             if plan.kinds[node.index] is None:
@@ -366,10 +193,6 @@ class Structural:
         return explanation(self._name, plan, self._strategy, self._workers)
 
 
-def _identical(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(python.is_, one, other))
-
-
 def _called(node: Node, args: Any, kwargs: Any) -> Any:
     active = ACTIVE.get()
     if active is None or isinstance(node.op, Operator):
@@ -394,7 +217,7 @@ def _kind(node: Node, args: Any, kwargs: Any) -> tuple[str, str]:
     return "jax", "JAX traces it"
 
 
-def _seconds_to_the_end(parts: list[_Part]) -> list[float]:
+def _seconds_to_the_end(parts: list[Part]) -> list[float]:
     """Of each part: the longest chain of measured times from its beginning to the graph's end."""
     tail = [part.seconds for part in parts]
     for index in reversed(range(len(parts))):

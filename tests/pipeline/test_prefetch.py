@@ -38,7 +38,7 @@ def test_shapes_may_change_and_lists_are_taken():
 
 
 def test_fetching_and_consuming_overlap():
-    count, pause = 12, 0.03
+    count, pause = 12, 0.1
 
     def slow():
         for i in range(count):
@@ -110,7 +110,7 @@ def test_closing_ends_the_thread_and_the_generator():
     with jk.prefetch_to_device(source()) as fetched:
         next(fetched)
     assert ended.wait(5)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     with pytest.raises(jk.ring.RingClosed):
         next(fetched)
     fetched.close()

@@ -66,7 +66,7 @@ def test_close_at_every_point(streamed):
         with pytest.raises(jk.ring.RingClosed):
             next(batches)
     assert threads_end()
-    assert threading.active_count() == python
+    assert threading.active_count() <= python
 
 
 def test_dropped_without_a_close():

@@ -73,7 +73,7 @@ def test_a_thousand_rings_leave_nothing():
     use(1000)
     gc.collect()
     assert resident() - memory < 16 << 20
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert len(jk.ring.ring._open) == alive
 
 
@@ -82,4 +82,4 @@ def test_prefetchers_leave_no_threads():
     for _ in range(50):
         with jk.prefetch_to_device((np.zeros(4) for _ in range(10)), 3) as fetched:
             next(fetched)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
