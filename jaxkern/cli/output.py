@@ -73,8 +73,10 @@ def bar_chart(
 
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh(list(names)[::-1], list(values)[::-1], color="#3a6ea5")
-    axes.bar_label(bars, fmt="%.3g", padding=4)
+    # By position: bars of equal names would lie on each other.
+    bars = axes.barh(range(len(names)), list(values)[::-1], color="#3a6ea5")
+    axes.set_yticks(range(len(names)), list(names)[::-1])
+    axes.bar_label(bars, [f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values][::-1], padding=4)
     axes.set_xlabel(label)
     axes.set_title(title, loc="left")
     axes.margins(x=0.12)

@@ -62,7 +62,7 @@ def run(chosen: argparse.Namespace) -> int:
         longest = recorded.ops[: chosen.top]
         bar_chart(
             plot,
-            [f"{op.name} ({op.scope.rpartition('/')[2] or op.program})" for op in longest],
+            [f"{op.name}\n{_ending(op.scope or op.program)}" for op in longest],
             [1e3 * op.seconds for op in longest],
             f"Where the time of {script.name} goes",
             "ms in the operation, all threads together",
@@ -72,6 +72,10 @@ def run(chosen: argparse.Namespace) -> int:
         return code
     _print(script, shares, recorded, chosen.top)
     return code
+
+
+def _ending(text: str, most: int = 44) -> str:
+    return text if len(text) <= most else "\N{HORIZONTAL ELLIPSIS}" + text[1 - most :]
 
 
 def _execute(script: Path, arguments: list[str]) -> int:

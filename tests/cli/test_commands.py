@@ -12,9 +12,11 @@ import sys
 from importlib import metadata
 
 import pytest
+from matplotlib.figure import Figure
 
 import jaxkern as jk
 from jaxkern.cli import main
+from jaxkern.cli.output import bar_chart
 
 SCRIPT = """\
 import sys
@@ -75,6 +77,17 @@ def test_profile_as_json_with_a_plot(script, tmp_path, capsys):
     assert 0 < found["compile_seconds"] < found["wall_seconds"]
     assert found["op_seconds"] == pytest.approx(sum(op["seconds"] for op in found["ops"]))
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_of_equal_names_are_apart(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    bar_chart(tmp_path / "x.png", ["crop", "crop", "flip"], [3550.0, 2.0, 0.25], "times", "ms")
+    (axes,) = drawn[0].axes
+    bars = [(round(bar.get_y() + bar.get_height() / 2), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 0.25), (1, 2.0), (2, 3550.0)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["flip", "crop", "crop"]
+    assert [text.get_text() for text in axes.texts] == ["0.25", "2", "3,550"]
 
 
 def test_bench_checks_times_and_saves(tmp_path, capsys):
