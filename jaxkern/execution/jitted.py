@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
-from jaxkern.core.compat import ArrayImpl
+from jaxkern.core.compat import ArrayImpl, is_tracing
 from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.program import Program, flat_function
@@ -21,8 +22,10 @@ from jaxkern.execution.signature import (
     NUMBERS,
     FixedArgument,
     Split,
+    numpy_aval,
     quick_key,
     refuse_hidden_arrays,
+    refuse_hidden_in_function,
     refuse_hidden_in_operators,
     split,
 )
@@ -38,6 +41,19 @@ _UNTRACEABLE = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+
+class _Counts:
+    """What the calls of a function have done."""
+
+    __slots__ = ("evictions", "hits", "inlined", "misses", "seconds", "tick")
+
+    def __init__(self) -> None:
+        # Numbers the uses of programs without a lock: the largest was last. A use is a hit;
+        # `hits` corrects for those that were not.
+        self.tick = itertools.count().__next__
+        self.hits = self.misses = self.evictions = self.inlined = 0
+        self.seconds = 0.0
 
 
 class Jitted:
@@ -58,11 +74,8 @@ class Jitted:
         self._may_be_flat = self._operand is None and not options.static_argnames
         self._flat: dict[tuple[Any, ...], Program] = {}
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._hits = self._misses = self._evictions = self._inlined = 0
-        self._seconds = 0.0
-        # Numbers the uses of programs without a lock: the largest was last. A use is a hit;
-        # `_hits` corrects for those that were not.
-        self._tick = itertools.count().__next__
+        # `cache_clear` makes others; a call that it overtakes counts in the ones it began with.
+        self._counts = _Counts()
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.jit({self._name})"
@@ -89,6 +102,8 @@ class Jitted:
                     key.append(kind)
                 elif kind is str:
                     key.append((str, arg))
+                elif kind is np.ndarray:
+                    key.append(numpy_aval(arg))
                 else:
                     flat = False
                     break
@@ -99,14 +114,17 @@ class Jitted:
                 args, kwargs = self._with_fixed(args, kwargs)
             operands, tree = _flatten((self._operand, args, kwargs))
             found = quick_key(operands, tree)
-            program = None if found is None else self._programs.get(found)
+            try:
+                program = None if found is None else self._programs.get(found)
+            except TypeError:  # a leaf without a hash, which `split` names
+                program = None
             if program is None or not program.ready:
                 return self._call_general(operands, tree)
             if flat:
                 self._remember_flat(tuple(key), program)
         if len(program.positions) != len(operands):
             operands = [operands[position] for position in program.positions]
-        program.used = self._tick()
+        program.used = self._counts.tick()
         result = program.fn(*operands)
         if program.cache_size() != program.size:
             self._grown(program.key, program, operands)
@@ -124,35 +142,40 @@ class Jitted:
 
     def _call_general(self, leaves: list[Any], tree: Any) -> Any:
         parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
-        if parts.traced:
+        if parts.traced or is_tracing():
             return self._call_inline(parts, leaves, tree)
-        program, compiled = self._prepared(parts.key, parts, tree)
+        counts = self._counts
+        program, compiled = self._prepared(parts.key, parts, tree, counts)
         with self._lock:
-            self._hits += not compiled
-            self._misses += compiled
+            counts.hits += not compiled
+            counts.misses += compiled
         result = program.fn(*parts.operands)
         if program.cache_size() != program.size:
             self._grown(parts.key, program, parts.operands)
         return result
 
-    def _prepared(self, key: tuple[Any, ...], parts: Split, tree: Any) -> tuple[Program, bool]:
+    def _prepared(
+        self, key: tuple[Any, ...], parts: Split, tree: Any, counts: _Counts
+    ) -> tuple[Program, bool]:
         """The program of a signature, and whether this call compiled it."""
         with self._lock:
             program = self._programs.get(key)
             if program is None:
                 fn = self._jitted(parts, tree)
                 program = self._programs[key] = Program(fn, key, parts.positions)
-            program.used = self._tick()
-            self._hits -= 1
+            program.used = counts.tick()
+            counts.hits -= 1
         with program.lock:
             compiled = not program.ready
             if compiled:
-                self._compile(key, program, parts.operands)
+                self._compile(key, program, parts.operands, counts)
                 program.ready = True
         self._shrink(key)
         return program, compiled
 
-    def _compile(self, key: tuple[Any, ...], program: Program, operands: Sequence[Any]) -> bool:
+    def _compile(
+        self, key: tuple[Any, ...], program: Program, operands: Sequence[Any], counts: _Counts
+    ) -> bool:
         before = program.seconds
         try:
             return program.compile(operands)
@@ -164,21 +187,21 @@ class Jitted:
             raise
         finally:
             with self._lock:
-                self._seconds += program.seconds - before
+                counts.seconds += program.seconds - before
 
     def _grown(self, key: tuple[Any, ...], program: Program, operands: Sequence[Any]) -> None:
         """Accounts for an entry of JAX's cache that the last call has added.
 
         That may be a program for another sharding or context, or a program that was known.
         """
+        counts = self._counts
         with program.lock:
-            if program.cache_size() == program.size:
+            if program.cache_size() == program.size or self._programs.get(key) is not program:
                 return
-            if not any(_deleted(operand) for operand in operands):
-                if self._compile(key, program, operands):
-                    with self._lock:
-                        self._hits -= 1
-                        self._misses += 1
+            if self._compile(key, program, [*map(_undonated, operands)], counts):
+                with self._lock:
+                    counts.hits -= 1
+                    counts.misses += 1
             program.size = program.cache_size()
         self._shrink(key)
 
@@ -199,7 +222,7 @@ class Jitted:
                     continue
                 self._forget(program)
                 count -= lost
-                self._evictions += lost
+                self._counts.evictions += lost
                 dropped.append(program)
         for program in dropped:
             program.free()
@@ -211,7 +234,7 @@ class Jitted:
     def _call_inline(self, parts: Split, leaves: list[Any], tree: Any) -> Any:
         key = (tree, parts.positions, tuple((type(x), x) for x in parts.fixed))
         with self._lock:
-            self._inlined += 1
+            self._counts.inlined += 1
             fn = self._inline.get(key)
             if fn is None:
                 fn = self._inline[key] = self._jitted(parts, tree)
@@ -228,6 +251,8 @@ class Jitted:
     def _jitted(self, parts: Split, tree: Any) -> Any:
         refuse_hidden_arrays(parts.fixed, lambda i: self._describe(parts.fixed, tree, i))
         refuse_hidden_in_operators(jax.tree.unflatten(tree, parts.fixed))
+        if self._operand is None:
+            refuse_hidden_in_function(self._fn)
         call = _caller(self._fn if self._operand is None else None, self._method)
         function = flat_function(call, tree, parts, self._name)
         return jax.jit(function, donate_argnums=self._donated(parts, tree))
@@ -294,28 +319,29 @@ class Jitted:
         parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
         if parts.traced:
             raise TypeError(f"{self._name}: precompile got values that JAX is tracing")
-        program, compiled = self._prepared(parts.key, parts, tree)
+        counts = self._counts
+        program, compiled = self._prepared(parts.key, parts, tree, counts)
         if not compiled:
             with program.lock:
                 if program.ready:
-                    self._compile(parts.key, program, parts.operands)
+                    self._compile(parts.key, program, parts.operands, counts)
             self._shrink(parts.key)
 
     @property
     def misses(self) -> int:
         """Calls that compiled."""
-        return self._misses
+        return self._counts.misses
 
     def cache_info(self) -> CacheInfo:
         """What the cache holds and has done."""
         with self._lock:
-            programs = list(self._programs.values())
-            hits = self._tick() + self._hits
-            self._hits -= 1
-            counts = (hits, self._misses, self._evictions)
-            seconds, inlined = self._seconds, self._inlined
+            programs, counts = list(self._programs.values()), self._counts
+            hits = counts.tick() + counts.hits
+            counts.hits -= 1
+            found = (hits, counts.misses, counts.evictions)
+            seconds, inlined = counts.seconds, counts.inlined
         return CacheInfo(
-            *counts,
+            *found,
             programs=sum(len(program.executables) for program in programs),
             max_programs=self._options.cache_size,
             bytes=sum(program.bytes() for program in programs),
@@ -330,17 +356,22 @@ class Jitted:
             self._programs.clear()
             self._flat.clear()
             self._inline.clear()
-            self._hits = self._misses = self._evictions = self._inlined = 0
-            self._tick = itertools.count().__next__
-            self._seconds = 0.0
+            self._counts = _Counts()
         for program in programs:
-            program.free()
+            if program.ready:  # else a call compiles it, uses it once, and lets go of it
+                program.free()
         for fn in inline:
             fn.clear_cache()
 
 
-def _deleted(operand: Any) -> bool:
-    return isinstance(operand, jax.Array) and operand.is_deleted()
+def _undonated(operand: Any) -> Any:
+    """An operand, or the shape and place of one whose memory the last call took."""
+    if not isinstance(operand, jax.Array) or not operand.is_deleted():
+        return operand
+    sharding = operand.sharding if operand.committed else None
+    return jax.ShapeDtypeStruct(
+        operand.shape, operand.dtype, sharding=sharding, weak_type=operand.weak_type
+    )
 
 
 def _operand_of(fn: Any) -> tuple[Any, str | None]:

@@ -40,7 +40,8 @@ class Program:
         #: where the operands stand among the leaves of a call
         self.positions = positions
         self.cache_size = jit_cache_size(fn)
-        self.lock = threading.Lock()
+        # What is compiled may call the same function, with values that are known.
+        self.lock = threading.RLock()
         self.ready = False
         self.size = 0
         self.used = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.compat import ArrayImpl
@@ -64,8 +66,22 @@ class Split:
     traced: bool
 
 
+@functools.lru_cache(4096)
+def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
+    del x64  # what JAX makes of 64-bit types depends on it
+    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
+
+
+def numpy_aval(array: Any) -> Any:
+    """What an array of NumPy is in JAX."""
+    return _aval(array.shape, array.dtype, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
 def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
-    """The key that `split` finds, for the kinds of leaves that most calls have; None for others."""
+    """The key that `split` finds; None where there are traced values or types that are rare.
+
+    It may be without a hash.
+    """
     key: list[Any] = [tree]
     for leaf in leaves:
         kind = type(leaf)
@@ -73,12 +89,18 @@ def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
             key.append(leaf.aval)
         elif kind in NUMBERS:
             key.append(kind)
-        elif kind is str:
-            key.append((str, leaf))
-        elif kind is np.ndarray or isinstance(leaf, np.generic):
+        elif isinstance(leaf, str):
+            key.append((kind, leaf))
+        elif isinstance(leaf, (np.ndarray, np.generic)):
+            key.append(numpy_aval(leaf))
+        elif isinstance(leaf, jax.Array):  # of random keys
+            if isinstance(leaf, jax.core.Tracer):
+                return None
             key.append((leaf.shape, leaf.dtype))
-        else:
+        elif isinstance(leaf, (jax.ShapeDtypeStruct, *NUMBERS)):
             return None
+        else:
+            key.append((kind, leaf))
     return tuple(key)
 
 
@@ -103,15 +125,24 @@ def split(leaves: Sequence[Any], tree: Any, describe: Callable[[int], str]) -> S
             key.append(leaf.aval)
         elif isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             traced = traced or isinstance(leaf, jax.core.Tracer)
-            key.append(jax.typeof(leaf))
-        elif isinstance(leaf, (np.ndarray, np.generic)):
+            # Random keys make their type anew each time, which takes 20 us.
+            extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+            key.append((leaf.shape, leaf.dtype) if extended else jax.typeof(leaf))
+        elif isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, str):
             # Structured and object arrays are refused by JAX, in its own words.
-            key.append((leaf.shape, leaf.dtype))
+            key.append(numpy_aval(leaf))
         elif isinstance(leaf, NUMBERS):
             # What JAX makes of subclasses such as IntEnum is that of the number.
             key.append(next(kind for kind in NUMBERS if isinstance(leaf, kind)))
         else:
             if not is_hashable(leaf):
+                if isinstance(leaf, FixedArgument):
+                    raise TypeError(
+                        f"{describe(index)} is a {type(leaf.value).__name__}, which has no hash, "
+                        "and static_argnames names it: no compiled program can be found for its "
+                        "value; pass a tuple or something else that is hashable, or make it an "
+                        "operand"
+                    )
                 raise TypeError(
                     f"{describe(index)} is a {type(leaf).__name__}, which is no array and has no "
                     "hash, so that no compiled program can be found for it; pass an array, a "
@@ -137,6 +168,22 @@ def refuse_hidden_arrays(leaves: Sequence[Any], describe: Callable[[int], str]) 
                 "later changes ignored. Make the class a jaxkern.execution.Operator or another "
                 "pytree, or pass the array as an argument"
             )
+
+
+def refuse_hidden_in_function(fn: Any) -> None:
+    """The same for a callable object, and for the object that a method is bound to."""
+    if isinstance(fn, functools.partial):
+        for part in (fn.func, *fn.args, *fn.keywords.values()):
+            refuse_hidden_in_function(part)
+        return
+    owner = fn.__self__ if isinstance(fn, types.MethodType) else fn
+    hidden = _hidden_array(owner)
+    if hidden is not None:
+        raise TypeError(
+            f"{owner!r:.80} is no pytree and holds an array in its attribute {hidden!r}: its value "
+            "would be fixed in the compiled program and later changes ignored. Make the class a "
+            "jaxkern.execution.Operator or another pytree, or pass the array as an argument"
+        )
 
 
 def refuse_hidden_in_operators(tree: Any) -> None:
@@ -170,7 +217,10 @@ def _hidden_array(value: Any) -> str | None:
     if hasattr(value, "__code__") or not jax.tree_util.all_leaves([value]):
         return None
     for name, attribute in vars(value).items():
-        leaves = jax.tree.leaves(attribute)
+        try:
+            leaves = jax.tree.leaves(attribute)
+        except ValueError:  # a dict whose keys have no order is no pytree
+            continue
         if any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
             return str(name)
     return None

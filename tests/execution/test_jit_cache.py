@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import gc
 import threading
 import time
@@ -261,3 +263,110 @@ def test_nested_programs_count_once():
     started = time.perf_counter()
     f(jnp.ones(3))
     assert 0.25 < f.cache_info().compile_seconds <= time.perf_counter() - started
+
+
+def test_arrays_of_callable_objects_are_refused():
+    class Scale:
+        def __init__(self):
+            self.factor = jnp.ones(2)
+
+        def scaled(self, x):
+            return x * self.factor
+
+        __call__ = scaled
+
+    scale = Scale()
+    for fn in (scale, scale.scaled, functools.partial(Scale.scaled, scale)):
+        with pytest.raises(TypeError, match="holds an array in its attribute 'factor'"):
+            ex.jit(fn)(jnp.ones(2))
+
+
+def test_a_function_that_calls_itself_ends():
+    calls = []
+
+    @ex.jit
+    def f(x):
+        calls.append(x)
+        return x + (f(np.ones(2, np.float32)) if len(calls) < 3 else 0)
+
+    with pytest.raises(RecursionError):  # as with jax.jit
+        f(np.ones(2, np.float32))
+    np.testing.assert_array_equal(f(np.ones(2, np.float32)), [1, 1])
+
+
+def test_programs_of_donating_functions_count():
+    for donated in ("x", ()):
+        options = ex.JITOptions(cache_size=2, donate_argnames=donated)
+        f = ex.jit(lambda x: x @ x, options=options)
+        for precision in ("bfloat16", "tensorfloat32", "float32", "default"):
+            for _ in range(2):
+                with jax.default_matmul_precision(precision):
+                    f(jnp.ones((4, 4)))
+        info = f.cache_info()
+        assert info.misses == 5
+        assert info.hits == 3
+        assert info.programs <= 2
+
+
+def test_a_clear_while_others_compile():
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    @ex.jit
+    def f(x):
+        begun.release()
+        assert go_on.wait(60)
+        return x + 1
+
+    threads = [threading.Thread(target=f, args=(jnp.ones(n),)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert begun.acquire(timeout=60)
+    f.cache_clear()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert counts(f) == (0, 0, 0, 0)
+    f(jnp.ones(1))
+    assert counts(f) == (0, 1, 0, 1)
+
+
+def test_arrays_of_numpy_and_of_jax_share_programs():
+    traces = []
+    f = ex.jit(lambda x: (traces.append(1), x + 1)[1])
+    ex.precompile(f, jax.ShapeDtypeStruct((3,), jnp.float32))
+    for x in (np.ones(3, np.float32), jnp.ones(3), np.ones(3), np.ones((1, 3))[0]):
+        f(x)
+    assert counts(f) == (4, 0, 0, 1)
+    assert len(traces) == 1
+    with jax.enable_x64(True):
+        assert f(np.ones(3)).dtype == np.float64
+
+
+def test_random_keys_enumerations_and_functions():
+    class Way(enum.Enum):
+        UP = 1
+        DOWN = -1
+
+    f = ex.jit(lambda key, way, fn: fn(jax.random.normal(key)) * way.value)
+    for seed in (0, 1):
+        key = jax.random.key(seed)
+        for way in Way:
+            want = jnp.sin(jax.random.normal(key)) * way.value
+            np.testing.assert_allclose(f(key, way, jnp.sin), want, rtol=1e-6)
+    assert counts(f) == (2, 2, 0, 2)
+    text = ex.jit(lambda x, how: -x if how == "minus" else x)
+    assert text(2.0, np.str_("minus")) == -2
+
+
+def test_static_values_without_a_hash():
+    f = ex.jit(lambda x, n: x * len(n), options=ex.JITOptions(static_argnames="n"))
+    with pytest.raises(TypeError, match="argument 1 is a list, which has no hash, and static_arg"):
+        f(jnp.ones(2), [2])
+
+
+def test_known_values_inside_a_trace_compile_nothing():
+    f = ex.jit(lambda x: x + 1)
+    assert jax.jit(lambda y: f(2.0) + y)(1.0) == 4
+    info = f.cache_info()
+    assert (info.misses, info.programs, info.inlined) == (0, 0, 1)
