@@ -120,6 +120,9 @@ class Ceilings:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
+# What could not be kept in a file, for this process.
+_unwritten: dict[Path, Ceilings] = {}
+
 _UNITS = {
     "load": "GB/s",
     "store": "GB/s",
@@ -169,7 +172,7 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
         )
     identity = _cpu_identity(native) if name == "cpu" else _gpu_identity(device)
     path = cache_folder() / f"ceilings-{_digest(identity)}.json"
-    kept = None if refresh else _read(path, identity)
+    kept = None if refresh else _read(path, identity) or _unwritten.get(path)
     if kept is not None:
         return kept
     found = _measure_cpu(native, identity) if name == "cpu" else _measure_gpu(native, device)
@@ -343,5 +346,5 @@ def _write(path: Path, identity: dict[str, Any], found: Ceilings) -> Ceilings:
             f"the figures are not kept for the next process: {error}; make {path.parent} writable "
             "or set XDG_CACHE_HOME"
         )
-        return dataclasses.replace(found, notes=(*found.notes, note))
+        _unwritten[path] = found = dataclasses.replace(found, notes=(*found.notes, note))
     return found

@@ -171,6 +171,8 @@ COMPILE_LOGGERS = (
     "jax._src.interpreters.partial_eval",
     "jax._src.interpreters.pxla",
     "jax._src.dispatch",
+    "jax._src.compiler",
+    "jax._src.compilation_cache",
 )
 
 

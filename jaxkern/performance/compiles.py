@@ -24,7 +24,16 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _OPTIONS = ("jax_explain_cache_misses", "jax_log_compiles")
 # What these options make JAX log; other records of the same loggers pass.
-_MISS, _COMPILING, _FINISHED = "TRACING CACHE MISS", "Compiling ", "Finished "
+_MISS, _COMPILING = "TRACING CACHE MISS", "Compiling "
+_LOGGED = {
+    _MISS: "jax_explain_cache_misses",
+    _COMPILING: "jax_log_compiles",
+    "Finished ": "jax_log_compiles",
+    "Persistent compilation cache hit": "jax_log_compiles",
+    "PERSISTENT COMPILATION CACHE MISS": "jax_explain_cache_misses",
+    "Writing ": "jax_explain_cache_misses",
+    "Not writing persistent cache": "jax_explain_cache_misses",
+}
 
 
 @dataclass
@@ -272,10 +281,10 @@ class _Tap(logging.Filter):
                         watch._traced(call)
         elif text.startswith(_COMPILING) and isinstance(record.args, tuple):
             self.compiling(record.args)
-        elif not text.startswith(_FINISHED):
-            return self.levels[record.name][1]
-        option = _OPTIONS[0] if text.startswith(_MISS) else _OPTIONS[1]
-        return self.options[option] and self.levels[record.name][1]
+        wanted = (
+            self.options[option] for start, option in _LOGGED.items() if text.startswith(start)
+        )
+        return next(wanted, True) and self.levels[record.name][1]
 
     def compiling(self, arguments: tuple[Any, ...]) -> None:
         if len(arguments) < 3:

@@ -110,6 +110,8 @@ def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
     assert found.all_threads.load == 30.0
     assert "not kept for the next process" in found.notes[-1]
     assert "set XDG_CACHE_HOME" in str(found)
+    assert ceilings() is found  # but for this process
+    assert len(probes) == 2
 
 
 def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):

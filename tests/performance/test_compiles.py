@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import subprocess
+import sys
 import threading
 
 import jax
@@ -195,6 +197,25 @@ def test_nothing_is_printed_and_nothing_is_left(installed, caplog):
     with performance.watch_compiles():
         jax.jit(lambda x: x - 1)(jnp.ones(3))
     assert not caplog.records
+
+
+def test_the_persistent_cache_is_silent_too(tmp_path):
+    code = (
+        "import sys, jax, jax.numpy as jnp; from jaxkern import performance\n"
+        "performance.enable_persistent_cache(sys.argv[1])\n"
+        "with performance.watch_compiles() as watch:\n"
+        "    jax.jit(lambda x: x + 1)(jnp.ones(3))\n"
+        "print(watch.compiles)"
+    )
+    for _ in ("misses", "hits"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert int(done.stdout) >= 1
+        assert done.stderr == ""
 
 
 def test_jax_logs_what_its_user_wanted(installed):
