@@ -247,7 +247,10 @@ def _donations(built: CompiledProgram, program: Program, min_bytes: int) -> Iter
 
 
 def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
-    parameters = {p.name: p for p in program.parameters().values()}
+    # Of donated arguments a copy is made for another reason.
+    parameters = {
+        p.name: p for n, p in program.parameters().items() if n not in program.aliased_parameters
+    }
     for instruction, count in program.executed():
         kind = _moved(instruction, program)
         if kind is None or instruction.bytes < min_bytes or not instruction.bytes:
@@ -257,7 +260,11 @@ def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
         often = "" if count == 1 else f", {'unknown' if count is None else count} times a run"
         where = f" from {instruction.op_name}" if instruction.op_name else ""
         # XLA writes a transpose as a copy into another order of axes.
+        turned = "transpose" in instruction.op_name or any(
+            inner.opcode == "transpose" for inner in program.fused(instruction)
+        )
         entry = source is not None and kind == "copy" and source.shape == instruction.shape
+        entry = entry and not turned
         if entry and source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
             advice = (
@@ -265,7 +272,7 @@ def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
                 "it is not needed afterwards"
             )
         else:
-            kind = "transpose" if "transpose" in instruction.op_name else kind
+            kind = "transpose" if turned else kind
             what = f"{kind} {instruction.name}{where}"
             advice = (
                 "a pass over memory that computes nothing: keep the layout that the next operation "

@@ -84,7 +84,8 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
       A `CacheReport` with the hits and misses from now on.
 
     Raises:
-      NotADirectoryError: when the path is a file.
+      ValueError: when the path is empty.
+      NotADirectoryError: when it is a file.
       PermissionError: when the folder cannot be made or written to.
       OSError: when it cannot be made for another reason.
 
@@ -135,8 +136,10 @@ def _count(event: str, **_: Any) -> None:
 
 
 def _usable(directory: str | os.PathLike[str]) -> Path:
-    path = Path(directory).expanduser().absolute()
     wanted = "wanted a folder that this process may write to"
+    if not os.fspath(directory):
+        raise ValueError(f"the cache directory is empty text; {wanted}")
+    path = Path(directory).expanduser().absolute()
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"the cache directory {path} is a file; {wanted}")
     try:

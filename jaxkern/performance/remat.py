@@ -98,6 +98,8 @@ def remat_report(
     """
     if policies is None:
         policies = {"nothing saved": None, "dots saved": jax.checkpoint_policies.dots_saveable}
+    if not callable(make):
+        raise TypeError(f"make is {make!r:.60}; wanted a function of remat that returns the loss")
     if calls < 1:
         raise ValueError(f"calls is {calls}; wanted 1 or more")
     wrappers: dict[str, Callable[..., Any]] = {"no remat": lambda block: block}

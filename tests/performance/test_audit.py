@@ -33,6 +33,15 @@ def test_a_transpose_and_its_size():
     assert performance.audit(lambda x: x.T, BIG, min_bytes=3 << 20).findings == ()
 
 
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_a_square_transpose_is_no_copy_at_entry(donated):
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    report = performance.audit(jax.jit(lambda x: x.T, donate_argnums=donated), square)
+    assert report.of("copy")[0].what.startswith("transpose ")
+    assert not any("entry" in found.what for found in report.findings)
+    assert all(found.severity == "info" for found in report.of("copy"))
+
+
 def test_an_update_without_donation_copies_its_argument():
     def step(state, x):
         return {"w": state["w"].at[0].set(x), "n": state["n"] + 1}

@@ -110,6 +110,8 @@ def test_a_program_that_vanishes_while_it_is_counted(tmp_path, monkeypatch):
 
 
 def test_a_file_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="is empty text; wanted a folder"):
+        performance.enable_persistent_cache("")
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(NotADirectoryError, match=r"file is a file; wanted a folder"):

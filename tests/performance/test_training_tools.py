@@ -209,6 +209,8 @@ def test_remat_of_something_else():
 
     with pytest.raises(ValueError, match="gives another value or gradient"):
         remat_report(make, jnp.ones(3))
+    with pytest.raises(TypeError, match="make is 3; wanted a function of remat"):
+        performance.remat_report(3)
     with pytest.raises(TypeError, match="make returned 3; wanted the loss"):
         remat_report(lambda remat: 3, jnp.ones(3))
 
