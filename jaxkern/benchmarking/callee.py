@@ -8,25 +8,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import SequenceKey
 
 from jaxkern.core.timing import call_seconds
+from jaxkern.execution.jitted import Jitted
+from jaxkern.execution.operator import Operator
 
 
 class Callee:
     """``fn(*args)`` that leaves ``args`` alive: donated ones are copied before each call.
 
     Args:
-      fn: a jitted function tells which arguments it donates; any other function runs as it is.
+      fn: a function that ``jax.jit`` or `jaxkern.execution.jit` made tells which arguments it
+        donates; any other function runs as it is.
 
     Raises:
       TypeError: ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
+      ValueError: ``fn`` donates the operator whose method it is.
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if not callable(fn):
             raise TypeError(f"fn is {fn!r:.80}; wanted a function")
         self.fn, self.args = fn, args
-        self.donated = _donated(fn, args) if hasattr(fn, "lower") else set[str]()
+        donated = _donated_by_name(fn, args)
+        if donated is None:
+            donated = _donated(fn, args) if hasattr(fn, "lower") else set()
+        self.donated = donated
 
     def fresh(self) -> tuple[Any, ...]:
         """The arguments of one call; donated arrays are copies, and they are there."""
@@ -54,6 +62,41 @@ class Callee:
     def seconds(self) -> float:
         """Of one call; the copies of donated arguments are made before it."""
         return call_seconds(self.fn, *self.fresh(), calls=1, warmup=0)[0]
+
+
+def _donated_by_name(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
+    """The places in ``args`` that `jaxkern.execution.jit` donates; None for functions of others.
+
+    Raises:
+      ValueError: it donates the operator that is called, of which there is only the caller's.
+    """
+    method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
+    if isinstance(fn, Jitted):
+        jitted, names = fn, [_argument(fn, i) for i in range(len(args))]
+    elif isinstance(method, Jitted):
+        jitted, names = method, [_argument(method, 1 + i) for i in range(len(args))]
+    elif isinstance(fn, Operator) and isinstance(forward, Jitted):
+        jitted, names = forward, ["inputs"]
+    else:
+        return None
+    wanted = jitted._options.donate_argnames
+    owner = _argument(jitted, 0)
+    if jitted is not fn and wanted and owner in wanted:
+        raise ValueError(
+            f"{name_of(fn)} donates the operator that it belongs to ({owner!r} is in "
+            "donate_argnames), so that there can be no second call; wanted donate_argnames of "
+            "other arguments, or a function that gets the operator as an argument"
+        )
+    return {
+        _place(path)
+        for path, leaf in jax.tree.leaves_with_path(args)
+        if isinstance(leaf, jax.Array) and path[0].idx < len(names) and names[path[0].idx] in wanted
+    }
+
+
+def _argument(jitted: Jitted, position: int) -> str:
+    """The name of the argument in this position of a call of ``jitted``."""
+    return jitted._argument((SequenceKey(1), SequenceKey(position)))
 
 
 def _donated(fn: Any, args: tuple[Any, ...]) -> set[str]:

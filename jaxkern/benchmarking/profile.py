@@ -71,7 +71,8 @@ def profile_fn(
 
     Raises:
       TypeError: ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
-      ValueError: ``fn`` donates an argument without saying so, or ``calls`` is below 1.
+      ValueError: ``fn`` donates an argument without saying so, or the operator whose method it is,
+        or ``calls`` is below 1.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk

@@ -20,6 +20,13 @@ FORMAT = "jaxkern measurement, version 1"
 def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
     """Writes ``<name>-<date and time>.json`` with every sample; returns its path.
 
+    Args:
+      measured: what `profile_fn` or `PipelineBenchmark` returned, or an arm of a comparison:
+        ``save(found["arm"])``.
+
+    Raises:
+      TypeError: for anything else.
+
     Example:
       >>> import tempfile, jaxkern as jk
       >>> measured = jk.benchmarking.profile_fn(sum, (1, 2, 3), calls=5, seconds=0)
@@ -27,6 +34,11 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
       ...     jk.benchmarking.load(jk.benchmarking.save(measured, folder)).name
       'sum'
     """
+    if not isinstance(measured, Measurement):
+        raise TypeError(
+            f"measured is a {type(measured).__name__}; wanted a Measurement, which profile_fn and "
+            'PipelineBenchmark return; an arm of a comparison is saved with save(found["arm"])'
+        )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)

@@ -8,7 +8,7 @@ from jaxkern.execution.graph import longest_path
 from jaxkern.execution.options import current_options
 
 if TYPE_CHECKING:
-    from jaxkern.execution.plan import Plan
+    from jaxkern.execution.plan import Part, Plan
 
 
 def explanation(name: str, plan: Plan, strategy: str, workers: int | None) -> str:
@@ -26,13 +26,19 @@ def explanation(name: str, plan: Plan, strategy: str, workers: int | None) -> st
         )
     for depth, level in enumerate(plan.graph.levels()):
         lines.append(f"level {depth}: " + ", ".join(nodes[i].name for i in level))
-    path = longest_path([part.seconds for part in parts], [part.after for part in parts])
-    total = sum(part.seconds for part in parts)
-    chain = " -> ".join(f"{parts[i].name} {parts[i].seconds * 1e3:.3f} ms" for i in path)
-    length = sum(parts[i].seconds for i in path)
+    # What is not yet timed counts as 0; the picosecond takes the longer of two equal chains.
+    seconds = [part.seconds or 0.0 for part in parts]
+    path = longest_path([s + 1e-12 for s in seconds], [part.after for part in parts])
+    length, total = sum(seconds[i] for i in path), sum(seconds)
+    chain = " -> ".join(f"{parts[i].name} {_time(parts[i])}" for i in path)
     lines.append(f"critical path: {length * 1e3:.3f} ms of {total * 1e3:.3f} ms in all: {chain}")
+    lines.extend(f"not yet timed: {p.name} ({p.untimed})" for p in parts if p.seconds is None)
     lines.extend("not parallel: " + reason for reason in _limits(plan, path, strategy, workers))
     return "\n".join(lines)
+
+
+def _time(part: Part) -> str:
+    return "not yet timed" if part.seconds is None else f"{part.seconds * 1e3:.3f} ms"
 
 
 def _limits(plan: Plan, path: list[int], strategy: str, workers: int | None) -> list[str]:

@@ -32,7 +32,9 @@ class Part:
     #: what its nodes need from outside, and the arrays that they are called with
     outside: list[Placeholder] = dataclasses.field(default_factory=list)
     arrays: list[Any] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
+    #: of the last call that was timed; None: not yet timed, and why
+    seconds: float | None = None
+    untimed: str = "it has not run"
 
 
 class Plan:
@@ -74,7 +76,7 @@ class Plan:
         groups = _in_order(list(members.values()))
         part_of = {node.index: i for i, group in enumerate(groups) for node in group}
         result = {p.node for p in _refs(self.graph.result)}
-        seconds = {part.nodes[0].index: part.seconds for part in self.parts}
+        singles = {part.nodes[0].index: part for part in self.parts}
         # Other threads may be reading the parts of single nodes.
         parts: list[Part] = []
         for number, group in enumerate(groups):
@@ -89,7 +91,10 @@ class Plan:
                 part.name = " + ".join(node.name for node in group)
                 part.outside, part.arrays = _operands(group)
                 part.program = Jitted(_program(group, part.wanted), JITOptions())
-            part.seconds = sum(seconds.get(node.index, 0.0) for node in group)
+            else:
+                # Only of host nodes: a JAX node that ran by itself may have been compiled then.
+                single = singles[group[0].index]
+                part.seconds, part.untimed = single.seconds, single.untimed
             parts.append(part)
         self.parts, self.grouped = parts, True
 

@@ -133,6 +133,8 @@ class Structural:
         if len(parts) == 1 and parts[0].program is not None and not timed:
             # Nothing but JAX: dispatched and not waited for, as any jitted function.
             self._run_program(parts[0], values)
+            parts[0].seconds = None
+            parts[0].untimed = "nothing but JAX, which the last call did not wait for"
         elif parts:
             tail = _seconds_to_the_end(parts)
             units = [
@@ -176,14 +178,19 @@ class Structural:
                     plan.reasons[node.index] = f"it returns a {type(other[0]).__name__}"
                     plan.kinds[node.index] = "host"
         # The time of a call that compiles says nothing about the next one.
-        if part.program is None or part.program.misses == compiled:
+        if part.program is not None and part.program.misses != compiled:
+            part.seconds, part.untimed = None, "the last call compiled it"
+        elif part.program is None and plan.kinds[part.nodes[0].index] == "jax":
+            part.seconds, part.untimed = None, "run by itself, the last call may have compiled it"
+        else:
             part.seconds = time.perf_counter() - started
 
     def explain(self) -> str:
         """The graph of the last call, as text.
 
         Its nodes with what runs them and why, the levels, the critical path with the times that
-        were measured in the last call, and what keeps the rest from being parallel.
+        were measured in the last call, the parts that are not yet timed (as those that the last
+        call compiled) and count as 0, and what keeps the rest from being parallel.
         """
         plan = self._last
         if plan is None:
@@ -218,11 +225,15 @@ def _kind(node: Node, args: Any, kwargs: Any) -> tuple[str, str]:
 
 
 def _seconds_to_the_end(parts: list[Part]) -> list[float]:
-    """Of each part: the longest chain of measured times from its beginning to the graph's end."""
-    tail = [part.seconds for part in parts]
+    """Of each part: the longest chain of measured times from its beginning to the graph's end.
+
+    What is not yet timed counts as 0.
+    """
+    seconds = [part.seconds or 0.0 for part in parts]
+    tail = list(seconds)
     for index in reversed(range(len(parts))):
         for before in parts[index].after:
-            tail[before] = max(tail[before], parts[before].seconds + tail[index])
+            tail[before] = max(tail[before], seconds[before] + tail[index])
     return tail
 
 

@@ -3,6 +3,7 @@ donated arguments that are lost, and resources that the system sees otherwise.""
 
 from __future__ import annotations
 
+import functools
 import mmap
 import resource
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern import execution as ex
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.core.compile_clock import CompileClock
 
@@ -73,6 +75,50 @@ def test_donated_arguments_live_on():
     assert len(measured.samples) == 5
     np.testing.assert_array_equal(state["a"], 0)
     assert "Donated arguments were copied" in measured.methodology[0]
+
+
+def test_what_our_own_jit_donates_lives_on():
+    @ex.jit(options=ex.JITOptions(donate_argnames="state", static_argnames="count"))
+    def add(how, state, count, *, by=1.0):
+        return {"a": state["a"] + count * by, "how": how}
+
+    @functools.partial(ex.jit, options=ex.JITOptions(donate_argnames="inputs"))
+    class Add(ex.Operator):
+        def __init__(self):
+            self.b = jnp.ones((300, 300))
+
+        def forward(self, *, inputs):
+            return inputs + self.b
+
+    class Methods:
+        @functools.partial(ex.jit, options=ex.JITOptions(donate_argnames="x"))
+        def step(self, x):
+            return x + 1
+
+    x = jnp.zeros((300, 300))
+    assert Callee(add, ("fast", {"a": x}, 2)).donated == {"[1]['a']"}
+    for fn, args in ((add, ("fast", {"a": x}, 2)), (Add(), (x,)), (Methods().step, (x,))):
+        measured = jk.benchmarking.profile_fn(fn, *args, calls=3, seconds=0)
+        assert "Donated arguments were copied" in measured.methodology[0]
+        np.testing.assert_array_equal(x, 0)
+    found = jk.benchmarking.compare({"ours": Add(), "plain": lambda x: x + 1}, x, rounds=3)
+    assert len(found["ours"].samples) == 3
+    np.testing.assert_array_equal(x, 0)
+    keeps = jk.benchmarking.profile_fn(ex.jit(lambda x: x + 1), x, calls=3, seconds=0)
+    assert "copied" not in keeps.methodology[0]
+
+
+def test_an_operator_that_donates_itself_is_refused():
+    @functools.partial(ex.jit, options=ex.JITOptions(donate_argnames="self"))
+    class Add(ex.Operator):
+        def __init__(self):
+            self.b = jnp.ones((300, 300))
+
+        def forward(self, *, inputs):
+            return inputs + self.b
+
+    with pytest.raises(ValueError, match="Add donates the operator that it belongs to"):
+        jk.benchmarking.profile_fn(Add(), jnp.zeros((300, 300)))
 
 
 def test_hidden_donation_is_refused():

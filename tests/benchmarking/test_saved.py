@@ -40,6 +40,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert record["figures"]["compile_seconds"] == made.compile_seconds
 
 
+def test_only_measurements_are_saved(tmp_path):
+    found = jk.benchmarking.compare({"a": lambda: 1, "b": lambda: 1}, rounds=5, turn_seconds=0)
+    for wrong, what in ((found, "Comparison"), (3, "int")):
+        with pytest.raises(TypeError, match=rf"a {what}; wanted a Measurement.*save\(found\["):
+            save(wrong, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert load(save(found["a"], tmp_path / "new")).name == "a"
+
+
 def test_the_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert save(measurement()).parent.name == "benchmark-results"

@@ -56,6 +56,7 @@ list_of_uint8_images = [images[i, : 20 + i, :30] for i in range(4)]
 
 # What a page prints, by parts.
 SHOWN = {
+    "benchmarking.md": ["augment/jaxkern.image_chain.v1"],
     "pipelines.md": [
         "5\n",
         "['brightness', 'image', 'label', 'thumbnail']",

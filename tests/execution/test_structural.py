@@ -15,6 +15,8 @@ import pytest
 import jaxkern as jk
 from jaxkern import execution as ex
 from jaxkern.execution.graph import longest_path
+from jaxkern.execution.plan import Part
+from jaxkern.execution.structural import _seconds_to_the_end
 
 
 class Sleeper(ex.Operator):
@@ -116,6 +118,56 @@ def test_jax_parts_are_one_program_and_host_parts_overlap():
     assert "(TracerArrayConversionError)" in text
     assert "critical path: " in text
     assert "Sleeper#2" in text
+
+
+def _slow_to_trace(x):
+    time.sleep(0.3)  # while it is traced, and in a call that is not compiled
+    return jnp.tanh(x)
+
+
+def test_times_are_of_calls_that_did_not_compile():
+    load = Sleeper("load", 0.02, [])
+    run = ex.structural_jit(lambda x: ex.operator(_slow_to_trace)(load([x])))
+
+    def told():
+        run(1.0)
+        lines = run.explain().splitlines()
+        (path,) = [line for line in lines if line.startswith("critical path: ")]
+        assert 20 <= float(path.split()[2]) < 300
+        return path, [line for line in lines if line.startswith("not yet timed: ")]
+
+    # By itself, compiled as one program, and at last as it will be.
+    path, untimed = told()
+    by_itself = "run by itself, the last call may have compiled it"
+    assert path.endswith("-> _slow_to_trace not yet timed")
+    assert untimed == [f"not yet timed: _slow_to_trace ({by_itself})"]
+    compiled = "not yet timed: _slow_to_trace (the last call compiled it)"
+    path, untimed = told()
+    assert path.endswith("-> _slow_to_trace not yet timed")
+    assert untimed == [compiled]
+    path, untimed = told()
+    assert path.endswith(" ms")
+    assert not untimed
+    # Another program for the same part: what was measured before is not of the last call.
+    with jk.backend("jax"):
+        assert told()[1] == [compiled]
+
+
+def test_what_is_not_waited_for_is_not_timed():
+    run = ex.structural_jit(lambda x: PLAIN(PLAIN(x)))
+    for _ in range(3):
+        run(jnp.ones(3))
+    assert "(nothing but JAX, which the last call did not wait for)" in run.explain()
+    with ex.execution_options(timeout_seconds=60):
+        run(jnp.ones(3))
+        assert "not yet timed" not in run.explain()
+
+
+def test_the_untimed_counts_as_nothing_in_the_order():
+    first, second, third = (Part(str(i), [], ()) for i in range(3))
+    first.seconds, second.seconds, third.seconds = None, 2.0, 1.0
+    second.after = (0,)
+    assert _seconds_to_the_end([first, second, third]) == [2.0, 2.0, 1.0]
 
 
 def test_changed_attributes_are_seen():
