@@ -20,6 +20,10 @@ class JITOptions:
         earlier waits for it.
       static_argnames: arguments to fix in the program though they are numbers or arrays of them.
       donate_argnames: arguments whose memory the result may take; they cannot be used again.
+
+    Raises:
+      ValueError: for a ``cache_size`` that is no whole number above 0.
+      TypeError: for argument names that are not texts.
     """
 
     sample_input: Any = None
@@ -34,8 +38,18 @@ class JITOptions:
             raise ValueError(f"cache_size is {size!r}; wanted a whole number above 0")
         for field in ("static_argnames", "donate_argnames"):
             names = getattr(self, field)
-            names = (names,) if isinstance(names, str) else tuple(names)
-            object.__setattr__(self, field, names)
+            object.__setattr__(self, field, _names(field, names))
+
+
+def _names(field: str, names: Any) -> tuple[str, ...]:
+    wanted = f"{field} is {names!r}; wanted an argument's name, or a sequence of names"
+    try:
+        found = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError as error:
+        raise TypeError(wanted) from error
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(wanted)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,8 +31,13 @@ class _Mapped:
     def __init__(self, fn: Any, in_axes: Any, out_axes: Any, workers: int | None, host: Any):
         if not callable(fn):
             raise TypeError(f"{self.kind}: got {type(fn).__name__}; wanted a function")
-        if workers is not None and (isinstance(workers, bool) or workers < 1):
-            raise ValueError(f"{self.kind}: num_workers is {workers!r}; wanted a number above 0")
+        if workers is not None:
+            whole = hasattr(workers, "__index__") and not isinstance(workers, bool)
+            if not whole or operator.index(workers) < 1:
+                raise ValueError(
+                    f"{self.kind}: num_workers is {workers!r}; wanted a whole number above 0"
+                )
+            workers = operator.index(workers)
         self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
         self._host: bool | None = host
         if isinstance(fn, Operator) and fn.host:
@@ -68,7 +74,7 @@ class _Mapped:
         return self._in_jax(args, size)
 
     def runs_on_host(self, leaves: list[Any], tree: Any, axes: list[int | None]) -> bool:
-        """Whether the function is Python: said so, or found out by tracing one item."""
+        """Whether the function is Python: said so, or found out by tracing an item's shapes."""
         if self._host is not None:
             return self._host
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or is_tracing():
@@ -77,11 +83,14 @@ class _Mapped:
         with self._lock:
             if key in self._found:
                 return self._found[key]
-        item = jax.tree.unflatten(tree, _item(leaves, axes, 0))
+        # There may be no items.
+        item = jax.tree.unflatten(tree, _item_like(leaves, axes))
         fn = self._fn
         if isinstance(fn, _Mapped):
             inner = _axes_of(fn.kind, item, fn._in_axes)
-            found = fn.runs_on_host(*jax.tree.flatten(item), inner)
+            parts, structure = jax.tree.flatten(item)
+            _size(fn.kind, item, parts, inner)
+            found = fn.runs_on_host(parts, structure, inner)
         else:
             found = not _traceable(fn, item)
         with self._lock:
@@ -127,7 +136,8 @@ class _PMap(_Mapped):
                 "more of them can be made with jax.config.update('jax_num_cpu_devices', n) before "
                 "JAX starts"
             )
-        wanted = self._workers or max(n for n in range(1, available + 1) if size % n == 0)
+        # No items need no more than one device.
+        wanted = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
         if size % wanted:
             raise ValueError(
                 f"pmap: {size} items cannot be shared equally by {wanted} devices; pad them, or "
@@ -216,9 +226,29 @@ def _item(leaves: Sequence[Any], axes: Sequence[int | None], index: int) -> list
     ]
 
 
+def _item_like(leaves: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    """What has the shapes and types of an item, and no values."""
+
+    def like(leaf: Any, axis: int | None) -> Any:
+        if axis is None:
+            return leaf
+        shape = list(leaf.shape)
+        del shape[axis]
+        if isinstance(leaf, np.ndarray):
+            # JAX says what it cannot take of an array, and of a ShapeDtypeStruct it does not.
+            return np.broadcast_to(np.zeros((), leaf.dtype), shape)
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype, weak_type=weak)
+
+    return [like(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
+
+
 def _stacked(kind: str, results: list[Any], out_axes: Any) -> Any:
     if not results:
-        raise ValueError(f"{kind}: there are no items, so that the result has no known shape")
+        raise ValueError(
+            f"{kind}: there are no items, so that the result of a Python function has no known "
+            "shape; wanted at least one (a function that JAX can trace takes none with host=False)"
+        )
     trees = {jax.tree.structure(result) for result in results}
     if len(trees) > 1:
         raise ValueError(
@@ -226,21 +256,61 @@ def _stacked(kind: str, results: list[Any], out_axes: Any) -> Any:
             + " and ".join(sorted(map(str, trees)))
         )
 
-    def stack(axis: Any, *parts: Any) -> Any:
-        if any(isinstance(part, jax.Array) for part in parts):
-            return jnp.stack(parts, axis)
-        if all(is_array(x) or isinstance(x, (bool, int, float, complex, str)) for x in parts):
-            shapes = {np.shape(part) for part in parts}
-            if len(shapes) > 1:
-                raise ValueError(f"{kind}: results of items differ in shape: {sorted(shapes)}")
-            return np.stack([np.asarray(part) for part in parts], axis)
-        objects = np.empty(len(parts), object)
-        objects[:] = parts
-        return objects
+    wanted = (
+        f"{kind}: out_axes is {out_axes!r} and the result of an item is {next(iter(trees))}; "
+        "wanted, of a Python function, an integer, or one for each part of its result"
+    )
+    # In a tuple of one, as a list at the top is taken for a tuple.
+    axes = flat_axes((out_axes,), (results[0],), wanted)
+    columns = zip(*map(jax.tree.leaves, results), strict=True)
+    leaves = []
+    for axis, parts in zip(axes, columns, strict=True):
+        if axis is None:
+            raise ValueError(wanted)
+        leaves.append(_stack(kind, axis, parts))
+    return jax.tree.unflatten(trees.pop(), leaves)
 
-    if not isinstance(out_axes, int):
-        return jax.tree.map(stack, out_axes, *results)
-    return jax.tree.map(lambda *parts: stack(out_axes, *parts), *results)
+
+def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
+    """One array of a leaf of all results."""
+    kinds = {_sort(part) for part in parts}
+    if "object" in kinds:
+        objects = np.empty(len(parts), object)
+        for index, part in enumerate(parts):
+            objects[index] = part
+        return objects
+    shapes = {np.shape(part) for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"{kind}: results of items differ in shape: {sorted(shapes)}")
+    shape = shapes.pop()
+    if not -len(shape) - 1 <= axis <= len(shape):
+        raise ValueError(
+            f"{kind}: out_axes has {axis} for results of shape {shape}; wanted "
+            f"{-len(shape) - 1} to {len(shape)}"
+        )
+    if len(kinds) > 1:
+        # NumPy would turn numbers into text.
+        mixed = np.empty((len(parts), *shape), object)
+        for index, part in enumerate(parts):
+            values = np.asarray(part) if shape else part
+            for place in np.ndindex(shape):
+                mixed[(index, *place)] = values[place] if shape else values
+        return np.moveaxis(mixed, 0, axis)
+    if any(isinstance(part, jax.Array) for part in parts):
+        return jnp.stack(parts, axis)
+    return np.stack([np.asarray(part) for part in parts], axis)
+
+
+def _sort(value: Any) -> str:
+    """Among results of one sort NumPy finds a type for all without changing what they are."""
+    if isinstance(value, str):
+        return "U"
+    if isinstance(value, (bool, int, float, complex)):
+        return "number"
+    if not is_array(value):
+        return "object"
+    sort = getattr(value.dtype, "kind", "")
+    return sort if sort in set("USMmO") else "number"
 
 
 def vmap(
@@ -255,15 +325,17 @@ def vmap(
     Args:
       fn: a JAX function, or a Python function or `Operator` that JAX cannot trace; it takes one
         item. Results of a Python function are stacked: numbers and arrays as arrays, text as NumPy
-        text, anything else as an array of objects.
+        text, anything else, and text among numbers, as an array of objects.
       in_axes: as in ``jax.vmap``: an axis, None for an argument that all items share, or a tuple or
         tree of them.
-      out_axes: where the mapped axis stands in the result.
-      host: True for Python work, False for JAX; None to find out by tracing one item. A function
-        that acts beside its result must say True: a trace would run that once, for all items.
+      out_axes: where the mapped axis stands in the result: an integer, or a tuple or tree of them;
+        of a JAX function also None, as in ``jax.vmap``.
+      host: True for Python work, False for JAX; None to find out by tracing the shapes of one item.
+        A function that acts beside its result must say True: a trace would run that once, for all.
 
     Raises:
-      ValueError: for axes that are not there or differ in size.
+      ValueError: for axes that are not there or differ in size; of a Python function also for no
+        items, and for results that differ in shape or structure.
       Exception: what an item raises, of the first item that failed, with a note that has its index.
 
     >>> import numpy as np, jaxkern.execution as ex
@@ -292,8 +364,9 @@ def pmap(
       host: as for `vmap`.
 
     Raises:
-      ValueError: for axes that differ in size, more workers than devices, and items that devices
-        cannot share equally.
+      ValueError: for axes that differ in size, a number of workers that is no whole number above 0,
+        more workers than devices, and items that devices cannot share equally; of a Python function
+        as for `vmap`.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> ex.pmap(lambda x: float(np.sum(x)), num_workers=2)(np.arange(6.0).reshape(3, 2)).tolist()

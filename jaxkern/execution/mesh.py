@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,9 @@ class DeviceMesh:
       axis_names: one for each axis; by default "axis0", "axis1", ...
       devices: which; by default JAX's first ones.
 
-    Raises: ValueError for more devices than there are, and for names that do not fit.
+    Raises:
+      ValueError: for more devices than there are, sizes below 1, and names that do not fit.
+      TypeError: for sizes that are no integers.
 
     >>> import jaxkern.execution as ex
     >>> ex.DeviceMesh(shape=(1, 1)).axis_names
@@ -35,7 +38,7 @@ class DeviceMesh:
         axis_names: Sequence[str] | None = None,
         devices: Sequence[jax.Device] | None = None,
     ) -> None:
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = _sizes(shape)
         if axis_names is None:
             axis_names = tuple(f"axis{i}" for i in range(len(shape)))
         if len(axis_names) != len(shape):
@@ -73,6 +76,19 @@ class DeviceMesh:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
         return f"DeviceMesh({sizes})"
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(shape)
+    except TypeError:  # one size
+        sizes = (shape,)
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
+        raise TypeError(
+            f"DeviceMesh: shape is {shape!r}; wanted an integer for each axis of the grid, as in "
+            "(2, 2)"
+        )
+    return tuple(operator.index(n) for n in sizes)
 
 
 class PartitionSpec:

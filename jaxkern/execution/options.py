@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ class ExecutionTimeout(TimeoutError):
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOptions:
-    """What `execution_options` has set: what is None was never set."""
+    """What `execution_options` has set: what is None was never set, or no limit."""
 
     use_parallel: bool = True
     max_workers: int | None = None
@@ -80,12 +81,14 @@ def execution_options(
       timeout_seconds: of the whole block, from its beginning; the sooner deadline of nested ones.
         When it is over, what has not begun is dropped, and waiting ends with an error. What runs
         cannot be stopped: a Python function goes on in its thread to its next operator call or
-        `check_timeout`, a compilation and a computation of a device to their ends.
+        `check_timeout`, a compilation and a computation of a device to their ends. Infinity is no
+        limit.
       trace_execution: True to note down each operator's time, in `ExecutionOptions.trace`; a path
         to write it there as a Chrome trace at the end as well. Every call is then waited for.
 
     Raises:
       ValueError: for a number that is not above 0.
+      TypeError: for a ``timeout_seconds`` that is no number.
       ExecutionTimeout: from calls inside, when the time is over.
 
     >>> import numpy as np, jaxkern.execution as ex
@@ -105,11 +108,10 @@ def execution_options(
             raise ValueError(f"max_workers is {max_workers!r}; wanted a whole number above 0")
         changes["max_workers"] = max_workers
     if timeout_seconds is not None:
-        if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds is {timeout_seconds!r}; wanted seconds above 0")
-        deadline = time.monotonic() + timeout_seconds
-        if options.deadline is None or deadline < options.deadline:
-            changes |= {"timeout_seconds": float(timeout_seconds), "deadline": deadline}
+        seconds = _seconds(timeout_seconds)
+        deadline = time.monotonic() + seconds
+        if deadline < (math.inf if options.deadline is None else options.deadline):
+            changes |= {"timeout_seconds": seconds, "deadline": deadline}
     path = trace_execution if isinstance(trace_execution, (str, Path)) else None
     if trace_execution is not None:
         changes["trace"] = ExecutionTrace() if trace_execution else None
@@ -125,6 +127,22 @@ def execution_options(
         ACTIVE.reset(token)
         if path is not None and options.trace is not None:
             options.trace.save(path)
+
+
+def _seconds(timeout: Any) -> float:
+    wanted = f"timeout_seconds is {timeout!r}; wanted seconds above 0, or None for no limit"
+    # float() would read texts.
+    if isinstance(timeout, (bool, str, bytes, bytearray)):
+        raise TypeError(wanted)
+    try:
+        seconds = float(timeout)
+    except OverflowError:  # an integer beyond all floats
+        seconds = math.inf if timeout > 0 else -math.inf
+    except (TypeError, ValueError) as error:
+        raise TypeError(wanted) from error
+    if not seconds > 0:
+        raise ValueError(wanted)
+    return seconds
 
 
 def remaining_seconds() -> float | None:

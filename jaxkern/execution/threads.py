@@ -191,10 +191,14 @@ class _Run:
     ) -> tuple[int, Any, BaseException | None]:
         if self._options.deadline is None:
             return ended.get()
-        try:
-            return ended.get(timeout=max(0.0, self._options.deadline - time.monotonic()))
-        except queue.Empty:
-            raise self._timeout() from None
+        while True:
+            left = self._options.deadline - time.monotonic()
+            try:
+                # Python waits for no longer than its TIMEOUT_MAX at a time.
+                return ended.get(timeout=min(max(0.0, left), threading.TIMEOUT_MAX))
+            except queue.Empty:
+                if left <= threading.TIMEOUT_MAX:
+                    raise self._timeout() from None
 
     def _timeout(self) -> ExecutionTimeout:
         running = sorted(self._running)

@@ -155,6 +155,37 @@ def test_the_sooner_deadline_holds_and_ends_with_its_block():
     assert ex.remaining_seconds() is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "endless"),
+    [
+        (float("inf"), True),
+        (10**400, True),
+        (1e12, False),
+        (1e300, False),
+        (np.float32(1e20), False),
+    ],
+    ids=["inf", "10**400", "1e12", "1e300", "float32"],
+)
+def test_timeouts_beyond_what_python_can_wait(seconds, endless):
+    with ex.execution_options(timeout_seconds=seconds):
+        assert ex.pmap(lambda x: int(x), 2, host=True)(np.arange(3)).tolist() == [0, 1, 2]
+        assert Work(0.0)("fine") == "fine"
+        ex.check_timeout()
+        assert (ex.remaining_seconds() is None) == endless
+        with ex.execution_options(timeout_seconds=60):
+            assert ex.remaining_seconds() < 61
+            with ex.execution_options(timeout_seconds=seconds):
+                assert ex.remaining_seconds() < 61
+
+
+def test_waiting_goes_on_after_the_longest_wait_of_python(monkeypatch):
+    monkeypatch.setattr(threading, "TIMEOUT_MAX", 0.02)
+    with ex.execution_options(timeout_seconds=60):
+        assert Work(0.1)("fine") == "fine"
+    with ex.execution_options(timeout_seconds=0.1), pytest.raises(ex.ExecutionTimeout):
+        Work(1)("late")
+
+
 def test_compiled_calls_and_maps_work_within_a_timeout():
     f = ex.jit(lambda x: x * 2)
     with ex.execution_options(timeout_seconds=60):
@@ -206,9 +237,32 @@ def test_an_error_is_noted_in_the_trace():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_workers": 0}, {"max_workers": 1.5}, {"timeout_seconds": 0}]
+    "wrong",
+    [
+        {"max_workers": 0},
+        {"max_workers": 1.5},
+        {"timeout_seconds": 0},
+        {"timeout_seconds": float("nan")},
+        {"timeout_seconds": -float("inf")},
+    ],
 )
 def test_bad_options(wrong):
     name = next(iter(wrong))
     with pytest.raises(ValueError, match=f"{name} is"), ex.execution_options(**wrong):
         pass
+
+
+@pytest.mark.parametrize("wrong", ["a", "3", b"3", True, [1], object()])
+def test_a_timeout_is_a_number(wrong):
+    message = r"timeout_seconds is .*; wanted seconds above 0"
+    with pytest.raises(TypeError, match=message), ex.execution_options(timeout_seconds=wrong):
+        pass
+
+
+@pytest.mark.parametrize("field", ["static_argnames", "donate_argnames"])
+def test_names_of_arguments_are_texts(field):
+    for wrong in (3, None, [3], ("x", 1), b"x"):
+        with pytest.raises(TypeError, match=f"{field} is .*; wanted an argument's name"):
+            ex.JITOptions(**{field: wrong})
+    for right in ("x", ["x"], ("x",), {"x"}):
+        assert getattr(ex.JITOptions(**{field: right}), field) == ("x",)

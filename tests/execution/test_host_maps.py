@@ -112,11 +112,78 @@ def test_bad_arguments(args, message):
         ex.vmap(lambda *x: 1.0, host=True)(*args)
 
 
+@pytest.mark.parametrize("make", [ex.vmap, ex.pmap])
+def test_no_items_of_jax_functions_give_what_jax_gives(make):
+    for fn, plain, shape in [
+        (jnp.sin, jnp.sin, (0, 2)),
+        (lambda x: jnp.sum(x), jnp.sum, (0, 2)),
+        (ex.vmap(jnp.sin), jnp.sin, (0, 3)),
+        (ex.vmap(jnp.sum), jax.vmap(jnp.sum), (2, 0, 3)),
+    ]:
+        for x in (np.ones(shape, np.float32), jnp.ones(shape)):
+            result, wanted = make(fn)(x), jax.vmap(plain)(x)
+            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+    assert ex.pmap(jnp.sin, 2)(np.ones((0, 2))).shape == (0, 2)
+    keys = jax.random.split(jax.random.key(0), 3)[:0]
+    assert make(jax.random.normal)(keys).shape == (0,)
+    with pytest.raises(ValueError, match=r"there are no items.*wanted at least one"):
+        make(python_sum)(np.ones((0, 2)))
+
+
+def test_what_jax_can_trace_is_asked_without_an_item():
+    seen = []
+
+    def f(x):
+        seen.append(type(x))
+        return x * 2
+
+    assert ex.vmap(f)(np.arange(3)).tolist() == [0, 2, 4]
+    assert all(issubclass(kind, jax.core.Tracer) for kind in seen)
+    for texts in (np.array(["a", "b"]), np.array(["a", 1], object)):
+        assert ex.vmap(lambda x: 1.0)(texts).tolist() == [1, 1]
+    days = np.array(["2020-01-01", "2020-01-02"], "M8[D]")
+    assert ex.vmap(lambda x: str(x))(days).tolist() == ["2020-01-01", "2020-01-02"]
+    with pytest.raises(ValueError, match="has no axis 0"):
+        ex.vmap(ex.vmap(jnp.sin))(np.ones(3))
+
+
+def test_text_among_numbers_stays_apart():
+    mixed = ex.vmap(lambda x: "a" if x else 1, host=True)(np.arange(3))
+    assert mixed.dtype == object
+    assert mixed.tolist() == [1, "a", "a"]
+    rows = ex.vmap(lambda x: np.array(["a", "b"]) if x else np.arange(2), 0, 1, host=True)
+    assert rows(np.arange(3)).tolist() == [[0, "a", "a"], [1, "b", "b"]]
+    parts = ex.vmap(lambda x: "a" if x else jnp.float32(2), host=True)(np.arange(2))
+    assert parts.tolist() == [2, "a"]
+    numbers = ex.vmap(lambda x: 0.5 if x else 1, host=True)(np.arange(2))
+    assert numbers.dtype == np.float64
+    ranges = ex.vmap(lambda x: range(2), host=True)(np.arange(2))
+    assert ranges.tolist() == [range(2)] * 2
+
+
+def test_axes_of_results_of_python_functions():
+    def two(x):
+        return [x, {"sum": float(x.sum()), "twice": 2 * x}]
+
+    first, rest = ex.vmap(two, out_axes=[1, {"sum": 0, "twice": -1}], host=True)(X[0])
+    np.testing.assert_array_equal(first, X[0].T)
+    np.testing.assert_array_equal(rest["sum"], X[0].sum(1))
+    np.testing.assert_array_equal(rest["twice"], 2 * X[0].T)
+    with pytest.raises(ValueError, match="out_axes has 1 for results of shape"):
+        ex.vmap(two, out_axes=1, host=True)(X[0])
+    for axes in [(None, 1), (0, 1), None]:
+        with pytest.raises(ValueError, match=r"out_axes is .*; wanted, .* an integer") as error:
+            ex.vmap(lambda x: 1.0, out_axes=axes, host=True)(X)
+        assert repr(axes) in str(error.value)
+
+
 def test_bad_functions():
     with pytest.raises(TypeError, match="wanted a function"):
         ex.vmap(3)
-    with pytest.raises(ValueError, match="num_workers is 0"):
-        ex.pmap(abs, 0)
+    for workers in (0, 2.5, "two", True):
+        with pytest.raises(ValueError, match=f"num_workers is {workers!r}; wanted a whole number"):
+            ex.pmap(jnp.sin, workers)
+    assert ex.pmap(jnp.sin, np.int64(2))(X).shape == X.shape
     with pytest.raises(ValueError, match="in_axes has 2 entries"):
         ex.vmap(abs, (0, 0))(X)
     ragged = ex.vmap(lambda i: np.ones(int(i)), host=True)

@@ -55,6 +55,11 @@ def test_bad_meshes():
     ]:
         with pytest.raises(ValueError, match=message):
             ex.DeviceMesh(*arguments)
+    for shape in ((2.0, 2), 2.5, "22", (True, 2), None):
+        with pytest.raises(TypeError, match=r"shape is .*; wanted an integer for each axis"):
+            ex.DeviceMesh(shape)
+    assert ex.DeviceMesh(np.array([2, 2])).shape == (2, 2)
+    assert ex.DeviceMesh(np.int64(2)).shape == (2,)
     for entry in (2, -1, "rows", True):
         with pytest.raises(ValueError, match="the mesh has 2 axes: 0 or 'axis0'"):
             ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))
