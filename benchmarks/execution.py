@@ -11,6 +11,7 @@ one another within milliseconds, so that a machine whose speed drifts slows both
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -84,6 +85,23 @@ def jit_rows(turns: int) -> list[dict[str, Any]]:
         ("a dict of 4 arrays", 4, ex.jit(tree_first), jax.jit(tree_first), (tree,)),
         ("an array and a number", 2, ex.jit(first), jax.jit(first), (x, 2.0)),
         ("an array and a text", 2, ex.jit(first), jax.jit(first, static_argnums=1), (x, "same")),
+        ("an array and a function", 2, ex.jit(first), jax.jit(first, static_argnums=1), (x, first)),
+        ("an array and a random key", 2, ex.jit(first), jax.jit(first), (x, jax.random.key(0))),
+        ("an array of NumPy", 1, ex.jit(first), jax.jit(first), (np.asarray(x),)),
+        (
+            "an array and a static argument",
+            2,
+            ex.jit(power, options=ex.JITOptions(static_argnames="n")),
+            jax.jit(power, static_argnames="n"),
+            (x, 3),
+        ),
+        (
+            "an array and another by keyword",
+            2,
+            functools.partial(ex.jit(power), n=x),
+            functools.partial(jax.jit(power), n=x),
+            (x,),
+        ),
         ("an operator of one array", 2, ex.jit(scale), lambda x: operator(scale, x), (x,)),
     ]
     rows = []
@@ -100,6 +118,10 @@ def jit_rows(turns: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def power(x: Any, n: Any) -> Any:
+    return x**n
 
 
 def tree_first(tree: Any) -> Any:
