@@ -27,13 +27,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the process's exit code, 2 for input that is wrong."""
+    """Runs one command; returns the process's exit code, 2 for input that is wrong.
+
+    Without ``arguments`` it takes the process's, which is to end then.
+    """
     chosen = parser().parse_args(arguments)
     if chosen.command == "xpcs":
         return xpcs.run(chosen)
     if chosen.command == "doctor":
         return _doctor(chosen)
     from jaxkern.cli.output import MissingExtraError, check_output
+    from jaxkern.core.client import BackendError
 
     runs = {
         "bench": bench.run,
@@ -43,8 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     }
     try:
         check_output(chosen.json, chosen.plot)
-        return runs[chosen.command](chosen)
-    except (ValueError, OSError, MissingExtraError) as error:
+        code = runs[chosen.command](chosen)
+        if arguments is None and chosen.command == "profile" and chosen.json:
+            profile.end_stdout_at_exit()
+        return code
+    except (ValueError, OSError, MissingExtraError, BackendError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

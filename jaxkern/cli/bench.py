@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxkern.cli.output import bar_chart, print_json, print_table
+
+if TYPE_CHECKING:
+    from jaxkern.benchmarking.samples import Ratio
 
 
 def add_parser(commands: Any) -> None:
@@ -36,8 +41,10 @@ def add_parser(commands: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     from jaxkern.benchmarking.saved import DIRECTORY, save
     from jaxkern.cli.bench_cases import chosen_cases
+    from jaxkern.core.client import start_backend
 
     names = chosen_cases(chosen.case)
+    start_backend()
     results = [_measure(name, chosen.rounds, chosen.baseline) for name in names]
     saved = [
         str(save(arm, chosen.output_dir or DIRECTORY))
@@ -83,17 +90,31 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
         "native_seconds": native.median,
         "jax_seconds": jax_arm.median,
         "values_per_second": case.values / native.median,
-        "speedup": found.speedup("native", over="jax"),
+        "speedup": _shown(found.speedup("native", over="jax")),
         "arms": [native, jax_arm],
     }
     if baseline is not None:
-        result["verdict"] = compare_to_baseline(native, baseline)
+        verdict = compare_to_baseline(native, baseline)
+        result["verdict"] = dataclasses.replace(verdict, ratio=_shown(verdict.ratio))
     return result
+
+
+def _shown(ratio: Ratio) -> Ratio:
+    """Without its interval where the samples are too few for one: NaN, which is null in JSON."""
+    from jaxkern.benchmarking.samples import LEAST_SAMPLES
+
+    if ratio.samples >= LEAST_SAMPLES:
+        return ratio
+    return dataclasses.replace(ratio, low=math.nan, high=math.nan)
 
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
     from jaxkern.benchmarking.measurement import duration
+    from jaxkern.benchmarking.samples import LEAST_SAMPLES
 
+    timed = [result for result in results if "speedup" in result]
+    # All cases have as many rounds.
+    intervals = all(math.isfinite(result["speedup"].low) for result in timed)
     columns = ["case", "native", "pure JAX", "values/s", "times as fast"]
     rows = [
         [
@@ -101,15 +122,18 @@ def _print(results: list[dict[str, Any]], judged: bool) -> None:
             duration(result["native_seconds"]),
             duration(result["jax_seconds"]),
             f"{result['values_per_second']:.3g}",
-            str(result["speedup"]),
+            str(speedup) if intervals else f"{speedup.value:.3g}",
             *([result["verdict"].outcome] if judged else []),
         ]
-        for result in results
-        if "speedup" in result
+        for result in timed
+        for speedup in [result["speedup"]]
     ]
     if rows:
-        title = "Native kernels against pure JAX: medians of interleaved rounds, 95% intervals"
+        title = "Native kernels against pure JAX: medians of interleaved rounds"
+        title += ", 95% intervals" if intervals else ""
         print_table(title, columns + (["against the baseline"] if judged else []), rows)
+    if not intervals:
+        print(f"fewer than {LEAST_SAMPLES} rounds: too few for an interval")
     for result in results:
         if "problem" in result:
             print(f"{result['case']}: not timed: {result['problem']}")

@@ -20,9 +20,11 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     from jaxkern.cli.bench_cases import chosen_cases, prepared
+    from jaxkern.core.client import start_backend
     from jaxkern.performance import roofline_analysis
 
     names = chosen_cases(chosen.case)
+    start_backend()
     found: dict[str, Any] = {}
     for name in names:
         with prepared(name) as case:

@@ -1,15 +1,57 @@
-"""Settings that a JAX client reads once, when it starts."""
+"""How JAX's clients start: settings that they read once, and why none starts."""
 
 from __future__ import annotations
 
 import math
 import os
 
+import jax
+
 from jaxkern.core import compat
 
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # The older name, which JAX refuses to see beside the newer one.
 _OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+# What JAX raises where no client starts; the second has no text.
+START_ERRORS = (RuntimeError, AssertionError)
+
+
+class BackendError(RuntimeError):
+    """JAX cannot start a backend; the message says which were wanted and what to do."""
+
+
+def wanted_platforms() -> str | None:
+    """What ``JAX_PLATFORMS`` was when JAX was imported, or what its setting was changed to."""
+    return getattr(jax.config, "jax_platforms", None) or None
+
+
+def start_problem(error: Exception) -> str:
+    """What to tell of an error of `START_ERRORS` that JAX's default backend ended in."""
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else "JAX gives no reason"
+    problem = f"JAX cannot start its default backend ({reason})"
+    wanted = wanted_platforms()
+    if not wanted:
+        return f"{problem}; JAX_PLATFORMS is not set: JAX_PLATFORMS=cpu takes the CPU alone"
+    return (
+        f"{problem}: JAX_PLATFORMS is {wanted!r}, and nothing else may start; unset it to let JAX "
+        "choose, set JAX_PLATFORMS=cpu to take the CPU, or install jax with the plugin of that "
+        "platform (for a GPU pip install 'jax[cuda13]', and nvidia-smi must show it)"
+    )
+
+
+def start_backend() -> str:
+    """Starts JAX's backends and returns the default one's name.
+
+    Raises:
+      BackendError: where JAX cannot start it.
+    """
+    try:
+        return jax.default_backend()
+    except START_ERRORS as error:
+        raise BackendError(start_problem(error)) from error
 
 
 def set_memory_fraction(fraction: float) -> None:

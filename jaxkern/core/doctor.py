@@ -12,6 +12,7 @@ import jax
 
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
+from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.op import ops
 
 _DOMAINS = ("jaxkern.image",)
@@ -108,10 +109,10 @@ def doctor() -> Diagnosis:
     native, cuda = registry.module("cpu"), registry.module("cuda")
     problems = []
     try:
-        default = _platform_name(jax.default_backend())
-    except (RuntimeError, AssertionError) as error:
+        default = _platform_name(start_backend())
+    except BackendError as error:
         default = "none"
-        problems.append(f"JAX cannot start its default backend: {error or type(error).__name__}")
+        problems.append(str(error))
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(problem)
     return Diagnosis(

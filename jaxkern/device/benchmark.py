@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, ceilings
+from jaxkern.core.client import start_backend
 from jaxkern.core.op import ops
 from jaxkern.core.timing import call_seconds
 
@@ -75,7 +76,7 @@ def benchmark_device_performance(
 
     Raises:
       ValueError: for a size below 2.
-      RuntimeError, NotImplementedError: where the device cannot be probed.
+      RuntimeError, NotImplementedError: where JAX cannot start a device, or it cannot be probed.
 
     Example:
       >>> import jaxkern.device
@@ -85,6 +86,7 @@ def benchmark_device_performance(
     if size < 2:
         raise ValueError(f"size is {size}; wanted 2 or more frames")
     if device is None:
+        start_backend()
         (device,) = jnp.zeros(()).devices()
     roof = ceilings(device, refresh=refresh)
     # Declares the op. A domain is no dependency of this package: it is looked up by its name.

@@ -9,7 +9,12 @@ from typing import Any, Literal
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.client import set_memory_fraction
+from jaxkern.core.client import (
+    BackendError,
+    set_memory_fraction,
+    start_backend,
+    wanted_platforms,
+)
 from jaxkern.core.threads import worker_cap
 
 
@@ -59,8 +64,8 @@ def configure_optimal_device(
     Raises:
       ValueError: for a number out of its range, an unknown ``require``, or one that contradicts
         ``prefer_gpu``.
-      RuntimeError: when what is required is not there, or a GPU has started before its memory
-        fraction was set.
+      RuntimeError: when what is required is not there, when JAX cannot start a device, or when a
+        GPU has started before its memory fraction was set.
 
     Example:
       >>> import jaxkern.device
@@ -75,6 +80,7 @@ def configure_optimal_device(
         raise ValueError(f"cpu_threads is {cpu_threads!r}; wanted 0 or more, or None")
     if memory_fraction is not None:
         set_memory_fraction(memory_fraction)
+    start_backend()
     notes = []
     device = None
     if require != "cpu" and prefer_gpu:
@@ -88,7 +94,7 @@ def configure_optimal_device(
         if device is None:
             notes.append(f"a GPU is preferred and JAX has none ({problem}): the CPU is taken")
     if device is None:
-        device = jax.local_devices(backend="cpu")[0]
+        device = _first_cpu()
         if memory_fraction is not None:
             notes.append("the memory fraction is for GPUs: nothing of this process uses one now")
     jax.config.update("jax_default_device", device)
@@ -103,6 +109,17 @@ def configure_optimal_device(
         cpu_threads=threads,
         notes=tuple(notes),
     )
+
+
+def _first_cpu() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        wanted = wanted_platforms()
+        raise BackendError(
+            f"the CPU is wanted and JAX may not start it: JAX_PLATFORMS is {wanted!r}; set "
+            f"JAX_PLATFORMS={wanted},cpu, or unset it"
+        ) from error
 
 
 def _first_gpu() -> tuple[jax.Device | None, str]:

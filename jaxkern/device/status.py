@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
+from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
@@ -134,14 +136,15 @@ def get_device_status() -> DeviceStatus:
     problems = []
     devices: list[jax.Device] = []
     try:
-        backend = jax.default_backend()
+        backend = start_backend()
         devices = list(jax.devices())
         if backend != "cpu":
-            devices += jax.devices("cpu")
-    except (RuntimeError, AssertionError) as error:
-        if not devices:
-            backend = "none"
-            problems.append(f"JAX cannot start its default backend: {error or type(error)}")
+            # JAX_PLATFORMS may leave the CPU out.
+            with contextlib.suppress(RuntimeError):
+                devices += jax.devices("cpu")
+    except BackendError as error:
+        backend = "none"
+        problems.append(str(error))
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(str(problem))
     problems += [

@@ -56,11 +56,13 @@ class Audit:
       findings: each with its severity, size and what to do.
       collectives: of the program, with bytes and times.
       platform: that it was compiled for.
+      notes: what is left out, and why.
     """
 
     findings: tuple[Finding, ...]
     collectives: tuple[Collective, ...]
     platform: str
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -72,11 +74,12 @@ class Audit:
         return tuple(f for f in self.findings if f.kind == kind)
 
     def __str__(self) -> str:
+        notes = [f"note: {note}" for note in self.notes]
         if not self.findings:
-            return f"audit on {self.platform}: nothing found"
+            return "\n".join([f"audit on {self.platform}: nothing found", *notes])
         warnings = sum(f.severity == "warning" for f in self.findings)
         head = f"audit on {self.platform}: {warnings} warnings, {len(self.findings)} findings"
-        return "\n".join([head, *map(str, self.findings)])
+        return "\n".join([head, *map(str, self.findings), *notes])
 
 
 def audit(
@@ -113,7 +116,7 @@ def audit(
     built = compile_program(fn, *args)
     program = Program(built.compiled.as_text() or "")
     traced: ClosedJaxpr = built.traced.jaxpr
-    collectives = measured_collectives(built, args, time_collectives)
+    collectives, notes = measured_collectives(built, args, time_collectives)
     found = [
         *_fallbacks(built, traced),
         *_callbacks(traced),
@@ -124,7 +127,7 @@ def audit(
         *_collectives(collectives, min_bytes),
     ]
     found.sort(key=lambda f: (f.severity != "warning", -f.bytes))
-    return Audit(tuple(found), tuple(collectives), built.platform)
+    return Audit(tuple(found), tuple(collectives), built.platform, notes)
 
 
 def _fallbacks(built: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]:

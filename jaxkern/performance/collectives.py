@@ -54,14 +54,28 @@ def find_collectives(program: Program) -> list[Collective]:
     ]
 
 
+class ProfilerBusyError(RuntimeError):
+    """Another profile is being recorded, and JAX records one at a time."""
+
+
 def time_collectives(found: list[Collective], run: Callable[[], Any]) -> list[Collective]:
-    """The same with their times, from a profile of ``run`` (which has run before)."""
+    """The same with their times, from a profile of ``run`` (which has run before).
+
+    Raises:
+      ProfilerBusyError: another profile is being recorded.
+    """
     if not found:
         return []
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        try:
+            jax.profiler.start_trace(folder)
+        except RuntimeError as error:
+            raise ProfilerBusyError(str(error)) from error
+        try:
             for _ in range(_RUNS):
                 jax.block_until_ready(run())
+        finally:
+            jax.profiler.stop_trace()
         spent = _seconds(Path(folder), {c.name for c in found})
     timed = []
     for c in found:

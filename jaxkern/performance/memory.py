@@ -9,7 +9,12 @@ from typing import Any
 import jax
 
 from jaxkern.core.programs import CompiledProgram, compile_program, memory_analysis
-from jaxkern.performance.collectives import Collective, find_collectives, time_collectives
+from jaxkern.performance.collectives import (
+    Collective,
+    ProfilerBusyError,
+    find_collectives,
+    time_collectives,
+)
 from jaxkern.performance.hlo import Program
 
 
@@ -24,6 +29,7 @@ class MemoryReport:
       aliased_bytes: of results that take the place of donated arguments.
       generated_code_bytes: of machine code, where the platform tells (0 on CPU).
       collectives: what it sends between devices.
+      notes: what is left out, and why.
     """
 
     argument_bytes: int
@@ -32,6 +38,7 @@ class MemoryReport:
     aliased_bytes: int
     generated_code_bytes: int
     collectives: tuple[Collective, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -51,7 +58,7 @@ class MemoryReport:
         lines = [f"{name:<15}{value / 1e6:>12.3f} MB" for name, value in rows]
         if self.collectives:
             lines += ["collectives", *(f"  {c}" for c in self.collectives)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def memory_report(
@@ -62,7 +69,8 @@ def memory_report(
     XLA's plan is exact for what XLA allocates, but for scratch inside a library's calls. On a mesh
     the collectives are listed with the bytes of their results; where the arguments are arrays the
     program is run a few times under JAX's profiler to time them. A program that donates its
-    arguments is not run: it would take them away.
+    arguments is not run: it would take them away. While another profile is being recorded nothing
+    is timed, and ``notes`` says so.
 
     Args:
       fn: jitted or not.
@@ -82,30 +90,38 @@ def memory_report(
     """
     built = compile_program(fn, *args)
     found = memory_analysis(built.compiled)
+    collectives, notes = measured_collectives(built, args, time_collectives)
     return MemoryReport(
         argument_bytes=int(found.argument_size_in_bytes),
         output_bytes=int(found.output_size_in_bytes),
         temporary_bytes=int(found.temp_size_in_bytes),
         aliased_bytes=int(found.alias_size_in_bytes),
         generated_code_bytes=int(found.generated_code_size_in_bytes),
-        collectives=tuple(measured_collectives(built, args, time_collectives)),
+        collectives=tuple(collectives),
+        notes=notes,
     )
 
 
 def measured_collectives(
     built: CompiledProgram, args: tuple[Any, ...], timed: bool
-) -> list[Collective]:
-    """Collectives of a program, timed where it can be run on its arguments."""
+) -> tuple[list[Collective], tuple[str, ...]]:
+    """Collectives of a program, timed where it can be run on its arguments; and notes."""
     found = find_collectives(Program(built.compiled.as_text() or ""))
     leaves = jax.tree.leaves(args)
     donated = any(info.donated for info in jax.tree.leaves(built.lowered.args_info))
     structs = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     static = jax.tree.structure((args, {})) != built.lowered.in_tree
     if not found or not timed or donated or structs or static:
-        return found
+        return found, ()
 
     def run() -> Any:
         return built.compiled(*args)
 
     jax.block_until_ready(run())
-    return time_collectives(found, run)
+    try:
+        return time_collectives(found, run), ()
+    except ProfilerBusyError:
+        note = (
+            "the collectives are not timed: another profile is being recorded; call this outside it"
+        )
+        return found, (note,)

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -213,6 +214,110 @@ def test_what_children_print_is_not_in_the_json(tmp_path, capfd, monkeypatch):
     out, err = capfd.readouterr()
     assert json.loads(out)["exit_code"] == 0
     assert "from a child" in err
+
+
+LATE = """\
+import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import jax, jax.numpy as jnp
+print("file", __file__, sys.argv[0])
+def cube(x):
+    return x @ x @ x
+product = jax.jit(cube)
+x = jnp.ones((1200, 1200)).block_until_ready()
+y = product(product(x))
+def drops():
+    product(product(x))
+drops()
+def late():
+    global z
+    time.sleep(0.5)
+    z = product(x)
+    print("late", __name__, sys.modules["__main__"].__file__ == __file__)
+threading.Thread(target=late).start()
+ThreadPoolExecutor(1).submit(print, "pooled")
+atexit.register(print, "at exit")
+"""
+
+
+def test_profile_waits_for_what_the_script_left(tmp_path):
+    """In a process of its own: nothing else computes, and it exits."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxkern", "profile", "--json", "late.py"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)
+    products = [op for op in found["ops"] if "dot_general" in op["scope"]]
+    assert sum(op["calls"] for op in products) == 10
+    assert not [op for op in found["ops"] if "profile_end" in op["program"]]
+    assert found["wall_seconds"] > 0.5
+    # As python has them: the file absolute, the argument as it was given.
+    assert f"file {tmp_path / 'late.py'} late.py" in done.stderr
+    for said in ("late __main__ True", "pooled", "at exit"):
+        assert said in done.stderr
+
+
+def test_a_script_that_profiles_itself_is_told(tmp_path, capsys, monkeypatch):
+    script = tmp_path / "itself.py"
+    script.write_text("import jax\nwith jax.profiler.trace('of-its-own'):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--json", str(script)]) == 1
+    assert "error: the script uses JAX's profiler" in capsys.readouterr().err
+
+
+def test_few_rounds_have_no_interval(tmp_path, capsys):
+    arguments = ["bench", "--case", "image-normalize", "--rounds", "4", "--output-dir"]
+    arguments += [str(tmp_path)]
+    assert main([*arguments, "--json"]) == 0
+    speedup = json.loads(capsys.readouterr().out)["cases"][0]["speedup"]
+    assert speedup["value"] > 0
+    assert (speedup["low"], speedup["high"], speedup["samples"]) == (None, None, 4)
+    assert main([*arguments, "--baseline", str(tmp_path), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["cases"][0]["verdict"]
+    assert (verdict["ratio"]["low"], verdict["outcome"]) == (None, "no difference shown")
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "fewer than 5 rounds" in table
+    assert "95%" not in table
+    assert "nan" not in table
+    assert " to " not in table.splitlines()[4]
+
+
+WITHOUT_GPU = """\
+import json, sys
+from jaxkern.cli import main
+for command in ("bench", "roofline", "device --measure", f"profile {__file__}"):
+    command, *rest = command.split()
+    assert main([command, "--json", *rest]) == 2
+main(["device", "--json"])
+main(["doctor", "--json"])
+"""
+
+
+def test_a_platform_that_is_not_there_is_named(tmp_path):
+    """JAX itself ends in an AssertionError without a text."""
+    script = tmp_path / "commands.py"
+    script.write_text(WITHOUT_GPU)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    read = json.JSONDecoder().raw_decode
+    status, end = read(done.stdout)
+    diagnosis, _ = read(done.stdout[end:].strip())
+    assert len(errors) == 4
+    for told in (*errors, *status["status"]["problems"], diagnosis["problems"][0]):
+        assert "JAX_PLATFORMS is 'cuda'" in told
+        assert "unset it" in told
+    assert status["status"]["default_backend"] == diagnosis["default_platform"] == "none"
 
 
 def test_every_command_has_json():

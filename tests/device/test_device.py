@@ -109,6 +109,34 @@ def test_a_required_gpu_that_is_missing_is_an_error(monkeypatch):
         configure_optimal_device(require="gpu")
 
 
+@pytest.mark.parametrize("options", [{}, {"require": "gpu"}, {"prefer_gpu": False}])
+def test_where_jax_starts_nothing_its_platforms_are_named(monkeypatch, request, options):
+    def nothing(*_, **__):
+        raise AssertionError  # without a text, as in JAX
+
+    for name in ("default_backend", "devices", "local_devices"):
+        monkeypatch.setattr(jax, name, nothing)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", "cuda")
+    request.addfinalizer(lambda: jax.config.update("jax_platforms", before))
+    with pytest.raises(RuntimeError, match=r"JAX_PLATFORMS is 'cuda'.*JAX_PLATFORMS=cpu"):
+        configure_optimal_device(**options)
+    with pytest.raises(RuntimeError, match="JAX_PLATFORMS is 'cuda'"):
+        benchmark_device_performance()
+    status = get_device_status()
+    assert (status.devices, status.default_backend) == ((), "none")
+    assert "JAX_PLATFORMS is 'cuda'" in status.problems[0]
+
+
+def test_a_cpu_that_is_left_out_is_told(monkeypatch):
+    def devices(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", devices)
+    with pytest.raises(RuntimeError, match=r"the CPU is wanted.*JAX_PLATFORMS"):
+        configure_optimal_device(prefer_gpu=False)
+
+
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     stand_in = jax.devices("cpu")[2]
     real = jax.local_devices

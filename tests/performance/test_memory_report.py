@@ -95,6 +95,18 @@ def test_collectives_have_bytes_and_times(mesh):
     assert all(c.seconds is None for c in untimed.collectives)
 
 
+def test_while_another_profile_runs_nothing_is_timed(mesh, tmp_path):
+    x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
+    with jax.profiler.trace(tmp_path):
+        report = performance.memory_report(jnp.sum, x)
+        audit = performance.audit(jnp.sum, x, time_collectives=True)
+    for found in (report, audit):
+        assert found.collectives
+        assert all(c.seconds is None for c in found.collectives)
+        assert "note: the collectives are not timed: another profile" in str(found)
+    assert performance.memory_report(jnp.sum, x).notes == ()
+
+
 def test_collectives_in_a_loop_are_counted(mesh):
     def body(x):
         step = lambda c, _: (jax.lax.psum(c, "d") / 4 + 1, None)  # noqa: E731
