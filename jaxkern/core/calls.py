@@ -24,12 +24,14 @@ class InnerProgram(NamedTuple):
 
     ``times``: how often, for one run of the equation; None in a while loop. ``alternative``: it is
     one branch of several. ``devices``: how many run it at once, each on its part (``shard_map``).
+    ``consts``: the values of its ``constvars``, where the equation holds them.
     """
 
     jaxpr: Jaxpr
     times: int | None = 1
     alternative: bool = False
     devices: int = 1
+    consts: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,23 +132,26 @@ def inner_programs(eqn: JaxprEqn) -> list[InnerProgram]:
     """The programs that an equation runs; none for a plain operation."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return [InnerProgram(_open(params["jaxpr"]), times=int(params["length"]))]
+        return [_inner(params["jaxpr"], times=int(params["length"]))]
     if name == "while":
-        return [
-            InnerProgram(_open(params[part]), times=None) for part in ("cond_jaxpr", "body_jaxpr")
-        ]
+        return [_inner(params[part], times=None) for part in ("cond_jaxpr", "body_jaxpr")]
     if name == "cond":
-        return [InnerProgram(_open(b), alternative=True) for b in params["branches"]]
+        return [_inner(b, alternative=True) for b in params["branches"]]
     if name == "shard_map":
         devices = compat.shard_map_devices(params)
-        return [InnerProgram(_open(params["jaxpr"]), devices=devices)]
+        return [_inner(params["jaxpr"], devices=devices)]
     if name == "custom_linear_solve":  # the other three serve its derivatives
-        return [InnerProgram(_open(params["jaxprs"].solve))]
+        return [_inner(params["jaxprs"].solve)]
     found = []
     for value in params.values():
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        found += [InnerProgram(_open(p)) for p in parts if isinstance(p, (ClosedJaxpr, Jaxpr))]
+        found += [_inner(p) for p in parts if isinstance(p, (ClosedJaxpr, Jaxpr))]
     return found
+
+
+def _inner(program: ClosedJaxpr | Jaxpr, **told: Any) -> InnerProgram:
+    consts = tuple(program.consts) if isinstance(program, ClosedJaxpr) else ()
+    return InnerProgram(_open(program), consts=consts, **told)
 
 
 def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:

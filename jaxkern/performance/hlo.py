@@ -101,11 +101,16 @@ class Program:
                 continue
             inner = count
             if instruction.opcode == "while":
-                trips = _TRIPS.search(instruction.text)
-                inner = None if trips is None or count is None else count * int(trips[1])
+                trips = self.trips(instruction)
+                inner = None if trips is None or count is None else count * trips
             for name in called(instruction):
                 if name in self.computations:
                     yield from self._executed(self.computations[name], inner)
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a while instruction runs its body; None where the program does not tell."""
+        found = _TRIPS.search(loop.text)
+        return None if found is None else int(found[1])
 
     def fused(self, instruction: Instruction) -> list[Instruction]:
         """What a fusion does; empty for anything else."""
@@ -136,7 +141,12 @@ def called(instruction: Instruction) -> list[str]:
 
 def shape_bytes(shape: str) -> int:
     """Bytes of ``f32[2,3]{1,0}`` or of a tuple of such."""
-    total = 0
+    return sum(size for _, size in arrays(shape))
+
+
+def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
+    """Dimensions and bytes of ``f32[2,3]{1,0}``, or of each array in a tuple of such."""
+    found = []
     for kind, sizes in _ARRAY.findall(shape):
         bits = _BITS.get(kind)
         if bits is None:
@@ -144,9 +154,9 @@ def shape_bytes(shape: str) -> int:
             if digits is None:
                 continue
             bits = int(digits[1])
-        count = math.prod(int(n) for n in sizes.split(",") if n)
-        total += (count * bits + 7) // 8
-    return total
+        dims = tuple(int(n) for n in sizes.split(",") if n)
+        found.append((dims, (math.prod(dims) * bits + 7) // 8))
+    return found
 
 
 def _instruction(line: str) -> Instruction | None:

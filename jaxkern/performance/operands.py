@@ -20,12 +20,20 @@ def call_operands(program: ClosedJaxpr, leaves: Sequence[Any]) -> Iterator[tuple
     step, in a while loop of the first round. None where they cannot be told: in ``shard_map``, in a
     branch that is not taken, in a loop that does not run.
     """
-    values = list(leaves)
-    jaxpr = program.jaxpr
-    if jaxpr.constvars:
-        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        values = [*program.consts, *values]
-    yield from _walk(jaxpr, values)
+    yield from _walk(*_with_constants(program.jaxpr, program.consts, leaves))
+
+
+def _with_constants(
+    jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Any] | None
+) -> tuple[Jaxpr, Sequence[Any] | None]:
+    """The program with its constants as inputs, and what it gets; None where that does not fit."""
+    opened = jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    given = None if values is None else [*consts, *values]
+    return opened, given if given is not None and len(given) == len(opened.invars) else None
 
 
 def _walk(jaxpr: Jaxpr, values: Sequence[Any] | None) -> Iterator[tuple[Any, ...] | None]:
@@ -39,8 +47,7 @@ def _walk(jaxpr: Jaxpr, values: Sequence[Any] | None) -> Iterator[tuple[Any, ...
         given = None if values is None else _evaluated(jaxpr, at, values)
         for k, part in enumerate(inner):
             entering = None if given is None else _inputs(eqn, k, given)
-            fits = entering is not None and len(entering) == len(part.jaxpr.invars)
-            yield from _walk(part.jaxpr, entering if fits and not part.jaxpr.constvars else None)
+            yield from _walk(*_with_constants(part.jaxpr, part.consts, entering))
 
 
 def _has_call(jaxpr: Jaxpr) -> bool:

@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxkern.core import compat
 from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls
+from jaxkern.performance.op_uses import OpUse, op_uses
 
 _CUSTOM_CALL = re.compile(r"\bcustom-call\(.*?custom_call_target=\"([^\"]+)\"")
 # Matrix products and convolutions of a GPU's libraries, which XLA's analysis does know.
@@ -36,7 +37,8 @@ class ProgramCost:
       op_flops, op_bytes: the models of the ops that run natively.
       transcendentals: exp, sin and their like, which XLA does not count as operations.
       dtype: ``"f64"`` or ``"f32"``: in which most operations are done (halves count as f32).
-      calls: every call of an op.
+      calls: every call of an op in the trace.
+      uses: the different ones that the compiled program makes, and how often.
       notes: what is missing in the counts.
     """
 
@@ -47,6 +49,7 @@ class ProgramCost:
     op_bytes: float | None = 0.0
     dtype: str = "f32"
     calls: list[OpCall] = field(default_factory=list)
+    uses: list[OpUse] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -76,11 +79,15 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
         cost.xla_flops, cost.xla_bytes, cost.transcendentals = (
             max(float(v), 0.0) for v in base * devices + extra
         )
-    native = _native_cost(program.jaxpr, platform)
-    cost.op_flops, cost.op_bytes = native
-    for call in cost.calls:
-        if call.cost.flops is None and call.problem(platform) is None:
-            cost.notes.append(f"{call.op.name} declares no cost: its operations are unknown")
+    cost.uses = op_uses(cost.calls, compiled.as_text() or "", platform, devices, cost.notes)
+    for use in cost.uses:
+        if not use.native:
+            continue  # XLA compiled its pure-JAX implementation, and counted it
+        flops, moved = use.call.cost
+        cost.op_flops = _sum(cost.op_flops, _scaled(flops, use.count))
+        cost.op_bytes = _sum(cost.op_bytes, _scaled(moved, use.count))
+        if flops is None:
+            cost.notes.append(f"{use.call.op.name} declares no cost: its operations are unknown")
     cost.notes = list(dict.fromkeys(cost.notes))
     return cost
 
@@ -224,39 +231,10 @@ def _struct(variable: Any) -> Any:
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
 
 
-def _native_cost(jaxpr: Jaxpr, platform: str) -> tuple[float | None, float | None]:
-    """Flops and bytes of the ops with a native kernel; of branches, those of the costliest."""
-    flops: float | None = 0.0
-    moved: float | None = 0.0
-    for eqn in jaxpr.eqns:
-        call = op_call(eqn)
-        if call is not None:
-            if call.problem(platform) is not None:
-                continue  # XLA compiled its pure-JAX implementation, and counted it
-            flops, moved = _sum(flops, call.cost.flops), _sum(moved, call.cost.bytes)
-            continue
-        inner = inner_programs(eqn)
-        costs = [
-            tuple(_scaled(value, part.times, part.devices) for value in cost)
-            for part in inner
-            for cost in [_native_cost(part.jaxpr, platform)]
-        ]
-        if not costs:
-            continue
-        for k, column in enumerate(zip(*costs, strict=True)):
-            alternatives = all(part.alternative for part in inner)
-            value = None if None in column else (max if alternatives else sum)(column)
-            if k == 0:
-                flops = _sum(flops, value)
-            else:
-                moved = _sum(moved, value)
-    return flops, moved
-
-
-def _scaled(value: float | None, count: int | None, devices: int) -> float | None:
+def _scaled(value: float | None, count: int | None) -> float | None:
     if value == 0 or count == 0:
         return 0.0
-    return None if value is None or count is None else value * count * devices
+    return None if value is None or count is None else value * count
 
 
 # Which precision most of the work is in: of every equation the elements it makes, times what a

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.backend import backend
-from jaxkern.core.calls import OpCall, times
+from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings, ceilings
 from jaxkern.core.timing import call_seconds
 from jaxkern.performance.operands import call_operands, made_up_operands
@@ -34,8 +34,9 @@ def roofline_analysis(
 
     A function is compiled by ``jax.jit``, unless it already is jitted. Its operations and bytes are
     those of XLA's cost analysis, bodies of scans multiplied by their lengths, and the models of the
-    ops that run natively, whose work XLA does not know. Each op is also timed alone. A while loop
-    runs an unknown number of times, and what is unknown is None.
+    ops that run natively, whose work XLA does not know, for each call that the compiled program
+    makes. Each op is also timed alone. A while loop runs an unknown number of times, and what is
+    unknown is None.
 
     A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
     first axis), is measured by the samples and bytes that it delivers.
@@ -234,22 +235,15 @@ def _rows(
     bandwidth: float,
     whole: float,
 ) -> tuple[OpRow, ...]:
-    """Every different call of an op, timed alone."""
-    if not cost.calls:
+    """Every different call of an op that the compiled program makes, timed alone."""
+    if not cost.uses:
         return ()
     own = [None] * len(cost.calls) if leaves is None else list(call_operands(program, leaves))
-    groups: dict[Any, list[tuple[OpCall, Any]]] = {}
-    for call, operands in zip(cost.calls, own, strict=True):
-        static = tuple(sorted(call.static.items()))
-        key = (call.op.target, call.operands, static, call.batch_dims, call.backend)
-        groups.setdefault(key, []).append((call, operands))
     rows = []
-    for members in groups.values():
-        call = members[0][0]
-        operands = next((x for _, x in members if x is not None), None)
+    for use in cost.uses:
+        call, total = use.call, use.count
+        operands = next((own[at] for at in use.members if own[at] is not None), None)
         seconds = _op_seconds(call, made_up_operands(call) if operands is None else operands)
-        counts = [times(c.count, c.devices) for c, _ in members]
-        total = None if None in counts else sum(c for c in counts if c is not None)
         factor = 1 if total is None else total
         flops, moved = (None if v is None else v * factor for v in call.cost)
         rows.append(
@@ -259,7 +253,7 @@ def _rows(
                 count=total,
                 seconds=seconds,
                 share=None if total is None else total * seconds / whole,
-                # An op that a loop of no steps or no branch runs still has its place.
+                # An op in a branch that does not count still has its place.
                 placement=place(flops, moved, seconds * factor, peak, bandwidth)
                 if factor
                 else place(*call.cost, seconds, peak, bandwidth),

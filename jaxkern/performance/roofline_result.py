@@ -74,10 +74,11 @@ def place(
 class OpRow:
     """One op of the program, timed alone.
 
-    ``placement`` is of all its ``count`` calls in one run (None: unknown, then of one call);
-    ``seconds`` of one. ``share`` is their part of the program's time. ``reason`` says why the op
-    runs in pure JAX; None where its native kernel runs. ``operands`` is ``"its own"`` where it was
-    timed on the values of this program (in a loop the first step's), else ``"made up"``.
+    ``placement`` is of all its ``count`` calls in one run of the compiled program (None: unknown,
+    then of one call; 0, in a branch that does less than another: of one); ``seconds`` of one.
+    ``share`` is their part of the program's time. ``reason`` says why the op runs in pure JAX; None
+    where its native kernel runs. ``operands`` is ``"its own"`` where it was timed on the values of
+    this program (in a loop the first step's), else ``"made up"``.
     """
 
     name: str

@@ -12,8 +12,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkern as jk
+from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, Rates
 from jaxkern.performance import roofline_analysis
+from jaxkern.performance.op_uses import op_uses
 from jaxkern.performance.roofline_result import place
 
 # A machine of round numbers: its roof's corner is at 10 operations a byte in f32, 5 in f64.
@@ -167,6 +169,150 @@ def test_native_ops_in_scans_are_multiplied_and_pure_jax_is_xlas():
     assert pure.rows[0].reason == "the backend is 'jax'"
     assert pure.counted == "XLA"
     assert pure.flops > 6 * n * n
+
+
+def once_more(model):
+    return lambda s: model(s) + model(s)
+
+
+def invariant_in_a_scan(model):
+    return lambda s: lax.scan(
+        lambda c, k: (c + k * model(s), None), jnp.zeros((50, 50)), jnp.arange(10.0)
+    )[0]
+
+
+def one_in_each_branch(model):
+    return lambda s: lax.cond(s > 0, model, lambda v: 3 * model(2 * v), s)
+
+
+def two_in_one_branch(model):
+    return lambda s: lax.cond(s > 0, model, lambda v: model(2 * v) + model(3 * v), s)
+
+
+def a_loop_in_one_branch(model):
+    looped = lambda s: lax.fori_loop(0, 7, lambda i, c: c + model(c[0, 1]), jnp.ones((50, 50)) * s)  # noqa: E731
+    return lambda s: lax.cond(s > 0, looped, lambda v: model(2 * v) + model(3 * v), s)
+
+
+def a_while_loop_of_known_length(model):
+    return lambda s: lax.while_loop(
+        lambda c: c[0] < 6,
+        lambda c: (c[0] + 1, c[1] + model(c[1][0, 1])),
+        (0, s * jnp.ones((50, 50))),
+    )[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (once_more, 1),
+        (invariant_in_a_scan, 1),
+        (lambda model: lambda s: (model(s), 2 * s)[1], 0),
+        (one_in_each_branch, 1),
+        (two_in_one_branch, 2),
+        (a_loop_in_one_branch, 7),
+        (a_while_loop_of_known_length, 6),
+        (lambda model: lambda s: model(s) + model(2 * s), 2),
+    ],
+)
+def test_calls_are_those_of_the_compiled_program(make, count):
+    one = analyze(two_time(50), 1.0).rows[0].placement
+    found = analyze(make(two_time(50)), 1.0)
+    assert [row.count for row in found.rows] == [count] * bool(count)
+    for row in found.rows:
+        assert (row.placement.flops, row.placement.bytes) == (count * one.flops, count * one.bytes)
+        assert row.placement.time == count * row.seconds
+        assert row.share == pytest.approx(count * row.seconds / found.time)
+    if make is not a_while_loop_of_known_length:
+        # XLA's own: sums and phases of 2500 points, at most ten times.
+        assert 0 <= found.flops - count * one.flops <= 60_000
+        assert (found.counted == "XLA") == (count == 0)
+    assert not any("as traced" in note for note in found.notes)
+
+
+def test_a_gradient_has_no_row_for_a_forward_call_that_it_does_not_make():
+    geometry = jk.xpcs.Geometry(0.0054, 2e6, 0.1, 0.1 * np.arange(30), [0.0, 90.0])
+    model = jk.xpcs.LaminarFlow(geometry)
+    p = jnp.asarray(model.defaults, jnp.float32)
+
+    def loss(p):
+        return jk.xpcs.g2(model, p, 0.3, 1.0).sum()
+
+    found = analyze(jax.grad(loss), p)
+    (row,) = found.rows
+    assert (row.name, row.count, row.operands) == ("jaxkern.two_time_g2_cotangent", 1, "its own")
+    assert 0 <= found.flops - row.placement.flops < 0.2 * row.placement.flops
+    both = analyze(jax.value_and_grad(loss), p)
+    assert sorted((row.name, row.count, row.operands) for row in both.rows) == [
+        ("jaxkern.two_time_g2", 1, "its own"),
+        ("jaxkern.two_time_g2_cotangent", 1, "its own"),
+    ]
+    assert [row.operands for row in analyze(loss, p).rows] == ["its own"]
+
+
+def test_calls_of_one_op_are_told_apart_by_shapes_and_parameters():
+    op = jk.xpcs.ops.two_time_g2
+    small, large = jnp.arange(20.0), jnp.arange(30.0)
+
+    def call(s, t, power):
+        return op(0.01 * s * t, 0.1 * t, 0.3, jnp.float32(1), shear_power=power).sum()
+
+    def fn(s):
+        same = call(s, small, 4) + call(s, small, 4) + call(s, small, 2) + call(3 * s, small, 2)
+        return same + lax.fori_loop(0, 5, lambda i, c: c + call(c, large, 4), s)
+
+    found = analyze(fn, 1.0)
+    counts = sorted((row.shapes[0], row.count) for row in found.rows)
+    assert counts == [("float32[20]", 1), ("float32[20]", 2), ("float32[30]", 5)]
+    assert not any("as traced" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("again", "counts"), [(False, [1, 1]), (True, [1, 2])])
+def test_parts_of_partitioned_calls_that_look_alike_keep_the_traces_counts(again, counts):
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    short, long = (
+        jax.device_put(jnp.ones((4, n)), NamedSharding(mesh, P("data"))) for n in (9, 12)
+    )
+
+    def call(a):
+        ones = jnp.ones((1,))
+        return jk.xpcs.ops.two_time_g2(a, a, ones, ones, batch_dims=1, shear_power=4)
+
+    def fn(a, b):
+        return call(a), call(b) + call(b) if again else call(b)
+
+    found = analyze(fn, short, long)
+    assert sorted(row.count for row in found.rows) == counts
+    assert any("are counted as traced" in note for note in found.notes) == again
+
+
+def test_a_part_of_a_partitioned_call_is_not_taken_for_a_call_of_its_shape():
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+    batch = jax.device_put(jnp.ones((4, 9)), NamedSharding(mesh, P("data")))
+    one = jax.device_put(jnp.ones(9), NamedSharding(mesh, P()))
+    op = jk.xpcs.ops.two_time_g2
+
+    def fn(a, b):
+        ones = jnp.ones((1,))
+        return op(a, a, ones, ones, batch_dims=1, shear_power=4), two_time(9)(b[0])
+
+    found = analyze(fn, batch, one)
+    assert sorted((row.shapes[0], row.count) for row in found.rows) == [
+        ("float32[4, 9]", 1),
+        ("float32[9]", 1),
+    ]
+
+
+def test_a_count_that_the_compiled_program_does_not_tell_is_the_traces():
+    calls = list(op_calls(jax.make_jaxpr(once_more(two_time(50)))(1.0)))
+    notes = []
+    (use,) = op_uses(calls, "", "cpu", 1, notes)
+    assert (use.count, use.native, use.members) == (2, True, (0, 1))
+    assert "are counted as traced" in notes[0]
+    with jk.backend("jax"):
+        found = analyze(once_more(two_time(50)), 1.0)
+    assert found.rows[0].count == 2
+    assert any("in pure JAX are counted as traced" in note for note in found.notes)
 
 
 def test_operands_are_those_of_the_program():
