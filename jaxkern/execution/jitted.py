@@ -19,6 +19,7 @@ from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.program import Program, flat_function
 from jaxkern.execution.signature import (
+    FIXED,
     NUMBERS,
     FixedArgument,
     Split,
@@ -100,8 +101,8 @@ class Jitted:
                     key.append(arg.aval)
                 elif kind in NUMBERS:
                     key.append(kind)
-                elif kind is str:
-                    key.append((str, arg))
+                elif kind in FIXED:
+                    key.append((kind, arg))
                 elif kind is np.ndarray:
                     key.append(numpy_aval(arg))
                 else:

@@ -52,6 +52,10 @@ jax.tree_util.register_pytree_node(
 )
 
 
+# Those of the types that are fixed in a program which come most often: a set is asked quickly.
+FIXED = frozenset({str, FixedArgument, types.FunctionType, types.BuiltinFunctionType, type})
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
     """A call's leaves, taken apart."""
@@ -89,7 +93,7 @@ def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
             key.append(leaf.aval)
         elif kind in NUMBERS:
             key.append(kind)
-        elif isinstance(leaf, str):
+        elif kind in FIXED or isinstance(leaf, str):
             key.append((kind, leaf))
         elif isinstance(leaf, (np.ndarray, np.generic)):
             key.append(numpy_aval(leaf))
