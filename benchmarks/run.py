@@ -100,6 +100,11 @@ def peers() -> tuple[dict[str, str], list[str]]:
     return there, missing
 
 
+def _placeless(text: str) -> str:
+    """Text without the folders of this clone and of its Python: they are nobody else's."""
+    return text.replace(f"{HERE.parent.resolve()}/", "").replace(f"{sys.prefix}/", "")
+
+
 def ops(rounds: int, folder: Path, plot: Path) -> dict[str, Any]:
     """Native ops against pure JAX by ``python -m jaxkern bench``."""
     # -P: the installed package, not the source tree of the working directory.
@@ -107,7 +112,7 @@ def ops(rounds: int, folder: Path, plot: Path) -> dict[str, Any]:
     command += ["--output-dir", str(folder), "--plot", str(plot)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        return {"outcome": "failed", "output": done.stderr[-2000:]}
+        return {"outcome": "failed", "output": _placeless(done.stderr)[-2000:]}
     return {"outcome": "done", "cases": json.loads(done.stdout)["cases"]}
 
 
@@ -125,13 +130,14 @@ def run(step: Step, quick: bool) -> dict[str, Any]:
             [*command, *(["--quick"] if quick and last else [])], capture_output=True, text=True
         )
         if done.returncode != 0:
-            said = (done.stdout + done.stderr)[-2000:]
-            return {"outcome": "failed", "command": list(command), "output": said}
+            said = _placeless(done.stdout + done.stderr)[-2000:]
+            shown = [_placeless(word) for word in command]
+            return {"outcome": "failed", "command": shown, "output": said}
     written = sorted(p.name for p in harness.RESULTS.iterdir() if p.stat().st_mtime >= stamp)
     return {
         "outcome": "done",
         "seconds": round(time.perf_counter() - began, 1),
-        "output": done.stdout,
+        "output": _placeless(done.stdout),
         "files": written,
     }
 
