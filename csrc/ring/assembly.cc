@@ -372,8 +372,11 @@ void Assembly::finish() {
     std::lock_guard<std::mutex> lock(s.mutex);
     if (s.finished) return;
     s.finished = true;
-    end = s.next;
     s.work.notify_all();
+    // Stopped, it may have dropped records: an end here would pass for the stream's. The ring is
+    // closed, or about to be.
+    if (s.stop.load()) return;
+    end = s.next;
   }
   (void)s.ring->finish(end);
 }

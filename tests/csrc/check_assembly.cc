@@ -268,6 +268,42 @@ void check_no_memory() {
   expect(good >= 2 && failed >= 1 && good + failed == 6, "batches were lost with the memory");
 }
 
+// A close beside the last `submit` and `finish`: a stream that lost records to it is closed, and
+// never looks finished.
+void check_close_beside_finish(int rounds) {
+  const Data data(10);
+  const Rows rows{reinterpret_cast<const char*>(data.labels.data()), 10, 8, 8, Cast::kNone};
+  const std::vector<int64_t> records = {0, 1, 2, 3, 4, 5, 6, 7};
+  const auto count = static_cast<int64_t>(records.size());
+  for (int i = 0; i < rounds; ++i) {
+    Options options;
+    options.capacity = count;
+    const std::shared_ptr<Ring> ring = Ring::create({leaf_spec("int64", 8, {1})}, options);
+    Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 1});
+    std::atomic<int> ready{0};
+    const auto meet = [&] {
+      ++ready;
+      while (ready < 2) {
+      }
+    };
+    std::thread closer([&] {
+      meet();
+      assembly.close();
+    });
+    meet();
+    for (int64_t k = 0; k < count; ++k) assembly.submit(&records[static_cast<size_t>(k)], 1, {});
+    assembly.finish();
+    for (int64_t seen = 0;; ++seen) {
+      Batch got;
+      const Outcome outcome = ring->take(kNoDeadline, &got).outcome;
+      if (outcome == Outcome::kOk) continue;
+      expect(outcome == Outcome::kClosed || seen == count, "a close beside finish lost batches");
+      break;
+    }
+    closer.join();
+  }
+}
+
 // An image chain's producer refuses bad plans and bad parameters, and gives its memory back.
 void check_chain() {
   using namespace jaxkern::image;  // NOLINT
@@ -312,6 +348,7 @@ int main(int count, char** arguments) {
   check_refusals();
   check_chain();
   check_no_memory();
+  check_close_beside_finish(10 * rounds);
   for (int i = 0; i < rounds; ++i) run(seed * 1000003 + static_cast<uint64_t>(i) * 17);
   if (g_failures == 0) std::printf("check_assembly: %d rounds\n", rounds);
   return g_failures == 0 ? 0 : 1;
