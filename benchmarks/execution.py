@@ -103,6 +103,7 @@ def jit_rows(turns: int) -> list[dict[str, Any]]:
             (x,),
         ),
         ("an operator of one array", 2, ex.jit(scale), lambda x: operator(scale, x), (x,)),
+        ("an array of two shapes in turn", 1, *map(in_turn, (ex.jit(first), jax.jit(first))), (x,)),
     ]
     rows = []
     for what, leaves, ours, theirs, args in cases:
@@ -118,6 +119,18 @@ def jit_rows(turns: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def in_turn(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls with the argument and with another shape, one after the other."""
+    arguments = [jnp.ones((4, 4)), jnp.ones((4, 2))]
+
+    def call(x: Any) -> Any:
+        del x
+        arguments.reverse()
+        return fn(arguments[0])
+
+    return call
 
 
 def power(x: Any, n: Any) -> Any:

@@ -16,7 +16,7 @@ from jax._src.array import ArrayImpl as ArrayImpl
 
 # Public in jax.extend, which imports Pallas: half of what importing jaxkern would take.
 from jax._src.core import Primitive as Primitive
-from jax._src.core import trace_state_clean
+from jax._src.core import eval_trace, trace_state_clean, trace_state_strong_ref
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -231,6 +231,10 @@ def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
 def is_tracing() -> bool:
     """Whether JAX traces a function in this thread."""
     return not trace_state_clean()
+
+
+# ``CURRENT_TRACE.value is NO_TRACE`` tells the same in a quarter of the time.
+CURRENT_TRACE, NO_TRACE = trace_state_strong_ref, eval_trace
 
 
 def jit_cache_size(fn: Any) -> Callable[[], int]:

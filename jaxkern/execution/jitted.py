@@ -14,10 +14,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jaxkern.core.compat import ArrayImpl, is_tracing
+from jaxkern.core.compat import CURRENT_TRACE, NO_TRACE, ArrayImpl, is_tracing
+from jaxkern.core.compile_clock import REFUSAL
 from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.program import Program, flat_function
+from jaxkern.execution.program import (
+    OtherSignatureError,
+    Program,
+    flat_function,
+    structured_function,
+)
 from jaxkern.execution.signature import (
     FIXED,
     NUMBERS,
@@ -44,6 +50,11 @@ _UNTRACEABLE = (
 )
 
 
+# Calls go to the last program unseen when so many in a row were its own. A wrong guess costs about
+# as much as guessing right saves in 50 calls.
+_PATIENCE, _WORTH = 2, 50
+
+
 class _Counts:
     """What the calls of a function have done."""
 
@@ -68,6 +79,7 @@ class Jitted:
         self._fn, self._options = fn, options
         self._name = getattr(fn, "__name__", None) or type(fn).__name__
         self._operand, self._method = _operand_of(fn)
+        self._first = () if self._operand is None else (self._operand,)
         self._order = _positional_names(fn, options)
         self._lock = threading.Lock()
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -75,6 +87,10 @@ class Jitted:
         self._may_be_flat = self._operand is None and not options.static_argnames
         self._flat: dict[tuple[Any, ...], Program] = {}
         self._inline: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        # The program of the last calls, of how many, and the one that calls now go to unseen.
+        self._last: Program | None = None
+        self._streak, self._patience = 0, _PATIENCE
+        self._guess: tuple[Any, ...] | None = None
         # `cache_clear` makes others; a call that it overtakes counts in the ones it began with.
         self._counts = _Counts()
 
@@ -91,7 +107,20 @@ class Jitted:
                 return active.recorder.call(self, *args, **kwargs)
             return supervised(active, self._name, "jit", self._call, args, kwargs)
         # What every call passes is in one function: each call inside it would take up to 1 us, in
-        # Python 3.11 that of a comprehension too. Arguments without structure are not flattened.
+        # Python 3.11 that of a comprehension too.
+        guess = self._guess
+        if guess is not None and CURRENT_TRACE.value is NO_TRACE:
+            program, call, cache_size, size, tick = guess
+            program.used = tick()
+            try:
+                result = call(*args, **kwargs)
+            except (OtherSignatureError, TypeError, ValueError) as error:
+                self._guessed_wrong(program, error)
+            else:
+                if cache_size() != size:
+                    self._grown(program, args, kwargs)
+                return result
+        # Arguments without structure are not flattened.
         flat = self._may_be_flat and not kwargs
         key: list[Any] = []
         if flat:
@@ -109,27 +138,59 @@ class Jitted:
                     flat = False
                     break
         operands: Sequence[Any] = args
-        program = self._flat.get(tuple(key)) if flat else None
-        if program is None or not program.ready:
-            if self._order:
-                args, kwargs = self._with_fixed(args, kwargs)
-            operands, tree = _flatten((self._operand, args, kwargs))
-            found = quick_key(operands, tree)
+        found: Program | None = self._flat.get(tuple(key)) if flat else None
+        if found is None or not found.ready:
+            operands, tree = _flatten((self._operand, *self._with_fixed(args, kwargs)))
+            whole = quick_key(operands, tree)
             try:
-                program = None if found is None else self._programs.get(found)
+                found = None if whole is None else self._programs.get(whole)
             except TypeError:  # a leaf without a hash, which `split` names
-                program = None
-            if program is None or not program.ready:
-                return self._call_general(operands, tree)
+                found = None
+            if found is None or not found.ready:
+                return self._call_general(args, kwargs, operands, tree)
             if flat:
-                self._remember_flat(tuple(key), program)
-        if len(program.positions) != len(operands):
-            operands = [operands[position] for position in program.positions]
-        program.used = self._counts.tick()
-        result = program.fn(*operands)
-        if program.cache_size() != program.size:
-            self._grown(program.key, program, operands)
+                self._remember_flat(tuple(key), found)
+        found.used = self._counts.tick()
+        if found is not self._last:
+            self._last, self._streak = found, 0
+        elif found.signatures is not None:
+            self._streak += 1
+            if self._streak >= self._patience:
+                self._trust(found)
+        if found.signatures is None:
+            args, kwargs = tuple(operands[position] for position in found.positions), {}
+        result = found.call_found(args, kwargs)
+        if found.cache_size() != found.size:
+            self._grown(found, args, kwargs)
         return result
+
+    def _trust(self, program: Program) -> None:
+        """From now on calls go to this program without being looked up."""
+        with self._lock:
+            if self._programs.get(program.key) is program:
+                program.begun = program.used
+                self._guess = (
+                    program,
+                    program.call,
+                    program.cache_size,
+                    program.size,
+                    self._counts.tick,
+                )
+
+    def _guessed_wrong(self, program: Program, error: BaseException) -> None:
+        """Has the call looked up that an error, unless it is its own, has kept from a program."""
+        if isinstance(error, ValueError) and not str(error).startswith("Non-hashable static"):
+            raise error
+        REFUSAL.under_way = False
+        with self._lock:
+            self._counts.hits -= 1
+            served = program.used - program.begun
+            self._patience = _PATIENCE if served > _WORTH else 2 * self._patience
+            self._guess = self._last = None
+        with program.lock:
+            # An entry of JAX's cache has been made for the call, and remains empty.
+            if program.cache_size() == program.size + 1:
+                program.size += 1
 
     def _remember_flat(self, key: tuple[Any, ...], program: Program) -> None:
         """Finds the program of a call without structure by what `quick_key` knows of its leaves."""
@@ -138,51 +199,62 @@ class Jitted:
                 self._flat[key] = program
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._with_fixed(args, kwargs)
-        return self._call_general(*_flatten((self._operand, args, kwargs)))
+        leaves, tree = _flatten((self._operand, *self._with_fixed(args, kwargs)))
+        return self._call_general(args, kwargs, leaves, tree)
 
-    def _call_general(self, leaves: list[Any], tree: Any) -> Any:
-        parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
+    def _call_general(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any
+    ) -> Any:
+        parts = split(leaves, tree, lambda index: self._describe(tree, index))
         if parts.traced or is_tracing():
             return self._call_inline(parts, leaves, tree)
         counts = self._counts
-        program, compiled = self._prepared(parts.key, parts, tree, counts)
+        program, compiled, args, kwargs = self._prepared(args, kwargs, parts, tree, counts)
         with self._lock:
             counts.hits += not compiled
             counts.misses += compiled
-        result = program.fn(*parts.operands)
+        result = program.call_found(args, kwargs)
         if program.cache_size() != program.size:
-            self._grown(parts.key, program, parts.operands)
+            self._grown(program, args, kwargs)
         return result
 
     def _prepared(
-        self, key: tuple[Any, ...], parts: Split, tree: Any, counts: _Counts
-    ) -> tuple[Program, bool]:
-        """The program of a signature, and whether this call compiled it."""
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parts: Split,
+        tree: Any,
+        counts: _Counts,
+    ) -> tuple[Program, bool, tuple[Any, ...], dict[str, Any]]:
+        """The program of a call, whether this call compiled it, and what it is called with."""
         with self._lock:
-            program = self._programs.get(key)
+            program = self._programs.get(parts.key)
             if program is None:
-                fn = self._jitted(parts, tree)
-                program = self._programs[key] = Program(fn, key, parts.positions)
+                fn, signatures = self._jitted(parts, tree)
+                first = () if signatures is None else self._first
+                program = Program(fn, parts.key, parts.positions, signatures, first)
+                self._programs[parts.key] = program
             program.used = counts.tick()
             counts.hits -= 1
+        if program.signatures is None:
+            args, kwargs = tuple(parts.operands), {}
         with program.lock:
             compiled = not program.ready
             if compiled:
-                self._compile(key, program, parts.operands, counts)
+                self._compile(program, args, kwargs, counts)
                 program.ready = True
-        self._shrink(key)
-        return program, compiled
+        self._shrink(parts.key)
+        return program, compiled, args, kwargs
 
     def _compile(
-        self, key: tuple[Any, ...], program: Program, operands: Sequence[Any], counts: _Counts
+        self, program: Program, args: Sequence[Any], kwargs: dict[str, Any], counts: _Counts
     ) -> bool:
         before = program.seconds
         try:
-            return program.compile(operands)
+            return program.compile(args, kwargs)
         except Exception as error:
             with self._lock:
-                if self._programs.get(key) is program and not program.executables:
+                if self._programs.get(program.key) is program and not program.executables:
                     self._forget(program)
             self._explain(error)
             raise
@@ -190,21 +262,25 @@ class Jitted:
             with self._lock:
                 counts.seconds += program.seconds - before
 
-    def _grown(self, key: tuple[Any, ...], program: Program, operands: Sequence[Any]) -> None:
+    def _grown(self, program: Program, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Accounts for an entry of JAX's cache that the last call has added.
 
         That may be a program for another sharding or context, or a program that was known.
         """
         counts = self._counts
+        self._guess = None  # which knows the size that was
         with program.lock:
-            if program.cache_size() == program.size or self._programs.get(key) is not program:
+            known = self._programs.get(program.key) is program
+            if program.cache_size() == program.size or not known:
                 return
-            if self._compile(key, program, [*map(_undonated, operands)], counts):
+            if self._options.donate_argnames:
+                args, kwargs = jax.tree.map(_undonated, (args, kwargs))
+            if self._compile(program, args, kwargs, counts):
                 with self._lock:
                     counts.hits -= 1
                     counts.misses += 1
             program.size = program.cache_size()
-        self._shrink(key)
+        self._shrink(program.key)
 
     def _shrink(self, newest: tuple[Any, ...]) -> None:
         """Lets go of programs until the bound is kept."""
@@ -231,6 +307,7 @@ class Jitted:
     def _forget(self, program: Program) -> None:
         del self._programs[program.key]
         self._flat.pop(program.key[1:], None)
+        self._last = self._guess = None
 
     def _call_inline(self, parts: Split, leaves: list[Any], tree: Any) -> Any:
         key = (tree, parts.positions, tuple((type(x), x) for x in parts.fixed))
@@ -238,7 +315,7 @@ class Jitted:
             self._counts.inlined += 1
             fn = self._inline.get(key)
             if fn is None:
-                fn = self._inline[key] = self._jitted(parts, tree)
+                fn = self._inline[key] = self._jitted_flat(parts, tree)
                 if len(self._inline) > self._options.cache_size:
                     self._inline.popitem(last=False)[1].clear_cache()
             else:
@@ -249,26 +326,64 @@ class Jitted:
             self._explain(error)
             raise
 
-    def _jitted(self, parts: Split, tree: Any) -> Any:
-        refuse_hidden_arrays(parts.fixed, lambda i: self._describe(parts.fixed, tree, i))
+    def _jitted(self, parts: Split, tree: Any) -> tuple[Any, set[Any] | None]:
+        """A function of a call's arguments, and the set of its signatures.
+
+        Where text and the like is inside an argument: one of the operands, and None.
+        """
+        operands = set(parts.positions)
+        paths = _paths(tree)
+        fixed = [path for index, path in enumerate(paths) if index not in operands]
+        if any(len(path) != 2 or path[0].idx == 0 for path in fixed):
+            return self._jitted_flat(parts, tree), None
+        names = self._options.donate_argnames
+        donated = [paths[i] for i in operands if names and self._argument(paths[i]) in names]
+        shift = len(self._first)
+
+        def grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            operand = args[0] if shift else None
+            return operand, *self._with_fixed(args[shift:], kwargs)
+
+        def positions(chosen: list[Any]) -> tuple[int, ...]:
+            return tuple({path[1].idx + shift for path in chosen if path[0].idx == 1})
+
+        def keywords(chosen: list[Any]) -> tuple[str, ...]:
+            return tuple({path[1].key for path in chosen if path[0].idx == 2})
+
+        signatures: set[Any] = set()
+        function = structured_function(
+            self._checked_call(parts, tree), grouped, signatures, self._name
+        )
+        if not shift and getattr(self._fn, "__name__", None) == self._name:
+            # JAX tells places and the names of arguments by the function that it finds there.
+            function.__wrapped__ = self._fn  # type: ignore[attr-defined]
+        fn = jax.jit(
+            function,
+            static_argnums=positions(fixed),
+            static_argnames=keywords(fixed),
+            donate_argnums=positions(donated),
+            donate_argnames=keywords(donated),
+        )
+        return fn, signatures
+
+    def _jitted_flat(self, parts: Split, tree: Any) -> Any:
+        names = self._options.donate_argnames
+        paths = _paths(tree) if names else []
+        donated = tuple(
+            i
+            for i, position in enumerate(parts.positions)
+            if names and self._argument(paths[position]) in names
+        )
+        call = self._checked_call(parts, tree)
+        return jax.jit(flat_function(call, tree, parts, self._name), donate_argnums=donated)
+
+    def _checked_call(self, parts: Split, tree: Any) -> Callable[[Any], Any]:
+        """Calls the function with (operand, args, kwargs), none of which hides arrays."""
+        refuse_hidden_arrays(parts.fixed, lambda i: self._describe(tree, i))
         refuse_hidden_in_operators(jax.tree.unflatten(tree, parts.fixed))
         if self._operand is None:
             refuse_hidden_in_function(self._fn)
-        call = _caller(self._fn if self._operand is None else None, self._method)
-        function = flat_function(call, tree, parts, self._name)
-        return jax.jit(function, donate_argnums=self._donated(parts, tree))
-
-    def _donated(self, parts: Split, tree: Any) -> tuple[int, ...]:
-        names = self._options.donate_argnames
-        if not names:
-            return ()
-        wanted = set()
-        for path, index in jax.tree.leaves_with_path(
-            jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-        ):
-            if self._argument(path) in names:
-                wanted.add(index)
-        return tuple(i for i, position in enumerate(parts.positions) if position in wanted)
+        return _caller(self._fn if self._operand is None else None, self._method)
 
     def _with_fixed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -292,9 +407,8 @@ class Jitted:
             return self._order[index] if index < len(self._order) else f"argument {index}"
         return str(path[1].key) if which == 2 else "self"
 
-    def _describe(self, leaves: Sequence[Any], tree: Any, index: int) -> str:
-        paths = jax.tree.leaves_with_path(jax.tree.unflatten(tree, list(range(len(leaves)))))
-        path = paths[index][0]
+    def _describe(self, tree: Any, index: int) -> str:
+        path = _paths(tree)[index]
         if path[0].idx == 0:
             where = "self" + jax.tree_util.keystr(path[1:])
         elif path[0].idx == 1:
@@ -315,17 +429,16 @@ class Jitted:
 
     def precompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles for the shapes and dtypes of these arguments, if that is not done."""
-        args, kwargs = self._with_fixed(args, kwargs)
-        leaves, tree = _flatten((self._operand, args, kwargs))
-        parts = split(leaves, tree, lambda index: self._describe(leaves, tree, index))
+        leaves, tree = _flatten((self._operand, *self._with_fixed(args, kwargs)))
+        parts = split(leaves, tree, lambda index: self._describe(tree, index))
         if parts.traced:
             raise TypeError(f"{self._name}: precompile got values that JAX is tracing")
         counts = self._counts
-        program, compiled = self._prepared(parts.key, parts, tree, counts)
+        program, compiled, args, kwargs = self._prepared(args, kwargs, parts, tree, counts)
         if not compiled:
             with program.lock:
                 if program.ready:
-                    self._compile(parts.key, program, parts.operands, counts)
+                    self._compile(program, args, kwargs, counts)
             self._shrink(parts.key)
 
     @property
@@ -357,12 +470,19 @@ class Jitted:
             self._programs.clear()
             self._flat.clear()
             self._inline.clear()
+            self._last = self._guess = None
             self._counts = _Counts()
         for program in programs:
             if program.ready:  # else a call compiles it, uses it once, and lets go of it
                 program.free()
         for fn in inline:
             fn.clear_cache()
+
+
+def _paths(tree: Any) -> list[Any]:
+    """Of each leaf of (operand, args, kwargs)."""
+    numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
+    return [path for path, _ in jax.tree.leaves_with_path(numbered)]
 
 
 def _undonated(operand: Any) -> Any:

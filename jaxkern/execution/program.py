@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxkern.core.compat import jit_cache_size
-from jaxkern.core.compile_clock import CompileClock
+from jaxkern.core.compile_clock import REFUSAL, CompileClock
 from jaxkern.execution.operator import is_array, is_hashable
 from jaxkern.execution.signature import FixedArgument, FixedResult, Split, operators_in
 
 
+class OtherSignatureError(BaseException):
+    """Ends the tracing of a program's function for a call that another program serves.
+
+    It is no ``Exception``: JAX would spend 2 ms on its traceback.
+    """
+
+
+class _Known(threading.local):
+    """The signatures of the program that this thread has looked up, and now calls or compiles."""
+
+    signatures: set[Any] | None = None
+
+
+_KNOWN = _Known()
+
+
 class Program:
-    """A ``jax.jit`` function of the operands alone, and what it has compiled.
+    """A ``jax.jit`` function, and what it has compiled.
 
     Calls go to ``jax.jit``'s own cache, which knows shardings, 64-bit types and every other
     context; ``size`` is how many of its entries are accounted for here.
     """
 
     __slots__ = (
+        "begun",
         "cache_size",
+        "call",
         "executables",
+        "first",
         "fn",
         "key",
         "lock",
         "positions",
         "ready",
         "seconds",
+        "signatures",
         "size",
         "used",
     )
 
-    def __init__(self, fn: Any, key: tuple[Any, ...], positions: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        key: tuple[Any, ...],
+        positions: tuple[int, ...],
+        signatures: set[Any] | None,
+        first: tuple[Any, ...],
+    ) -> None:
         self.fn = fn
+        #: what ``fn`` takes before the arguments of a call
+        self.first = first
+        self.call = functools.partial(fn, *first) if first else fn
         self.key = key
+        #: those that ``fn``, of a call's own arguments, was traced for; None: it takes operands
+        self.signatures = signatures
         #: where the operands stand among the leaves of a call
         self.positions = positions
         self.cache_size = jit_cache_size(fn)
@@ -45,22 +79,40 @@ class Program:
         self.ready = False
         self.size = 0
         self.used = 0
+        #: the use from which on calls have gone to it without being looked up
+        self.begun = 0
         self.executables: list[Any] = []
         self.seconds = 0.0
 
-    def compile(self, operands: Sequence[Any]) -> bool:
-        """Compiles for these operands unless it has; whether it did.
+    def compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Compiles for these arguments unless it has; whether it did.
 
         Compiling ahead fills the cache that calls look into.
         """
         with CompileClock() as clock:
-            executable = self.fn.lower(*operands).compile()
+            lowered = self._known(self.fn.lower, *self.first, *args, **kwargs)
+            executable = lowered.compile()
         runtime = executable.runtime_executable()
         known = any(runtime is other.runtime_executable() for other in self.executables)
         if not known:
             self.executables.append(executable)
             self.seconds += clock.seconds
         return not known
+
+    def call_found(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A call that was looked up, in whatever context."""
+        try:
+            return self.call(*args, **kwargs)
+        except OtherSignatureError:
+            REFUSAL.under_way = False
+            return self._known(self.call, *args, **kwargs)
+
+    def _known(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        outer, _KNOWN.signatures = _KNOWN.signatures, self.signatures
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _KNOWN.signatures = outer
 
     def bytes(self) -> int:
         """Of the machine code where the backend tells, else of the serialized programs."""
@@ -91,17 +143,59 @@ def flat_function(
     positions, fixed = parts.positions, parts.fixed
 
     def flat(*operands: Any) -> Any:
-        leaves = [leaf.value if type(leaf) is FixedArgument else leaf for leaf in fixed]
+        leaves = list(fixed)
         for position, operand in zip(positions, operands, strict=True):
             leaves[position] = operand
-        arguments = jax.tree.unflatten(tree, leaves)
-        before = _states(arguments)
-        result = call(arguments)
-        _refuse_changes(before, _states(arguments))
-        return jax.tree.map(lambda leaf: _as_result(leaf, name), result)
+        return _result(call, tree, leaves, name)
 
     flat.__name__ = flat.__qualname__ = name
     return flat
+
+
+def structured_function(
+    call: Callable[[Any], Any],
+    grouped: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    signatures: set[Any],
+    name: str,
+) -> Callable[..., Any]:
+    """The same of a call's own arguments, which ``jax.jit`` takes apart sooner than we can.
+
+    Args:
+      grouped: makes what ``call`` takes of the arguments.
+      signatures: those that the function was traced for. It adds the one of a call that was looked
+        up; another call, which has been taken for one of these, ends with `OtherSignatureError`.
+    """
+
+    def structured(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten(grouped(args, kwargs))
+        signature = (tree, *map(_form, leaves))
+        if not guessed():
+            signatures.add(signature)
+        elif signature not in signatures:
+            REFUSAL.under_way = True
+            raise OtherSignatureError
+        return _result(call, tree, leaves, name)
+
+    def guessed() -> bool:
+        return _KNOWN.signatures is not signatures
+
+    structured.may_refuse = guessed  # type: ignore[attr-defined]  # for `watch_compiles`
+    structured.__name__ = structured.__qualname__ = name
+    return structured
+
+
+def _form(leaf: Any) -> Any:
+    return jax.typeof(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else (type(leaf), leaf)
+
+
+def _result(call: Callable[[Any], Any], tree: Any, leaves: list[Any], name: str) -> Any:
+    arguments = jax.tree.unflatten(
+        tree, [leaf.value if type(leaf) is FixedArgument else leaf for leaf in leaves]
+    )
+    before = _states(arguments)
+    result = call(arguments)
+    _refuse_changes(before, _states(arguments))
+    return jax.tree.map(lambda leaf: _as_result(leaf, name), result)
 
 
 def _as_result(leaf: Any, name: str) -> Any:

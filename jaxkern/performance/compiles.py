@@ -16,6 +16,7 @@ import jax
 import jax.monitoring
 
 from jaxkern.core import compat
+from jaxkern.core.compile_clock import REFUSAL
 from jaxkern.performance.changes import Change, differences
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
@@ -247,8 +248,12 @@ class _Tap(logging.Filter):
         with self.lock:
             if event == _TRACED:
                 call = self.begun(name)
+                if REFUSAL.under_way:
+                    return
                 location = here.locations[name] = "" if call is None else call.location
                 for watch in self.watches:
+                    if call is not None and _may_refuse(call):
+                        watch._traced(call)
                     watch._took(name, location, duration_secs, counted=call is not None)
                 return
             known = here.locations.get(name)
@@ -277,7 +282,7 @@ class _Tap(logging.Filter):
             if call is not None:
                 self.thread.pending.append(call)
                 with self.lock:
-                    for watch in self.watches:
+                    for watch in self.watches if not _may_refuse(call) else ():
                         watch._traced(call)
         elif text.startswith(_COMPILING) and isinstance(record.args, tuple):
             self.compiling(record.args)
@@ -339,6 +344,12 @@ class watch_compiles:
 
 def _options() -> dict[str, bool]:
     return {option: bool(getattr(jax.config, option)) for option in _OPTIONS}
+
+
+def _may_refuse(call: compat.TracedCall) -> bool:
+    """Whether the trace is one of `execution.jit` that ends at once where it guessed wrong."""
+    may_refuse = getattr(call.function, "may_refuse", None)
+    return may_refuse is not None and bool(may_refuse())
 
 
 def _plain(name: str) -> str:
