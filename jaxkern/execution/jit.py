@@ -31,7 +31,7 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     arrays of an `Operator`, or of another pytree that is called or whose method it is, are operands
     too: a changed array is used by the next call. (What a plain function reads from the scope
     around it is fixed in the program, as in ``jax.jit``.) Under other transformations of JAX it
-    is a ``jax.jit`` function.
+    is a ``jax.jit`` function, and under ``jax.disable_jit`` the plain one.
 
     Args:
       fn: a function, a subclass of `Operator`, or a callable object; without it, a decorator.

@@ -108,8 +108,10 @@ class Jitted:
             return supervised(active, self._name, "jit", self._call, args, kwargs)
         # What every call passes is in one function: each call inside it would take up to 1 us, in
         # Python 3.11 that of a comprehension too.
+        if CURRENT_TRACE.value is not NO_TRACE:
+            return self._call(args, kwargs)
         guess = self._guess
-        if guess is not None and CURRENT_TRACE.value is NO_TRACE:
+        if guess is not None:
             program, call, cache_size, size, tick = guess
             program.used = tick()
             try:
@@ -205,6 +207,8 @@ class Jitted:
     def _call_general(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any
     ) -> Any:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self._fn(*args, **kwargs)
         parts = split(leaves, tree, lambda index: self._describe(tree, index))
         if parts.traced or is_tracing():
             return self._call_inline(parts, leaves, tree)

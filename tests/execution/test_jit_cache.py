@@ -370,3 +370,28 @@ def test_known_values_inside_a_trace_compile_nothing():
     assert jax.jit(lambda y: f(2.0) + y)(1.0) == 4
     info = f.cache_info()
     assert (info.misses, info.programs, info.inlined) == (0, 0, 1)
+    for _ in range(4):
+        f(2.0)
+    hits = f.cache_info().hits
+    assert jax.jit(lambda y: f(2.0) * y)(1.0) == 3
+    info = f.cache_info()
+    assert (info.hits, info.misses, info.programs, info.inlined) == (hits, 1, 1, 2)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_without_jit_the_function_itself_runs(known):
+    seen = []
+
+    @ex.jit
+    def f(x, how="double"):
+        seen.append(isinstance(x, jax.core.Tracer))
+        return 2 * x if how == "double" else x
+
+    for _ in range(4 * known):
+        f(jnp.ones(3))
+    seen.clear()
+    with jax.disable_jit():
+        assert f(jnp.ones(3)).tolist() == [2, 2, 2]
+        assert f(jnp.ones(3), "keep").tolist() == [1, 1, 1]
+    assert seen == [False, False]
+    assert f(jnp.ones(3)).tolist() == [2, 2, 2]
