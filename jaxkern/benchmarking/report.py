@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxkern.benchmarking.environment import differences
 from jaxkern.benchmarking.measurement import Measurement, duration, plain
-from jaxkern.benchmarking.samples import ratio_of_medians
+from jaxkern.benchmarking.samples import LEAST_SAMPLES, ratio_of_medians
 
 
 def report(
@@ -65,10 +65,15 @@ def report(
     for heading, measured in (("Before", before), ("After", after)):
         lines += ["", f"## {heading}: {measured.name}", "", *_table(measured)]
     lines += ["", "## Speedup", ""]
+    shown = ratio.samples >= LEAST_SAMPLES
+    interval = (
+        f"{100 * ratio.confidence:.0f}% interval {ratio.inverse.low:.3g} to "
+        f"{ratio.inverse.high:.3g}"
+        if shown
+        else f"{ratio.samples} samples, too few for an interval"
+    )
     lines += [
-        f"**{ratio.inverse.value:.3g}x** ({100 * ratio.confidence:.0f}% interval "
-        f"{ratio.inverse.low:.3g} to {ratio.inverse.high:.3g}): {after.name} is "
-        f"{_words(ratio.outcome())}.",
+        f"**{ratio.inverse.value:.3g}x** ({interval}): {after.name} is {_words(ratio.outcome())}.",
         "",
         "## Methodology",
         "",
@@ -76,7 +81,8 @@ def report(
     said = dict.fromkeys([*before.methodology, *after.methodology, *methodology])
     lines += [f"- {sentence}" for sentence in said]
     how = "rounds drawn in pairs" if paired else "both drawn independently"
-    lines += [f"- The speedup is a ratio of medians with a percentile bootstrap interval, {how}."]
+    interval = f" with a percentile bootstrap interval, {how}" if shown else ""
+    lines += [f"- The speedup is a ratio of medians{interval}."]
     text = "\n".join(lines) + "\n"
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -61,7 +62,7 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio of medians with its bootstrap interval."""
+    """A ratio of medians with its bootstrap interval, NaN where there are too few samples."""
 
     value: float
     low: float
@@ -87,6 +88,8 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.confidence, self.samples)
 
     def __str__(self) -> str:
+        if self.samples < LEAST_SAMPLES:
+            return f"{self.value:.3g}"
         return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
@@ -106,6 +109,8 @@ def ratio_of_medians(
     they are drawn in blocks of neighbours, of which the last and the first are two (Politis and
     Romano 1992), which widens the interval accordingly.
 
+    Fewer than `LEAST_SAMPLES` samples have no interval.
+
     Args:
       paired: the i-th samples of both were measured in the same round: rounds are drawn, so that
         what slows a whole round cancels.
@@ -122,6 +127,9 @@ def ratio_of_medians(
             raise ValueError(f"{name} is {given!r:.80}; wanted seconds above 0")
     if paired and len(over) != len(under):
         raise ValueError(f"paired samples of {len(over)} and {len(under)} rounds; wanted as many")
+    value, samples = float(np.median(over) / np.median(under)), min(len(over), len(under))
+    if samples < LEAST_SAMPLES:
+        return Ratio(value, math.nan, math.nan, confidence, samples)
     generator = np.random.default_rng(seed)
     block = (1 if paired else None) if block is None else block
     drawn = _draws(generator, resamples, len(over), block)
@@ -129,8 +137,7 @@ def ratio_of_medians(
     ratios = np.median(over[drawn], axis=1) / np.median(under[other], axis=1)
     tail = 50 * (1 - confidence)
     low, high = np.percentile(ratios, [tail, 100 - tail])
-    value = float(np.median(over) / np.median(under))
-    return Ratio(value, float(low), float(high), confidence, min(len(over), len(under)))
+    return Ratio(value, float(low), float(high), confidence, samples)
 
 
 def _draws(

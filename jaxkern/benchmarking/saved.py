@@ -117,6 +117,8 @@ class Verdict:
 
     def __str__(self) -> str:
         level = f"{100 * self.ratio.confidence:.0f}% bootstrap interval of the ratio of medians"
+        if self.ratio.samples < LEAST_SAMPLES:
+            level = "ratio of medians"
         lines = [
             f"{self.outcome}: {self.ratio} times the baseline's time ({level}; "
             f"a change counts beyond {100 * self.least_change:.0f}%)"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxkern.cli.output import bar_chart, print_json, print_table
-
-if TYPE_CHECKING:
-    from jaxkern.benchmarking.samples import Ratio
 
 
 def add_parser(commands: Any) -> None:
@@ -90,22 +86,12 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
         "native_seconds": native.median,
         "jax_seconds": jax_arm.median,
         "values_per_second": case.values / native.median,
-        "speedup": _shown(found.speedup("native", over="jax")),
+        "speedup": found.speedup("native", over="jax"),
         "arms": [native, jax_arm],
     }
     if baseline is not None:
-        verdict = compare_to_baseline(native, baseline)
-        result["verdict"] = dataclasses.replace(verdict, ratio=_shown(verdict.ratio))
+        result["verdict"] = compare_to_baseline(native, baseline)
     return result
-
-
-def _shown(ratio: Ratio) -> Ratio:
-    """Without its interval where the samples are too few for one: NaN, which is null in JSON."""
-    from jaxkern.benchmarking.samples import LEAST_SAMPLES
-
-    if ratio.samples >= LEAST_SAMPLES:
-        return ratio
-    return dataclasses.replace(ratio, low=math.nan, high=math.nan)
 
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
@@ -122,11 +108,10 @@ def _print(results: list[dict[str, Any]], judged: bool) -> None:
             duration(result["native_seconds"]),
             duration(result["jax_seconds"]),
             f"{result['values_per_second']:.3g}",
-            str(speedup) if intervals else f"{speedup.value:.3g}",
+            str(result["speedup"]),
             *([result["verdict"].outcome] if judged else []),
         ]
         for result in timed
-        for speedup in [result["speedup"]]
     ]
     if rows:
         title = "Native kernels against pure JAX: medians of interleaved rounds"

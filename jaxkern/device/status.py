@@ -163,7 +163,7 @@ def get_device_status() -> DeviceStatus:
         cpus=os.cpu_count() or 1,
         affinity_cpus=schedulable_cpus(),
         cgroup_cpus=cgroup_cpus(),
-        slurm_cpus=int(allotted) if allotted.isdigit() else None,
+        slurm_cpus=(int(allotted) or None) if allotted.isdigit() else None,
         usable_cpus=num_threads(
             {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
         ),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from jaxkern import benchmarking
 from jaxkern.benchmarking.samples import Ratio, Samples, _draws, ratio_of_medians
 
 
@@ -125,3 +126,15 @@ def test_every_sample_is_drawn_as_often(count):
     drawn = _draws(np.random.default_rng(2), 4000, count, None)
     share = np.bincount(drawn.ravel(), minlength=count) / drawn.size
     np.testing.assert_allclose(share, 1 / count, rtol=0.1)
+
+
+def test_few_samples_have_no_interval():
+    few, enough = ratio_of_medians([1.0] * 4, [2.0] * 4), ratio_of_medians([1.0] * 5, [2.0] * 5)
+    assert (str(few), str(enough)) == ("0.5", "0.5 (0.5 to 0.5)")
+    assert np.isnan([few.low, few.high, few.inverse.low]).all()
+    assert (few.outcome(), enough.outcome()) == ("no difference shown", "faster")
+    found = benchmarking.compare({"a": abs, "b": abs}, 1, rounds=2)
+    assert "nan" not in str(found)
+    text = benchmarking.report(found["a"], found["b"])
+    assert "2 samples, too few for an interval" in text
+    assert "bootstrap" not in text
