@@ -37,7 +37,8 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="print JSON; the script's own output goes to stderr"
     )
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest.required = False  # argparse would name it beside a script that is missing
 
 
 def run(chosen: argparse.Namespace) -> int:

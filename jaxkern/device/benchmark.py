@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, ceilings
 from jaxkern.core.client import start_backend
@@ -83,8 +84,7 @@ def benchmark_device_performance(
       >>> jaxkern.device.benchmark_device_performance(size=128).native
       True
     """
-    if size < 2:
-        raise ValueError(f"size is {size}; wanted 2 or more frames")
+    size = whole_number("size", size, 2)
     if device is None:
         start_backend()
         (device,) = jnp.zeros(()).devices()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 
 from jaxkern.core import registry
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.client import (
     BackendError,
     set_memory_fraction,
@@ -76,8 +77,8 @@ def configure_optimal_device(
         raise ValueError(f"require is {require!r}; wanted 'cpu', 'gpu' or None")
     if require == "gpu" and not prefer_gpu:
         raise ValueError("require is 'gpu' and prefer_gpu is False; wanted one or the other")
-    if cpu_threads is not None and (isinstance(cpu_threads, bool) or cpu_threads < 0):
-        raise ValueError(f"cpu_threads is {cpu_threads!r}; wanted 0 or more, or None")
+    if cpu_threads is not None:
+        cpu_threads = whole_number("cpu_threads", cpu_threads, 0)
     if memory_fraction is not None:
         set_memory_fraction(memory_fraction)
     start_backend()

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxkern.core.arguments import whole_number
+
 
 @dataclasses.dataclass(frozen=True)
 class JITOptions:
@@ -33,9 +35,7 @@ class JITOptions:
     donate_argnames: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        size = self.cache_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"cache_size is {size!r}; wanted a whole number above 0")
+        object.__setattr__(self, "cache_size", whole_number("cache_size", self.cache_size, 1))
         for field in ("static_argnames", "donate_argnames"):
             names = getattr(self, field)
             object.__setattr__(self, field, _names(field, names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.axes import flat_axes
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.operator import Operator, is_array
@@ -32,12 +32,7 @@ class _Mapped:
         if not callable(fn):
             raise TypeError(f"{self.kind}: got {type(fn).__name__}; wanted a function")
         if workers is not None:
-            whole = hasattr(workers, "__index__") and not isinstance(workers, bool)
-            if not whole or operator.index(workers) < 1:
-                raise ValueError(
-                    f"{self.kind}: num_workers is {workers!r}; wanted a whole number above 0"
-                )
-            workers = operator.index(workers)
+            workers = whole_number(f"{self.kind}: num_workers", workers, 1)
         self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
         self._host: bool | None = host
         if isinstance(fn, Operator) and fn.host:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.execution.kernel_threads import capped_kernels
 from jaxkern.execution.trace import ExecutionTrace
 
@@ -104,9 +105,7 @@ def execution_options(
     if use_parallel is not None:
         changes["use_parallel"] = bool(use_parallel)
     if max_workers is not None:
-        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
-            raise ValueError(f"max_workers is {max_workers!r}; wanted a whole number above 0")
-        changes["max_workers"] = max_workers
+        changes["max_workers"] = whole_number("max_workers", max_workers, 1)
     if timeout_seconds is not None:
         seconds = _seconds(timeout_seconds)
         deadline = time.monotonic() + seconds

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.explanation import explanation
 from jaxkern.execution.graph import Graph, Node, Recorder, SymbolicError
@@ -282,8 +283,8 @@ def structural_jit(
             f"execution_strategy is {execution_strategy!r}; wanted 'auto', 'parallel' or "
             "'sequential'"
         )
-    if max_workers is not None and max_workers < 1:
-        raise ValueError(f"max_workers is {max_workers}; wanted a whole number above 0")
+    if max_workers is not None:
+        max_workers = whole_number("max_workers", max_workers, 1)
     if fn is None:
         return functools.partial(
             structural_jit, execution_strategy=execution_strategy, max_workers=max_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.backend import backend
 from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings, ceilings
@@ -73,12 +75,16 @@ def roofline_analysis(
     """
     given = {"flops_per_sample": flops_per_sample, "bytes_per_sample": bytes_per_sample}
     for name, value in given.items():
-        if value is not None and not value >= 0:
+        if value is not None and not (isinstance(value, numbers.Real) and value >= 0):
             raise ValueError(f"{name} is {value!r}; wanted a number, 0 or more")
-    if samples is not None and samples < 1:
-        raise ValueError(f"samples is {samples}; wanted 1 or more")
-    if num_batches < 1:
-        raise ValueError(f"num_batches is {num_batches}; wanted 1 or more")
+    if samples is not None:
+        samples = whole_number("samples", samples, 1)
+    num_batches = whole_number("num_batches", num_batches, 1)
+    if ceilings is not None and not isinstance(ceilings, Ceilings):
+        raise TypeError(
+            f"ceilings is a {type(ceilings).__name__}; wanted what jaxkern.performance.ceilings() "
+            "returns, or None"
+        )
     if callable(fn_or_pipeline):
         return _of_function(
             fn_or_pipeline, args, flops_per_sample, bytes_per_sample, samples, ceilings
@@ -306,6 +312,11 @@ def _of_batches(
         raise ValueError(
             "the pipeline delivered fewer than 2 batches, of which the first is not timed; wanted "
             "at least 2"
+        )
+    if not delivered and bytes_per_sample is None:
+        raise ValueError(
+            "the pipeline's batches hold no arrays, so that their bytes are not known; wanted "
+            "arrays, or bytes_per_sample"
         )
     roof = _machine(given, jax.local_devices(backend="cpu")[0])
     runs = len(seconds)

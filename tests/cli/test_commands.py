@@ -161,6 +161,12 @@ def test_wrong_input_is_a_line(arguments, said, capsys, tmp_path, monkeypatch):
     assert said in capsys.readouterr().err
 
 
+def test_a_missing_script_is_what_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["profile"])
+    assert "the following arguments are required: script\n" in capsys.readouterr().err
+
+
 def test_a_missing_package_names_the_extra(capsys, tmp_path, monkeypatch, script):
     imported = importlib.import_module
 

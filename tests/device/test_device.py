@@ -157,7 +157,9 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     [
         ({"require": "tpu"}, "require is 'tpu'; wanted 'cpu', 'gpu' or None"),
         ({"require": "gpu", "prefer_gpu": False}, "one or the other"),
-        ({"cpu_threads": -1}, "cpu_threads is -1; wanted 0 or more"),
+        ({"cpu_threads": -1}, "cpu_threads is -1; wanted a whole number from 0 on"),
+        ({"cpu_threads": "2"}, "cpu_threads is '2'; wanted a whole number from 0 on"),
+        ({"cpu_threads": True}, "cpu_threads is True; wanted"),
         ({"memory_fraction": 0}, "the memory fraction is 0; wanted"),
     ],
 )
@@ -207,5 +209,6 @@ def test_a_g2_kernel_is_timed_under_the_ceilings(monkeypatch):
     json.dumps(found.as_dict(), allow_nan=False)
     with jk.backend("jax"):
         assert benchmark_device_performance(size=100).reason == "the backend is 'jax'"
-    with pytest.raises(ValueError, match="size is 1; wanted 2 or more"):
-        benchmark_device_performance(size=1)
+    for size in (1, 2.5, "a"):
+        with pytest.raises(ValueError, match="; wanted a whole number from 2 on"):
+            benchmark_device_performance(size=size)

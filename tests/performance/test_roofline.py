@@ -501,7 +501,11 @@ def leaves_jax(x):
         (lambda: analyze([A]), ValueError, "fewer than 2 batches"),
         (lambda: analyze(jnp.sin, A, flops_per_sample=-1), ValueError, "flops_per_sample is -1"),
         (lambda: analyze(jnp.sin, A, bytes_per_sample=math.nan), ValueError, "bytes_per_sample"),
-        (lambda: analyze(jnp.sin, A, samples=0), ValueError, "samples is 0; wanted 1 or more"),
+        (lambda: analyze(jnp.sin, A, samples=0), ValueError, "samples is 0; wanted a whole number"),
+        (lambda: analyze(jnp.sin, A, samples=1.5), ValueError, "samples is 1.5; wanted a whole"),
+        (lambda: analyze(jnp.sin, A, flops_per_sample="x"), ValueError, "flops_per_sample is 'x'"),
+        (lambda: roofline_analysis(jnp.sin, A, ceilings=3), TypeError, "ceilings is a int; wanted"),
+        (lambda: analyze([{"a": "text"}] * 3), ValueError, "hold no arrays"),
         (lambda: analyze([A, A], num_batches=0), ValueError, "num_batches is 0"),
     ],
 )
