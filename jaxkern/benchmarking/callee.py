@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import SequenceKey
 
 from jaxkern.core.timing import call_seconds
 from jaxkern.execution.jitted import Jitted
@@ -72,16 +71,14 @@ def _donated_by_name(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
     """
     method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
     if isinstance(fn, Jitted):
-        jitted, names = fn, [_argument(fn, i) for i in range(len(args))]
+        jitted, wanted = fn, [fn.donated(i) for i in range(len(args))]
     elif isinstance(method, Jitted):
-        jitted, names = method, [_argument(method, 1 + i) for i in range(len(args))]
+        jitted, wanted = method, [method.donated(1 + i) for i in range(len(args))]
     elif isinstance(fn, Operator) and isinstance(forward, Jitted):
-        jitted, names = forward, ["inputs"]
+        jitted, wanted = forward, [forward.donated("inputs")]
     else:
         return None
-    wanted = jitted._options.donate_argnames
-    owner = _argument(jitted, 0)
-    if jitted is not fn and wanted and owner in wanted:
+    if jitted is not fn and (owner := jitted.donated(0)):
         raise ValueError(
             f"{name_of(fn)} donates the operator that it belongs to ({owner!r} is in "
             "donate_argnames), so that there can be no second call; wanted donate_argnames of "
@@ -90,13 +87,8 @@ def _donated_by_name(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
     return {
         _place(path)
         for path, leaf in jax.tree.leaves_with_path(args)
-        if isinstance(leaf, jax.Array) and path[0].idx < len(names) and names[path[0].idx] in wanted
+        if isinstance(leaf, jax.Array) and path[0].idx < len(wanted) and wanted[path[0].idx]
     }
-
-
-def _argument(jitted: Jitted, position: int) -> str:
-    """The name of the argument in this position of a call of ``jitted``."""
-    return jitted._argument((SequenceKey(1), SequenceKey(position)))
 
 
 def _donated(fn: Any, args: tuple[Any, ...]) -> set[str]:

@@ -411,6 +411,12 @@ class Jitted:
             return self._order[index] if index < len(self._order) else f"argument {index}"
         return str(path[1].key) if which == 2 else "self"
 
+    def donated(self, argument: int | str) -> str | None:
+        """The name of an argument, given that or its position, if calls donate it."""
+        if isinstance(argument, int):
+            argument = self._order[argument] if argument < len(self._order) else ""
+        return argument if argument in self._options.donate_argnames else None
+
     def _describe(self, tree: Any, index: int) -> str:
         path = _paths(tree)[index]
         if path[0].idx == 0:

@@ -19,7 +19,7 @@ class Change:
       argument: such as ``"batch['image']"``; empty where it is not an argument.
       kind: ``"shape"``, ``"dtype"``, ``"weak type"``, ``"sharding"``, ``"static value"``,
         ``"structure"``, ``"function"`` (another function object of the same definition) or
-        ``"context"`` (an option of JAX, a mesh, or `jaxkern.backend`).
+        ``"context"`` (an option of JAX, a mesh, `jaxkern.backend`, or caches that were cleared).
       before: as text.
       now: as text.
     """
@@ -33,7 +33,10 @@ class Change:
         if self.kind == "function":
             return "another function object of the same definition: define and jit it once"
         if self.kind == "context":
-            return "no argument: an option of JAX, the mesh or the backend context changed"
+            return (
+                "no argument: an option of JAX, the mesh or the backend context changed, or JAX's "
+                "caches were cleared"
+            )
         return f"{self.argument or 'arguments'}: {self.kind} {self.before} -> {self.now}"
 
 
