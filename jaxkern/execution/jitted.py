@@ -14,11 +14,18 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jaxkern.core.compat import CURRENT_TRACE, NO_TRACE, ArrayImpl, is_tracing
+from jaxkern.core.compat import (
+    CURRENT_TRACE,
+    NO_TRACE,
+    ArrayImpl,
+    is_tracing,
+    jit_cache_size,
+)
 from jaxkern.core.compile_clock import REFUSAL
 from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.program import (
+    FixedArguments,
     OtherSignatureError,
     Program,
     flat_function,
@@ -100,7 +107,7 @@ class Jitted:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         active = ACTIVE.get()
         if active is not None:
             if active.recorder is not None and active.recorder.concerns((args, kwargs)):
@@ -112,16 +119,18 @@ class Jitted:
             return self._call(args, kwargs)
         guess = self._guess
         if guess is not None:
-            program, call, cache_size, size, tick = guess
-            program.used = tick()
-            try:
-                result = call(*args, **kwargs)
-            except (OtherSignatureError, TypeError, ValueError) as error:
-                self._guessed_wrong(program, error)
-            else:
-                if cache_size() != size:
-                    self._grown(program, args, kwargs)
-                return result
+            program, call, fixed, fn, size, tick = guess
+            if fixed is None or fixed.are_those_of(args, kwargs):
+                given = (args, kwargs) if fixed is None else fixed.without(args, kwargs)
+                try:
+                    result = call(*given[0], **given[1])
+                except (OtherSignatureError, TypeError, ValueError):
+                    self._guessed_wrong(program)
+                else:
+                    program.used = tick()
+                    if jit_cache_size(fn) != size:
+                        self._grown(program, *given)
+                    return result
         # Arguments without structure are not flattened.
         flat = self._may_be_flat and not kwargs
         key: list[Any] = []
@@ -159,11 +168,12 @@ class Jitted:
             self._streak += 1
             if self._streak >= self._patience:
                 self._trust(found)
-        if found.signatures is None:
-            args, kwargs = tuple(operands[position] for position in found.positions), {}
-        result = found.call_found(args, kwargs)
+        if len(found.positions) != len(operands):
+            operands = [operands[position] for position in found.positions]
+        given = found.given(args, kwargs, operands)
+        result = found.call_found(*given)
         if found.cache_size() != found.size:
-            self._grown(found, args, kwargs)
+            self._grown(found, *given)
         return result
 
     def _trust(self, program: Program) -> None:
@@ -174,18 +184,16 @@ class Jitted:
                 self._guess = (
                     program,
                     program.call,
-                    program.cache_size,
+                    program.fixed,
+                    program.fn,
                     program.size,
                     self._counts.tick,
                 )
 
-    def _guessed_wrong(self, program: Program, error: BaseException) -> None:
-        """Has the call looked up that an error, unless it is its own, has kept from a program."""
-        if isinstance(error, ValueError) and not str(error).startswith("Non-hashable static"):
-            raise error
+    def _guessed_wrong(self, program: Program) -> None:
+        """A call was kept from a program that it was not for, or it fails: it will be looked up."""
         REFUSAL.under_way = False
         with self._lock:
-            self._counts.hits -= 1
             served = program.used - program.begun
             self._patience = _PATIENCE if served > _WORTH else 2 * self._patience
             self._guess = self._last = None
@@ -213,13 +221,13 @@ class Jitted:
         if parts.traced or is_tracing():
             return self._call_inline(parts, leaves, tree)
         counts = self._counts
-        program, compiled, args, kwargs = self._prepared(args, kwargs, parts, tree, counts)
+        program, compiled, given = self._prepared(args, kwargs, parts, tree, counts)
         with self._lock:
             counts.hits += not compiled
             counts.misses += compiled
-        result = program.call_found(args, kwargs)
+        result = program.call_found(*given)
         if program.cache_size() != program.size:
-            self._grown(program, args, kwargs)
+            self._grown(program, *given)
         return result
 
     def _prepared(
@@ -229,26 +237,22 @@ class Jitted:
         parts: Split,
         tree: Any,
         counts: _Counts,
-    ) -> tuple[Program, bool, tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[Program, bool, tuple[tuple[Any, ...], dict[str, Any]]]:
         """The program of a call, whether this call compiled it, and what it is called with."""
         with self._lock:
             program = self._programs.get(parts.key)
             if program is None:
-                fn, signatures = self._jitted(parts, tree)
-                first = () if signatures is None else self._first
-                program = Program(fn, parts.key, parts.positions, signatures, first)
-                self._programs[parts.key] = program
+                program = self._programs[parts.key] = self._program(args, kwargs, parts, tree)
             program.used = counts.tick()
             counts.hits -= 1
-        if program.signatures is None:
-            args, kwargs = tuple(parts.operands), {}
+        given = program.given(args, kwargs, parts.operands)
         with program.lock:
             compiled = not program.ready
             if compiled:
-                self._compile(program, args, kwargs, counts)
+                self._compile(program, *given, counts)
                 program.ready = True
         self._shrink(parts.key)
-        return program, compiled, args, kwargs
+        return program, compiled, given
 
     def _compile(
         self, program: Program, args: Sequence[Any], kwargs: dict[str, Any], counts: _Counts
@@ -256,7 +260,7 @@ class Jitted:
         before = program.seconds
         try:
             return program.compile(args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             with self._lock:
                 if self._programs.get(program.key) is program and not program.executables:
                     self._forget(program)
@@ -274,9 +278,11 @@ class Jitted:
         counts = self._counts
         self._guess = None  # which knows the size that was
         with program.lock:
-            known = self._programs.get(program.key) is program
-            if program.cache_size() == program.size or not known:
+            size, known = program.cache_size(), self._programs.get(program.key) is program
+            if size == program.size or not known:
                 return
+            if size < program.size:  # by jax.clear_caches
+                program.executables.clear()
             if self._options.donate_argnames:
                 args, kwargs = jax.tree.map(_undonated, (args, kwargs))
             if self._compile(program, args, kwargs, counts):
@@ -330,45 +336,80 @@ class Jitted:
             self._explain(error)
             raise
 
-    def _jitted(self, parts: Split, tree: Any) -> tuple[Any, set[Any] | None]:
-        """A function of a call's arguments, and the set of its signatures.
-
-        Where text and the like is inside an argument: one of the operands, and None.
-        """
+    def _program(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Split, tree: Any
+    ) -> Program:
+        """A new one, of the call's arguments where what is fixed are whole ones of them."""
         operands = set(parts.positions)
         paths = _paths(tree)
-        fixed = [path for index, path in enumerate(paths) if index not in operands]
-        if any(len(path) != 2 or path[0].idx == 0 for path in fixed):
-            return self._jitted_flat(parts, tree), None
-        names = self._options.donate_argnames
-        donated = [paths[i] for i in operands if names and self._argument(paths[i]) in names]
+        inside = [path for index, path in enumerate(paths) if index not in operands]
+        if any(len(path) != 2 or path[0].idx == 0 for path in inside):
+            return Program(self._jitted_flat(parts, tree), parts.key, parts.positions)
+        places = sorted(path[1].idx for path in inside if path[0].idx == 1)
+        names = [path[1].key for path in inside if path[0].idx == 2]
+        fixed = None
+        if inside:
+            fixed = FixedArguments(
+                tuple((place, args[place]) for place in places),
+                tuple((name, kwargs[name]) for name in names),
+            )
+        wanted = self._options.donate_argnames
+        donated = [paths[i] for i in operands if wanted and self._argument(paths[i]) in wanted]
         shift = len(self._first)
-
-        def grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            operand = args[0] if shift else None
-            return operand, *self._with_fixed(args[shift:], kwargs)
-
-        def positions(chosen: list[Any]) -> tuple[int, ...]:
-            return tuple({path[1].idx + shift for path in chosen if path[0].idx == 1})
-
-        def keywords(chosen: list[Any]) -> tuple[str, ...]:
-            return tuple({path[1].key for path in chosen if path[0].idx == 2})
-
         signatures: set[Any] = set()
-        function = structured_function(
-            self._checked_call(parts, tree), grouped, signatures, self._name
-        )
-        if not shift and getattr(self._fn, "__name__", None) == self._name:
-            # JAX tells places and the names of arguments by the function that it finds there.
-            function.__wrapped__ = self._fn  # type: ignore[attr-defined]
+        call = self._checked_call(parts, tree)
+        function = structured_function(call, bool(shift), fixed, signatures, self._name)
+        self._introduce(function, fixed, args, kwargs)
         fn = jax.jit(
             function,
-            static_argnums=positions(fixed),
-            static_argnames=keywords(fixed),
-            donate_argnums=positions(donated),
-            donate_argnames=keywords(donated),
+            donate_argnums=tuple(
+                {
+                    path[1].idx + shift - sum(place < path[1].idx for place in places)
+                    for path in donated
+                    if path[0].idx == 1
+                }
+            ),
+            donate_argnames=tuple({path[1].key for path in donated if path[0].idx == 2}),
         )
-        return fn, signatures
+        return Program(fn, parts.key, parts.positions, self._first, fixed, signatures)
+
+    def _introduce(
+        self,
+        function: Any,
+        fixed: FixedArguments | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Gives a function what JAX reads places and names of arguments from, if they fit."""
+        others = "args"
+        while others in kwargs:  # which JAX would take for one and the same
+            others += "_"
+        function.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(others, inspect.Parameter.VAR_POSITIONAL),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            ]
+        )
+        if getattr(self._fn, "__name__", None) == self._name:
+            function.__wrapped__ = self._fn
+        if self._first:
+            return
+        # For `watch_compiles`: what a call of it is a call of, and with what else.
+        function.stands_for = self._fn, fixed
+        try:
+            parameters = list(inspect.signature(self._fn).parameters.values())
+            if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+                return
+            if fixed is not None:
+                gone = {parameters[place].name for place, _ in fixed.positions}
+                gone |= {name for name, _ in fixed.names}
+                parameters = [p for p in parameters if p.name not in gone]
+                args, kwargs = fixed.without(args, kwargs)
+            signature = inspect.Signature(parameters)
+            signature.bind(*args, **kwargs)
+            function.__signature__ = signature
+        except (IndexError, TypeError, ValueError):  # of builtins, or they say something else
+            return
 
     def _jitted_flat(self, parts: Split, tree: Any) -> Any:
         names = self._options.donate_argnames
@@ -427,7 +468,7 @@ class Jitted:
             where = f"argument {path[1].key!r}" + jax.tree_util.keystr(path[2:])
         return f"{self._name}: {where}"
 
-    def _explain(self, error: Exception) -> None:
+    def _explain(self, error: BaseException) -> None:
         if isinstance(error, _UNTRACEABLE):
             error.add_note(
                 f"jaxkern.execution.jit cannot compile {self._name}: it needs the value of an "
@@ -444,11 +485,11 @@ class Jitted:
         if parts.traced:
             raise TypeError(f"{self._name}: precompile got values that JAX is tracing")
         counts = self._counts
-        program, compiled, args, kwargs = self._prepared(args, kwargs, parts, tree, counts)
+        program, compiled, given = self._prepared(args, kwargs, parts, tree, counts)
         if not compiled:
             with program.lock:
                 if program.ready:
-                    self._compile(program, args, kwargs, counts)
+                    self._compile(program, *given, counts)
             self._shrink(parts.key)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import DictKey, SequenceKey
 
 from jaxkern.core.compat import jit_cache_size
 from jaxkern.core.compile_clock import REFUSAL, CompileClock
@@ -41,10 +43,10 @@ class Program:
 
     __slots__ = (
         "begun",
-        "cache_size",
         "call",
         "executables",
         "first",
+        "fixed",
         "fn",
         "key",
         "lock",
@@ -61,19 +63,21 @@ class Program:
         fn: Any,
         key: tuple[Any, ...],
         positions: tuple[int, ...],
-        signatures: set[Any] | None,
-        first: tuple[Any, ...],
+        first: tuple[Any, ...] = (),
+        fixed: FixedArguments | None = None,
+        signatures: set[Any] | None = None,
     ) -> None:
         self.fn = fn
         #: what ``fn`` takes before the arguments of a call
         self.first = first
         self.call = functools.partial(fn, *first) if first else fn
         self.key = key
-        #: those that ``fn``, of a call's own arguments, was traced for; None: it takes operands
-        self.signatures = signatures
         #: where the operands stand among the leaves of a call
         self.positions = positions
-        self.cache_size = jit_cache_size(fn)
+        #: the arguments of a call that ``fn`` does not take; None: it takes all of them
+        self.fixed = fixed
+        #: those that ``fn`` was traced for; None: it takes operands, and no arguments
+        self.signatures = signatures
         # What is compiled may call the same function, with values that are known.
         self.lock = threading.RLock()
         self.ready = False
@@ -83,6 +87,18 @@ class Program:
         self.begun = 0
         self.executables: list[Any] = []
         self.seconds = 0.0
+
+    def cache_size(self) -> int:
+        """The entries of JAX's cache."""
+        return jit_cache_size(self.fn)
+
+    def given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What ``call`` takes of a call whose signature this is; ``operands`` are its own."""
+        if self.signatures is None:
+            return tuple(operands), {}
+        return (args, kwargs) if self.fixed is None else self.fixed.without(args, kwargs)
 
     def compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Compiles for these arguments unless it has; whether it did.
@@ -107,7 +123,7 @@ class Program:
             REFUSAL.under_way = False
             return self._known(self.call, *args, **kwargs)
 
-    def _known(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _known(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         outer, _KNOWN.signatures = _KNOWN.signatures, self.signatures
         try:
             return function(*args, **kwargs)
@@ -143,38 +159,101 @@ def flat_function(
     positions, fixed = parts.positions, parts.fixed
 
     def flat(*operands: Any) -> Any:
-        leaves = list(fixed)
+        leaves = [leaf.value if type(leaf) is FixedArgument else leaf for leaf in fixed]
         for position, operand in zip(positions, operands, strict=True):
             leaves[position] = operand
-        return _result(call, tree, leaves, name)
+        return _result(call, jax.tree.unflatten(tree, leaves), name)
 
     flat.__name__ = flat.__qualname__ = name
     return flat
 
 
+@dataclasses.dataclass(frozen=True)
+class FixedArguments:
+    """Whole arguments of a call that are fixed in its program: by position, ascending; by name."""
+
+    positions: tuple[tuple[int, Any], ...]
+    names: tuple[tuple[str, Any], ...]
+
+    def without(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = list(args)
+        for position, _ in reversed(self.positions):
+            del rest[position]
+        names = dict(self.names)
+        return tuple(rest), {k: v for k, v in kwargs.items() if k not in names}
+
+    def are_those_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call has them; False also where that would take long to tell."""
+        for position, value in self.positions:
+            if position >= len(args) or not _same(args[position], value):
+                return False
+        return all(name in kwargs and _same(kwargs[name], value) for name, value in self.names)
+
+    def restored(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What `without` was made of."""
+        whole = list(args)
+        for position, value in self.positions:
+            whole.insert(position, value)
+        return tuple(whole), {**kwargs, **dict(self.names)}
+
+    def paths_of_whole(self, paths: dict[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
+        """Values by their paths in (args, kwargs): those of `without`, and the fixed ones."""
+        whole = {}
+        for path, value in paths.items():
+            if path[0].idx == 0:
+                place = path[1].idx
+                for position, _ in self.positions:
+                    place += position <= place
+                path = (path[0], SequenceKey(place), *path[2:])
+            whole[path] = value
+        by_position = {(SequenceKey(0), SequenceKey(i)): value for i, value in self.positions}
+        by_name = {(SequenceKey(1), DictKey(name)): value for name, value in self.names}
+        return {**whole, **by_position, **by_name}
+
+
+_COMPARED = frozenset({bool, int, float, complex, str, bytes})
+
+
+def _same(one: Any, other: Any) -> bool:
+    kind = type(one)
+    return one is other or (kind is type(other) and kind in _COMPARED and bool(one == other))
+
+
 def structured_function(
     call: Callable[[Any], Any],
-    grouped: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    has_operand: bool,
+    fixed: FixedArguments | None,
     signatures: set[Any],
     name: str,
 ) -> Callable[..., Any]:
     """The same of a call's own arguments, which ``jax.jit`` takes apart sooner than we can.
 
     Args:
-      grouped: makes what ``call`` takes of the arguments.
+      has_operand: the first argument is what is called.
+      fixed: the arguments that it does not take.
       signatures: those that the function was traced for. It adds the one of a call that was looked
         up; another call, which has been taken for one of these, ends with `OtherSignatureError`.
     """
 
     def structured(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten(grouped(args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs))
         signature = (tree, *map(_form, leaves))
         if not guessed():
             signatures.add(signature)
         elif signature not in signatures:
             REFUSAL.under_way = True
             raise OtherSignatureError
-        return _result(call, tree, leaves, name)
+        operand = None
+        if has_operand:
+            operand, *rest = args
+            args = tuple(rest)
+        if fixed is not None:
+            args, kwargs = fixed.restored(args, kwargs)
+        return _result(call, (operand, args, kwargs), name)
 
     def guessed() -> bool:
         return _KNOWN.signatures is not signatures
@@ -188,10 +267,9 @@ def _form(leaf: Any) -> Any:
     return jax.typeof(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else (type(leaf), leaf)
 
 
-def _result(call: Callable[[Any], Any], tree: Any, leaves: list[Any], name: str) -> Any:
-    arguments = jax.tree.unflatten(
-        tree, [leaf.value if type(leaf) is FixedArgument else leaf for leaf in leaves]
-    )
+def _result(call: Callable[[Any], Any], arguments: Any, name: str) -> Any:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return call(arguments)
     before = _states(arguments)
     result = call(arguments)
     _refuse_changes(before, _states(arguments))
@@ -199,7 +277,9 @@ def _result(call: Callable[[Any], Any], tree: Any, leaves: list[Any], name: str)
 
 
 def _as_result(leaf: Any, name: str) -> Any:
-    if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
+    if isinstance(leaf, (bool, int, float, complex)) or (
+        is_array(leaf) and not isinstance(leaf, (str, bytes))  # those of NumPy are scalars too
+    ):
         return leaf
     if hasattr(leaf, "__jax_array__"):
         return leaf

@@ -30,7 +30,7 @@ class FixedArgument:
         return (
             isinstance(other, FixedArgument)
             and type(other.value) is type(self.value)
-            and bool(other.value == self.value)
+            and (other.value is self.value or bool(other.value == self.value))
         )
 
     def __hash__(self) -> int:

@@ -253,7 +253,7 @@ class _Tap(logging.Filter):
                 location = here.locations[name] = "" if call is None else call.location
                 for watch in self.watches:
                     if call is not None and _may_refuse(call):
-                        watch._traced(call)
+                        watch._traced(_whole(call))
                     watch._took(name, location, duration_secs, counted=call is not None)
                 return
             known = here.locations.get(name)
@@ -283,7 +283,7 @@ class _Tap(logging.Filter):
                 self.thread.pending.append(call)
                 with self.lock:
                     for watch in self.watches if not _may_refuse(call) else ():
-                        watch._traced(call)
+                        watch._traced(_whole(call))
         elif text.startswith(_COMPILING) and isinstance(record.args, tuple):
             self.compiling(record.args)
         wanted = (
@@ -344,6 +344,18 @@ class watch_compiles:
 
 def _options() -> dict[str, bool]:
     return {option: bool(getattr(jax.config, option)) for option in _OPTIONS}
+
+
+def _whole(call: compat.TracedCall) -> compat.TracedCall:
+    """The call of the user's function where JAX traces one that `execution.jit` made of it."""
+    user, fixed = getattr(call.function, "stands_for", (None, None))
+    if fixed is None:
+        return call
+    arguments, earlier = (
+        fixed.paths_of_whole(call.arguments),
+        map(fixed.paths_of_whole, call.earlier),
+    )
+    return call._replace(function=user, arguments=arguments, earlier=[*earlier])
 
 
 def _may_refuse(call: compat.TracedCall) -> bool:

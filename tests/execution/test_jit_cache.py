@@ -390,8 +390,12 @@ def test_without_jit_the_function_itself_runs(known):
     for _ in range(4 * known):
         f(jnp.ones(3))
     seen.clear()
+    text = ex.jit(lambda x, s="a": (x, s))
+    for _ in range(4 * known):
+        text(jnp.ones(3), "q")
     with jax.disable_jit():
         assert f(jnp.ones(3)).tolist() == [2, 2, 2]
         assert f(jnp.ones(3), "keep").tolist() == [1, 1, 1]
+        assert text(jnp.ones(3), "q")[1] == "q"
     assert seen == [False, False]
     assert f(jnp.ones(3)).tolist() == [2, 2, 2]

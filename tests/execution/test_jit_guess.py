@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
+import math
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -277,3 +280,137 @@ def test_threads_that_guess():
     info = f.cache_info()
     assert info.hits + info.misses == sum(calls)
     assert info.programs <= 2
+
+
+class Config:
+    """Fixed in a program: no pytree, and told apart by identity."""
+
+
+def test_what_is_fixed_goes_with_its_program():
+    f = ex.jit(lambda x, how: x + 1, options=ex.JITOptions(cache_size=2))
+    g = ex.jit(lambda x, c: x + 1, options=ex.JITOptions(cache_size=2, static_argnames="c"))
+    kept = []
+    for _ in range(6):
+        for jitted in (f, g):
+            config = Config()
+            for _ in range(4):
+                jitted(X, config)
+            kept.append(weakref.ref(config))
+    del config
+    gc.collect()
+    assert sum(ref() is not None for ref in kept) == 4
+    assert f.cache_info().evictions == g.cache_info().evictions == 4
+    f.cache_clear(), g.cache_clear()
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 12
+
+
+def test_a_wrong_guess_keeps_nothing():
+    class Op(ex.Operator):
+        def __init__(self):
+            self.w = jnp.ones(3)
+
+        def forward(self, *, inputs):
+            return inputs + self.w
+
+    f = ex.jit(lambda x, c: c(x) if isinstance(c, ex.Operator) else x)
+    x, kept = jnp.ones(3), []
+    for _ in range(3):
+        for _ in range(60):
+            f(x, "a")
+        op = Op()
+        f(x, op)
+        kept.append(weakref.ref(op))
+    del op
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+
+
+def test_a_dropped_function_is_freed():
+    def made():
+        def f(x):
+            return x + 1
+
+        jitted = ex.jit(f)
+        warmed(jitted, jnp.ones(3))
+        return weakref.ref(f), weakref.ref(jitted)
+
+    refs = made()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_signatures_that_say_something_else():
+    x = jnp.ones((2, 3))
+
+    def inner(x):
+        return x
+
+    @functools.wraps(inner)
+    def wrapper(x, mode):
+        return inner(x) if mode == "d" else -x
+
+    def varied(*a, **k):
+        return sum(a) + sum(k.values())
+
+    for _ in range(4):
+        assert ex.jit(wrapper)(x, "d").sum() == 6
+        assert ex.jit(wrapper)(x, mode="e").sum() == -6
+    for fn, args, kwargs, shape in [
+        (getattr, (x, "T"), {}, (3, 2)),
+        (max, ([x],), {}, (2, 3)),
+        (varied, (x,), {"z": x, "a": x}, (2, 3)),
+        (varied, (x,), {"function": x, "self": x, "args": x, "fn": x}, (2, 3)),
+    ]:
+        jitted = ex.jit(fn)
+        for _ in range(5):
+            assert jitted(*args, **kwargs).shape == shape
+        assert jitted._guess is not None
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        ex.jit(inner)(x, "text")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mode'"):
+        ex.jit(inner)(x, mode="text")
+
+
+def test_objects_that_are_arrays_after_a_guess():
+    class Wrapped:
+        __slots__ = ("a",)
+
+        def __init__(self, a):
+            self.a = a
+
+        def __jax_array__(self):
+            return self.a
+
+    f, x = ex.jit(lambda x: jnp.asarray(x) + 1), jnp.ones(2)
+    assert f(Wrapped(x)).tolist() == [2, 2]
+    warmed(f, x)
+    assert f(Wrapped(x)).tolist() == [2, 2]
+
+
+def test_a_static_nan_is_one_value():
+    f = ex.jit(lambda x, c: x * c, options=ex.JITOptions(static_argnames="c", cache_size=2))
+    for _ in range(6):
+        assert np.isnan(f(X, math.nan)).all()
+    assert counts(f) == (5, 1, 0, 1)
+
+
+def test_the_order_of_use_is_exact():
+    f = ex.jit(lambda x: x + 1, options=ex.JITOptions(cache_size=2))
+    a, b, c = (jnp.ones(n) for n in (1, 2, 3))
+    warmed(f, a, calls=6)
+    ex.precompile(f, b)
+    f(c)  # takes the place of a, which was used before b
+    misses = f.cache_info().misses
+    f(b), f(c)
+    assert f.cache_info().misses == misses
+
+
+def test_caches_that_jax_clears_cost_one_compilation_each():
+    f = ex.jit(lambda x: x + 1, options=ex.JITOptions(cache_size=2))
+    warmed(f, jnp.ones(3)), f(jnp.ones(4)), warmed(f, jnp.ones(3), calls=20)
+    jax.clear_caches()
+    for _ in range(3):
+        f(jnp.ones(3)), f(jnp.ones(4))
+    assert f.cache_info().programs == 2
+    assert f.cache_info().evictions == 0
