@@ -414,3 +414,36 @@ def test_caches_that_jax_clears_cost_one_compilation_each():
         f(jnp.ones(3)), f(jnp.ones(4))
     assert f.cache_info().programs == 2
     assert f.cache_info().evictions == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_uses_against_a_list(seed):
+    rng = np.random.default_rng(seed)
+    f = ex.jit(lambda x, how="": x.sum() + len(how), options=ex.JITOptions(cache_size=3))
+    calls = [(np.ones(n, np.float32), how) for n in (1, 2, 3) for how in ("", "a")]
+    order, hits, misses, evictions = [], 0, 0, 0
+    for _ in range(60):
+        which, ahead = int(rng.integers(len(calls))), rng.random() < 0.1
+        for _ in range(1 if ahead else int(rng.integers(1, 8))):
+            x, how = calls[which]
+            if ahead:
+                ex.precompile(f, (x, how))
+            else:
+                assert float(f(x, how)) == x.size + len(how)
+                hits, misses = hits + (which in order), misses + (which not in order)
+            order = [other for other in order if other != which] + [which]
+            evictions += len(order) > 3
+            order = order[-3:]
+            assert counts(f) == (hits, misses, evictions, len(order))
+
+
+def test_interrupted_compilations_leave_no_programs():
+    def f(x):
+        raise KeyboardInterrupt
+
+    jitted = ex.jit(f)
+    for n in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            jitted(np.ones(n + 1))
+    assert jitted._programs == {}
+    assert ex.jit(lambda x, how: (x, how))(X, np.str_("text"))[1] == "text"
