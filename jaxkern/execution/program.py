@@ -184,12 +184,26 @@ class FixedArguments:
         names = dict(self.names)
         return tuple(rest), {k: v for k, v in kwargs.items() if k not in names}
 
-    def are_those_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call has them; False also where that would take long to tell."""
-        for position, value in self.positions:
-            if position >= len(args) or not _same(args[position], value):
-                return False
-        return all(name in kwargs and _same(kwargs[name], value) for name, value in self.names)
+    def if_equal(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]] | None:
+        """What `without` gives of a call that has them; None also where that is long to tell."""
+        rest = list(args)
+        for position, value in reversed(self.positions):
+            if position >= len(rest):
+                return None
+            given = rest.pop(position)
+            if given is not value and not _equal(given, value):
+                return None
+        if self.names:
+            kwargs = dict(kwargs)
+            for name, value in self.names:
+                if name not in kwargs:
+                    return None
+                given = kwargs.pop(name)
+                if given is not value and not _equal(given, value):
+                    return None
+        return rest, kwargs
 
     def restored(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -218,9 +232,9 @@ class FixedArguments:
 _COMPARED = frozenset({bool, int, float, complex, str, bytes})
 
 
-def _same(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     kind = type(one)
-    return one is other or (kind is type(other) and kind in _COMPARED and bool(one == other))
+    return kind is type(other) and kind in _COMPARED and bool(one == other)
 
 
 def structured_function(

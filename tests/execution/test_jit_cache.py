@@ -370,7 +370,7 @@ def test_known_values_inside_a_trace_compile_nothing():
     assert jax.jit(lambda y: f(2.0) + y)(1.0) == 4
     info = f.cache_info()
     assert (info.misses, info.programs, info.inlined) == (0, 0, 1)
-    for _ in range(4):
+    for _ in range(12):
         f(2.0)
     hits = f.cache_info().hits
     assert jax.jit(lambda y: f(2.0) * y)(1.0) == 3
@@ -387,11 +387,11 @@ def test_without_jit_the_function_itself_runs(known):
         seen.append(isinstance(x, jax.core.Tracer))
         return 2 * x if how == "double" else x
 
-    for _ in range(4 * known):
+    for _ in range(12 * known):
         f(jnp.ones(3))
     seen.clear()
     text = ex.jit(lambda x, s="a": (x, s))
-    for _ in range(4 * known):
+    for _ in range(12 * known):
         text(jnp.ones(3), "q")
     with jax.disable_jit():
         assert f(jnp.ones(3)).tolist() == [2, 2, 2]
