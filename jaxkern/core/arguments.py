@@ -12,8 +12,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     Raises:
       ValueError: for anything else, or one below ``least``.
     """
-    whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not whole or operator.index(value) < least:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
         wanted = f"from {least} on" if least != 1 else "above 0"
         raise ValueError(f"{name} is {value!r}; wanted a whole number {wanted}")
-    return operator.index(value)
+    return number

@@ -239,4 +239,4 @@ CURRENT_TRACE, NO_TRACE = trace_state_strong_ref, eval_trace
 
 #: How many entries the cache of a ``jax.jit`` function has, in some 50 ns. The function's own bound
 #: method would hide it from the garbage collector on 0.10.
-jit_cache_size: Callable[[Any], int] = type(jax.jit(lambda: None))._cache_size  # type: ignore[attr-defined]
+jit_cache_size: Callable[[Any], int] = _jax.PjitFunction._cache_size

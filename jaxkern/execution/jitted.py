@@ -57,9 +57,9 @@ _UNTRACEABLE = (
 )
 
 
-# Calls go to the last program unseen when so many in a row were its own. A wrong guess takes some
-# 0.3 ms, as much as guessing right saves in a thousand calls: if it comes sooner, the next guess
-# waits for twice as many.
+# Calls go to the last program unseen when so many in a row were its own. A wrong guess takes as
+# long as guessing right saves in hundreds of calls: if it comes sooner, the next guess waits for
+# twice as many.
 _PATIENCE, _WORTH = 8, 1000
 
 
@@ -169,7 +169,7 @@ class Jitted:
             self._streak += 1
             if self._streak >= self._patience:
                 self._trust(found)
-        if len(found.positions) != len(operands):
+        if found.signatures is None:
             operands = [operands[position] for position in found.positions]
         given = found.given(args, kwargs, operands)
         result = found.call_found(*given)

@@ -351,11 +351,9 @@ def _whole(call: compat.TracedCall) -> compat.TracedCall:
     user, fixed = getattr(call.function, "stands_for", (None, None))
     if fixed is None:
         return call
-    arguments, earlier = (
-        fixed.paths_of_whole(call.arguments),
-        map(fixed.paths_of_whole, call.earlier),
-    )
-    return call._replace(function=user, arguments=arguments, earlier=[*earlier])
+    arguments = fixed.paths_of_whole(call.arguments)
+    earlier = [fixed.paths_of_whole(paths) for paths in call.earlier]
+    return call._replace(function=user, arguments=arguments, earlier=earlier)
 
 
 def _may_refuse(call: compat.TracedCall) -> bool:

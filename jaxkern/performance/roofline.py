@@ -60,9 +60,9 @@ def roofline_analysis(
       ops, ``.plot(path)``, and a readable ``str``.
 
     Raises:
-      TypeError: for what is neither, an argument that is no array, or a function that cannot be
-        jitted.
-      ValueError: for a figure below 0, or a pipeline without batches.
+      TypeError: for what is neither, an argument that is no array, a function that cannot be
+        jitted, or ceilings that are none.
+      ValueError: for a figure below 0, or a pipeline without batches or without arrays.
       RuntimeError: where the machine cannot be probed.
 
     Example:

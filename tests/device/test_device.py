@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 import jaxkern as jk
@@ -159,6 +160,7 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
         ({"require": "gpu", "prefer_gpu": False}, "one or the other"),
         ({"cpu_threads": -1}, "cpu_threads is -1; wanted a whole number from 0 on"),
         ({"cpu_threads": "2"}, "cpu_threads is '2'; wanted a whole number from 0 on"),
+        ({"cpu_threads": np.arange(2)}, r"cpu_threads is array\(\[0, 1\]\); wanted"),
         ({"cpu_threads": True}, "cpu_threads is True; wanted"),
         ({"memory_fraction": 0}, "the memory fraction is 0; wanted"),
     ],
