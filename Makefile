@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTFLAGS ?=
+# What `make test` runs below tests/: TESTS="core xpcs/test_aps.py".
+TESTS ?= .
 TRAINFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
@@ -14,7 +16,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
 
-.PHONY: demo train test train-check bench bench-all bench-ops bench-streaming bench-native \
+.PHONY: demo train test test-slow test-all train-check bench bench-all bench-ops bench-streaming bench-native \
 	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
@@ -31,7 +33,14 @@ test: EXTRA = test
 test: install
 	mkdir -p build/outside
 	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
-		$(PYTEST) -n 2 $(CURDIR)/tests $(TESTFLAGS)
+		$(PYTEST) -n 2 $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
+
+# What takes many processes, kills or seconds, and everything with it.
+test-slow:
+	$(MAKE) test TESTFLAGS="-m slow $(TESTFLAGS)"
+
+test-all:
+	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
 
 train-check: EXTRA = test,train
 train-check: install

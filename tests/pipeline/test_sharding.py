@@ -99,6 +99,7 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     here = Path(__file__).parent
     port = free_port()

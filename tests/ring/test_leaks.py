@@ -11,6 +11,7 @@ import queue
 import threading
 
 import numpy as np
+import pytest
 
 import jaxkern as jk
 
@@ -20,6 +21,7 @@ def resident() -> int:
         return int(status.read().split("VmRSS:")[1].split()[0]) * 1024
 
 
+@pytest.mark.slow
 def test_ten_thousand_short_epochs():
     struct = np.zeros(1, np.int64)
     todo: queue.SimpleQueue = queue.SimpleQueue()

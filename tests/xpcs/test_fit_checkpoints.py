@@ -74,6 +74,7 @@ def interrupted(case, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_fifty_kills(tmp_path):
     """SIGKILL at 50 moments, most of them inside a checkpoint's write: the same bits at the end."""
     root = Path(__file__).parent

@@ -80,6 +80,7 @@ def test_what_cannot_be_done_is_said(case):
         jk.xpcs.fit(model_of(case), broken, p0=problems.START, progress=False)
 
 
+@pytest.mark.slow
 def test_two_processes_give_one_devices_result(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

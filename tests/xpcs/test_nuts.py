@@ -18,6 +18,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_spread_of_the_posterior_is_that_of_pcov(example, tmp_path):
     found, draws = example.compare(1000)
     assert list(draws) == ["contrast[0]", "offset[0]", "D0", "alpha"]

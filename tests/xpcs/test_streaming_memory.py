@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fit_problems as problems
 import numpy as np
+import pytest
 
 MIB = 2**20
 
@@ -35,6 +36,7 @@ def streamed(path: Path, n: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_memory_does_not_know_the_size_of_the_file(tmp_path):
     # Both are many chunks of 2^21 points, of which one is in the kernel and one ahead of it.
     small, large = streamed(tmp_path / "small.npy", 2048), streamed(tmp_path / "large.npy", 4096)
