@@ -31,6 +31,7 @@ from jaxkern.xpcs.prepare import (
 from jaxkern.xpcs.result import FitResult
 from jaxkern.xpcs.results import load_result, save_result
 from jaxkern.xpcs.simulation import simulate_to_file
+from jaxkern.xpcs.views import view_angles
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,14 @@ def fit_measurement(
 def save(
     config: Config, measurement: Measurement, result: FitResult, output: str | Path
 ) -> list[Path]:
-    """Writes the result with the settings; returns the paths."""
-    return list(save_result(output, result, measurement.model.geometry, as_tree(config)))
+    """Writes the result with the settings, and the fitted g2 where they ask for it: the paths."""
+    model = measurement.model
+    paths = list(save_result(output, result, model.geometry, as_tree(config)))
+    if config.output.fitted_c2:
+        fitted = Path(output) / "fitted.h5"
+        simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
+        paths.append(fitted)
+    return paths
 
 
 def plot_measurement(config: Config, measurement: Measurement, output: str | Path) -> list[Path]:
@@ -176,9 +183,10 @@ def plot_measurement(config: Config, measurement: Measurement, output: str | Pat
                 f"frames and the settings choose {geometry.n_phi} and {geometry.n_t} (or others); "
                 "fit again or use its settings"
             )
-    views = plot.view_angles(
+    model = measurement.model
+    views = view_angles(
         measurement.data,
-        measurement.model,
+        model,
         arrays["physics"],
         arrays["contrast"],
         arrays["offset"],
@@ -186,11 +194,26 @@ def plot_measurement(config: Config, measurement: Measurement, output: str | Pat
         keep=measurement.keep,
         angles=config.output.angles,
     )
-    dpi = config.output.dpi
+    names = [str(name) for name in arrays["names"]]
+    how: Any = {
+        "title": f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
+        f"{geometry.n_phi} angles of {geometry.n_t} frames",
+        "dpi": config.output.dpi,
+    }
     return [
-        plot.plot_maps(output / "maps.png", views, dpi=dpi),
-        plot.plot_cuts(output / "cuts.png", views, dpi=dpi),
-        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), dpi=dpi),
+        plot.plot_maps(output / "maps.png", views, **how),
+        plot.plot_cuts(output / "cuts.png", views, **how),
+        plot.plot_residuals(output / "residuals.png", views, **how),
+        plot.plot_parameters(
+            output / "parameters.png",
+            model,
+            arrays["physics"],
+            names,
+            arrays["popt"],
+            arrays["pcov"],
+            **how,
+        ),
+        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **how),
     ]
 
 

@@ -142,6 +142,7 @@ class Output:
     plots: bool = _key("whether fit draws its plots too", True)
     angles: int = _key("most angles that are drawn", 6)
     dpi: int = _key("of the plots", 120)
+    fitted_c2: bool = _key("whether fit writes the fitted g2 too, as fitted.h5 (APS-U)", False)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,14 @@ class Model:
         """A [n_t] and X [n_phi or 1, n_t] of params [p]."""
         raise NotImplementedError
 
+    def rates(self, params: Any) -> dict[str, jax.Array]:
+        """The rates of which the phases are integrals, each [n_t], by name with the unit.
+
+        Those that the model knows: "D (Angstrom^2/s)" and "shear rate (1/s)"; a model of your own
+        has none.
+        """
+        return {}
+
     def tables(self, params: Any) -> Tables:
         """Phases and their derivatives at params [p]."""
         params = self._checked(params)
@@ -165,6 +173,7 @@ class Model:
         return f"{type(self).__name__}({shape}, shear_power={self.shear_power})"
 
 
+_D_OF_T, _SHEAR_RATE = "D (Angstrom^2/s)", "shear rate (1/s)"
 _DIFFUSION = (
     Parameter("D0", "Angstrom^2/s", 1000.0, 100.0, 1e5),
     Parameter("alpha", "", 0.5, -2.0, 2.0),
@@ -178,11 +187,16 @@ _SHEAR = (
 )
 
 
-def _accumulated(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
-    """Cumulative trapezoid, in steps, of max(scale times^exponent + offset, RATE_FLOOR), [n_t]."""
+def _rate(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
+    """max(scale times^exponent + offset, RATE_FLOOR), [n_t]."""
     rate = scale * jnp.power(jnp.asarray(times, jnp.result_type(float)), exponent) + offset
     # Not `maximum`, whose derivative at the floor itself would be a half. NaN stays NaN.
-    rate = jnp.where(rate <= RATE_FLOOR, RATE_FLOOR, rate)
+    return jnp.where(rate <= RATE_FLOOR, RATE_FLOOR, rate)
+
+
+def _accumulated(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
+    """Cumulative trapezoid of the rate, in steps, [n_t]."""
+    rate = _rate(times, scale, exponent, offset)
     steps = (rate[:-1] + rate[1:]) / 2
     return jnp.concatenate([jnp.zeros(1, rate.dtype), jnp.cumsum(steps)])
 
@@ -212,6 +226,10 @@ class Static(Model):
         D0, alpha, D_offset = self._checked(params)
         A = _diffusion_phase(self.geometry, D0, alpha, D_offset)
         return A, jnp.zeros((1, self.geometry.n_t), A.dtype)
+
+    def rates(self, params: Any) -> dict[str, jax.Array]:
+        """D(t) [n_t] of params [3]."""
+        return {_D_OF_T: _rate(self.geometry.times, *self._checked(params))}
 
 
 class LaminarFlow(Model):
@@ -256,6 +274,11 @@ class LaminarFlow(Model):
         along = jnp.cos((phi0 - jnp.asarray(g.phi, strain.dtype)) * (math.pi / 180))
         X = (g.q * g.gap * g.dt / (2 * math.pi)) * along[:, None] * strain
         return _diffusion_phase(g, D0, alpha, D_offset), X
+
+    def rates(self, params: Any) -> dict[str, jax.Array]:
+        """D(t) and the shear rate, each [n_t], of params [7]."""
+        given, times = self._checked(params), self.geometry.times
+        return {_D_OF_T: _rate(times, *given[:3]), _SHEAR_RATE: _rate(times, *given[3:6])}
 
 
 def _diffusion_phase(g: Geometry, D0: Any, alpha: Any, D_offset: Any) -> jax.Array:

@@ -66,8 +66,8 @@ def test_numbers_and_pictures_are_written(folder):
     output = folder / "results"
     arrays = np.load(output / "results.npz")
     assert arrays["popt"].shape == arrays["names"].shape
-    for name in ("maps.png", "cuts.png", "convergence.png"):
-        assert (output / name).read_bytes().startswith(b"\x89PNG")
+    for name in ("maps", "cuts", "residuals", "parameters", "convergence"):
+        assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_draws_an_earlier_result(folder):
