@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxkern.cli.output import print_json
 
 if TYPE_CHECKING:
+    from jaxkern.xpcs.analysis import Measurement
     from jaxkern.xpcs.config import Config
 
 # Flags that stand for a setting: (flag, setting, metavar).
@@ -157,7 +158,8 @@ def _simulate(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json({"files": [path, written], "truth": truth})
     if not chosen.quiet:
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB) and {written}")
+        conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {written}")
     return 0
 
 
@@ -166,8 +168,7 @@ def _fit(chosen: argparse.Namespace) -> int:
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
-        if not chosen.quiet:
-            print(measurement.describe())
+        _print_measurement(measurement, chosen.quiet)
         result = analysis.fit_measurement(
             config, measurement, chosen.output_dir, progress=not chosen.quiet
         )
@@ -189,12 +190,21 @@ def _plot(chosen: argparse.Namespace) -> int:
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
+        _print_measurement(measurement, chosen.quiet)
         paths = analysis.plot_measurement(config, measurement, chosen.output_dir)
     if chosen.json:
         print_json({"files": paths})
     if not chosen.quiet:
         print("wrote " + ", ".join(str(path) for path in paths))
     return 0
+
+
+def _print_measurement(measurement: Measurement, quiet: bool) -> None:
+    """What was chosen of the file; what a user must know of it, also when the rest is quiet."""
+    if not quiet:
+        print(measurement.describe())
+    for note in measurement.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 @contextlib.contextmanager

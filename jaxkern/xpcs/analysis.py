@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs import plot
 from jaxkern.xpcs.aps import ApsFile
+from jaxkern.xpcs.conditions import choose_ring, gap_of, simulated, some, time_step
 from jaxkern.xpcs.config import Config, ConfigError, as_tree
 from jaxkern.xpcs.fitting import fit
 from jaxkern.xpcs.geometry import Geometry
@@ -26,7 +27,6 @@ from jaxkern.xpcs.prepare import (
     frame_window,
     frames_to_keep,
     select_phi,
-    select_q,
 )
 from jaxkern.xpcs.result import FitResult
 from jaxkern.xpcs.results import load_result, save_result
@@ -43,32 +43,34 @@ class Measurement:
       data: the chosen angles and frames, read in slabs.
       model: with the geometry of these.
       keep: [n_t] u8, 0 at bad frames.
+      conditions: q, dt and gap in words, with where they come from.
+      notes: what a user must know of the choice even where nothing else is printed.
     """
 
     path: Path
     data: Prepared
     model: Model
     keep: NDArray[np.uint8]
+    conditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         n_phi, n_t, _ = self.data.shape
-        geometry = self.model.geometry
         return (
             f"{self.path}: {n_phi} angles of {n_t} frames ({n_phi * n_t**2 / 1e6:.2f} M points), "
-            f"q {geometry.q:.6g} 1/Angstrom, {int((self.keep == 0).sum())} bad frames"
+            f"{', '.join(self.conditions)}, {int((self.keep == 0).sum())} bad frames"
         )
 
 
-def make_model(config: Config, q: float, phi: Any, n_t: int) -> Model:
+def make_model(
+    config: Config, q: float, phi: Any, n_t: int, *, dt: float, gap: float | None
+) -> Model:
     """The model of the settings for frames ``start_time + dt k``."""
-    experiment, analysis = config.experiment, config.analysis
-    geometry = Geometry(
-        q=q,
-        gap=experiment.gap,
-        dt=experiment.dt,
-        t=experiment.start_time + experiment.dt * np.arange(n_t),
-        phi=phi,
-    )
+    analysis = config.analysis
+    start = config.experiment.start_time
+    if start < 0:
+        raise ConfigError(f"experiment.start_time is {start:g}; wanted 0 s or more")
+    geometry = Geometry(q=q, gap=gap, dt=dt, t=start + dt * np.arange(n_t), phi=phi)
     if analysis.model == "static":
         return Static(geometry)
     return LaminarFlow(geometry, shear_power=analysis.shear_power)
@@ -83,33 +85,33 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measu
       folder: what relative paths of the settings are relative to.
 
     Raises:
-      FileNotFoundError, ApsFormatError, ConfigError: see there.
-      ValueError: a q that the file does not have, no angle in the ranges, frames it does not have.
+      FileNotFoundError, ApsFormatError: see there.
+      ConfigError: a q that the file does not have, no angle in the ranges, a time step that neither
+        says or that differs, a gap that is missing.
+      ValueError: frames that the file does not have.
     """
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / Path(files.file).expanduser()
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
-        if files.q is None and len(np.unique(file.q)) > 1:
-            there = ", ".join(f"{q:.6g}" for q in np.unique(file.q))
-            raise ConfigError(f"{path} has several q; set data_files.q to one of {there}")
-        wanted = float(file.q[0]) if files.q is None else files.q
-        chosen = select_q(file.q, wanted, files.q_tolerance)
-        q = float(file.q[chosen][0])
+        inside = np.ones(len(file.phi), bool)
         if analysis.phi_filtering.enabled:
             inside = select_phi(file.phi, analysis.phi_filtering.ranges)
-            if not (chosen & inside).any():
-                there = ", ".join(f"{phi:g}" for phi in file.phi[chosen])
+            if not inside.any():
                 raise ConfigError(
                     f"no angle of {path} is in analysis.phi_filtering.ranges "
-                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}; there are {there}"
+                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}; there are "
+                    f"{some(file.phi)}"
                 )
-            chosen &= inside
+        ring = choose_ring(files, file.q, file.phi, inside, path)
+        dt, dt_told, dt_notes = time_step(config.experiment, file.dt, path)
+        gap = gap_of(config)
         n_t = file.shape[1]
         window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
         keep = frames_to_keep(n_t, analysis.frames.bad)[slice(*window)]
-        data = Prepared(file, chosen, window, analysis.diagonal_correction)
-        model = make_model(config, q, file.phi[chosen], data.shape[1])
-        yield Measurement(path, data, model, keep)
+        data = Prepared(file, ring.chosen, window, analysis.diagonal_correction)
+        model = make_model(config, ring.q, file.phi[ring.chosen], data.shape[1], dt=dt, gap=gap)
+        told = (ring.told, dt_told, "no gap" if gap is None else f"gap {gap:.6g} Angstrom")
+        yield Measurement(path, data, model, keep, told, ring.notes + dt_notes)
 
 
 def fit_measurement(
@@ -223,7 +225,8 @@ def simulate_data(
     """Writes simulated data to the settings' file; returns its path and the truth."""
     how = config.simulation
     path = Path(folder) / Path(config.data_files.file).expanduser()
-    model = make_model(config, how.q, np.asarray(how.phi), how.frames)
+    dt, gap = simulated(config)
+    model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
     params = model.defaults
     for name, value in how.parameters.items():
         if name not in model.parameter_names:
@@ -250,6 +253,9 @@ def simulate_data(
         "offset": np.broadcast_to(how.offset, (len(how.phi),)).tolist(),
         "noise": how.noise,
         "seed": how.seed,
+        "q": how.q,
+        "dt": dt,
+        "gap": gap,
         "file": str(path),
     }
     return path, truth

@@ -1,20 +1,27 @@
 """Two-time correlations in HDF5 files of the Advanced Photon Source, in both layouts.
 
-A file stores one triangle H of each symmetric matrix: C = H + H^T with the diagonal halved.
+A file stores one triangle H of each symmetric matrix, with the whole diagonal (boost-corr writes
+``triu(C)``): C = H + H^T, with the diagonal once. A matrix that is stored whole is read as it is.
 
 ====== =====================================================================================
 aps    ``xpcs/dqlist[0, :]``, ``xpcs/dphilist[0, :]`` and ``exchange/C2T_all/*``, one data set
-       an entry, in the file's own order
+       an entry, in natural order (2 before 10); with ``xpcs/qphi_bin_to_process`` the bins
+       (from 1) in these lists
 aps-u  ``xpcs/qmap/dynamic_v_list_dim0`` (q) and ``_dim1`` (phi), ``xpcs/twotime/processed_bins``
-       (from 1; q = (bin - 1) // n_phi, phi = (bin - 1) % n_phi) and
-       ``xpcs/twotime/correlation_map/c2_%05d``
+       (from 1) and ``xpcs/twotime/correlation_map/c2_%05d``. Bin b is the cell
+       g = ``xpcs/qmap/dynamic_index_mapping[b - 1]`` of the grid (b - 1 where there is no
+       mapping): q = g // n_phi, phi = g % n_phi
 ====== =====================================================================================
+
+The time between frames is ``entry/instrument/detector_1/frame_time`` times ``stride_frame`` and
+``avg_frame`` of ``xpcs/twotime/config``; older files have ``exposure_period`` in
+``measurement/instrument/detector`` and ``stride_frames`` and ``avg_frames`` in ``xpcs``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,27 +29,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.aps_entries import LAYOUTS, ApsFormatError, find_layout, read_entries
+
 if TYPE_CHECKING:
     import h5py
 
+__all__ = ["LAYOUTS", "ApsData", "ApsFile", "ApsFormatError", "load_aps"]
+
 Array = NDArray[Any]
 
-LAYOUTS = ("aps", "aps-u")
-_WANTED = {
-    "aps": ("xpcs/dqlist", "xpcs/dphilist", "exchange/C2T_all"),
-    "aps-u": (
-        "xpcs/qmap/dynamic_v_list_dim0",
-        "xpcs/qmap/dynamic_v_list_dim1",
-        "xpcs/twotime/processed_bins",
-        "xpcs/twotime/correlation_map",
-    ),
-}
 # Rows that are read or written at a time where the whole matrix is wanted.
 _SLAB = 512
-
-
-class ApsFormatError(ValueError):
-    """A file that is not laid out as either APS layout says; names what is missing and is there."""
+# By how much the triangles of a matrix that is stored whole may differ: a matrix product on a GPU
+# is not mirrored to the last bit.
+_MIRRORED = 1e-5
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,13 @@ class ApsData:
       c2: [n, n_t, n_t] in the file's dtype, both triangles, diagonal as measured.
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
+      dt: seconds between frames; None where the file does not say.
     """
 
     c2: Array
     q: Array
     phi: Array
+    dt: float | None = None
 
 
 class ApsFile:
@@ -68,13 +70,14 @@ class ApsFile:
       dtype: of the stored values.
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
+      dt: seconds between frames; None where the file does not say.
       layout: "aps" or "aps-u".
       symmetric: True, by construction.
 
     Raises:
       FileNotFoundError: no such file.
-      ApsFormatError: not an HDF5 file, or groups and data sets of the layout are missing or
-        disagree.
+      ApsFormatError: not an HDF5 file, a damaged one, or groups and data sets of the layout are
+        missing or disagree; from `read`, triangles that are both there and not mirrored.
 
     Example:
       >>> from jaxkern import xpcs
@@ -89,16 +92,19 @@ class ApsFile:
     symmetric = True
 
     def __init__(self, path: str | Path, layout: str | None = None) -> None:
+        if layout not in (None, *LAYOUTS):
+            raise ValueError(f"layout is {layout!r}; wanted None or one of {', '.join(LAYOUTS)}")
         self.path = Path(path)
         self._file = _open(self.path)
         try:
-            self.layout = _layout(self._file, self.path, layout)
-            read = _aps_entries if self.layout == "aps" else _aps_u_entries
-            self._sets, self.q, self.phi = read(self._file, self.path)
-            n_t = _side(self._sets, self.path)
+            with _damage_told(self.path):
+                self.layout = find_layout(self._file, self.path, layout)
+                entries = read_entries(self._file, self.path, self.layout)
         except BaseException:
             self._file.close()
             raise
+        self._sets, self.q, self.phi, self.dt = entries.sets, entries.q, entries.phi, entries.dt
+        n_t = int(self._sets[0].shape[0])
         self.shape = (len(self._sets), n_t, n_t)
         self.dtype = np.dtype(self._sets[0].dtype)
 
@@ -107,12 +113,29 @@ class ApsFile:
         n_t = self.shape[1]
         if not (0 <= first_row <= stop_row <= n_t):
             raise IndexError(f"rows {first_row} to {stop_row} of a matrix of {n_t} rows")
-        half = self._sets[angle]
-        rows = half[first_row:stop_row, :]
-        rows += half[:, first_row:stop_row].T
-        # The entry on the diagonal was counted twice.
-        k = np.arange(stop_row - first_row)
-        rows[k, first_row + k] /= 2
+        stored = self._sets[angle]
+        try:
+            rows = stored[first_row:stop_row, :]
+            columns = stored[:, first_row:stop_row].T
+        except OSError as error:
+            raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
+        inside = np.array(rows[:, first_row:stop_row])
+        upper = (columns[:, :first_row], np.triu(inside, 1).T, rows[:, stop_row:])
+        lower = (rows[:, :first_row], np.tril(inside, -1), columns[:, stop_row:])
+        stored_below = any(part.any() for part in lower)
+        stored_above = not stored_below or any(part.any() for part in upper)
+        if stored_below and stored_above and not _mirrored(upper, lower):
+            raise ApsFormatError(
+                f"{self.path}: {stored.name} holds numbers in both triangles that are not each "
+                f"other's mirror images (rows {first_row} to {stop_row}); wanted one triangle and "
+                "zeros, or a symmetric matrix"
+            )
+        if stored_above:
+            rows[:, :first_row] = upper[0]
+        else:
+            rows[:, stop_row:] = lower[2]
+        half = upper[1] if stored_above else lower[1]
+        rows[:, first_row:stop_row] = half + half.T + np.diag(np.diag(inside))
         return np.asarray(rows)
 
     def close(self) -> None:
@@ -158,7 +181,7 @@ def load_aps(
             for first in range(0, n_t, _SLAB):
                 stop = min(first + _SLAB, n_t)
                 c2[k, first:stop] = file.read(entry, first, stop)
-        return ApsData(c2, file.q[chosen], file.phi[chosen])
+        return ApsData(c2, file.q[chosen], file.phi[chosen], file.dt)
 
 
 def _open(path: Path) -> h5py.File:
@@ -172,109 +195,22 @@ def _open(path: Path) -> h5py.File:
         raise ApsFormatError(f"{path} cannot be opened as an HDF5 file: {error}") from error
 
 
-def _layout(file: h5py.File, path: Path, layout: str | None) -> str:
-    if layout not in (None, *LAYOUTS):
-        raise ValueError(f"layout is {layout!r}; wanted None or one of {', '.join(LAYOUTS)}")
-    candidates = LAYOUTS if layout is None else (layout,)
-    missing = {name: [p for p in _WANTED[name] if p not in file] for name in candidates}
-    for name in candidates:
-        if not missing[name]:
-            return name
-    wanted = "; ".join(
-        f"the layout {name!r} misses {', '.join(paths)}" for name, paths in missing.items()
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """What h5py raises where groups, links or headers cannot be read, as one kind of error."""
+    try:
+        yield
+    except ApsFormatError:
+        raise
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
+        reason = error.args[0] if error.args else error
+        raise ApsFormatError(
+            f"{path} is damaged, or links to what is not there: {reason}"
+        ) from error
+
+
+def _mirrored(upper: Sequence[Array], lower: Sequence[Array]) -> bool:
+    return all(
+        np.allclose(a, b, rtol=max(_MIRRORED, 4 * np.finfo(a.dtype).eps), atol=0, equal_nan=True)
+        for a, b in zip(upper, lower, strict=True)
     )
-    raise ApsFormatError(f"{path}: {wanted}. The file holds {_contents(file)}")
-
-
-def _contents(file: h5py.File) -> str:
-    """The first two levels of a file, in words."""
-    import h5py
-
-    found = []
-    for name, item in file.items():
-        if isinstance(item, h5py.Group) and len(item):
-            below = list(item)
-            more = ", ..." if len(below) > 8 else ""
-            found.append(f"{name}/ ({', '.join(below[:8])}{more})")
-        else:
-            found.append(f"{name}/ (empty)" if isinstance(item, h5py.Group) else name)
-    return "; ".join(found) or "nothing"
-
-
-def _list(file: h5py.File, name: str, path: Path) -> Array:
-    """A list of numbers, stored as [n], [1, n] or more rows of which the first counts."""
-    import h5py
-
-    item = file[name]
-    if not isinstance(item, h5py.Dataset):
-        raise ApsFormatError(f"{path}: {name} is a group; wanted a data set")
-    values = np.asarray(item[()])
-    if values.ndim == 0 or values.size == 0 or values.dtype.kind not in "iuf":
-        raise ApsFormatError(
-            f"{path}: {name} is {values.dtype} {list(values.shape)}; wanted numbers, [n] or [1, n]"
-        )
-    return values if values.ndim == 1 else values.reshape(-1, values.shape[-1])[0]
-
-
-def _aps_entries(file: h5py.File, path: Path) -> tuple[list[h5py.Dataset], Array, Array]:
-    q = _list(file, "xpcs/dqlist", path).astype(np.float64)
-    phi = _list(file, "xpcs/dphilist", path).astype(np.float64)
-    group = file["exchange/C2T_all"]
-    sets = [group[name] for name in group]
-    if not (len(q) == len(phi) == len(sets)) or not sets:
-        raise ApsFormatError(
-            f"{path}: xpcs/dqlist has {len(q)} values, xpcs/dphilist {len(phi)}, and "
-            f"exchange/C2T_all {len(sets)} matrices; wanted the same number of each, at least 1"
-        )
-    return sets, q, phi
-
-
-def _aps_u_entries(file: h5py.File, path: Path) -> tuple[list[h5py.Dataset], Array, Array]:
-    q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0", path).astype(np.float64)
-    phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1", path).astype(np.float64)
-    # Some versions store the bins as [n, 1].
-    bins = np.ravel(np.asarray(file["xpcs/twotime/processed_bins"][()])).astype(np.int64)
-    most = len(q_list) * len(phi_list)
-    if bins.size == 0 or bins.min() < 1 or bins.max() > most:
-        raise ApsFormatError(
-            f"{path}: xpcs/twotime/processed_bins has {bins.size} bins "
-            + (f"from {bins.min()} to {bins.max()}" if bins.size else "")
-            + f"; wanted bins of 1 to {most} ({len(q_list)} q times {len(phi_list)} phi)"
-        )
-    sets = _maps_of_bins(file["xpcs/twotime/correlation_map"], bins, path)
-    return sets, q_list[(bins - 1) // len(phi_list)], phi_list[(bins - 1) % len(phi_list)]
-
-
-def _maps_of_bins(group: h5py.Group, bins: Array, path: Path) -> list[h5py.Dataset]:
-    """The map of each bin. Maps carry the bin's number, or count from 1 in the bins' order."""
-    numbered = {int(m[1]): name for name in group if (m := re.fullmatch(r"c2_(\d+)", name))}
-    if sorted(numbered) == list(range(1, len(bins) + 1)):
-        return [group[numbered[k + 1]] for k in range(len(bins))]
-    if set(numbered) >= {int(b) for b in bins}:
-        return [group[numbered[int(b)]] for b in bins]
-    raise ApsFormatError(
-        f"{path}: xpcs/twotime/correlation_map has {len(numbered)} maps named c2_<number> "
-        f"({', '.join(sorted(numbered.values())[:4])} ...) and processed_bins {len(bins)} bins "
-        f"({', '.join(str(b) for b in bins[:4])} ...); wanted one map a bin, with the bin's "
-        "number or counted from c2_00001"
-    )
-
-
-def _side(sets: Sequence[Any], path: Path) -> int:
-    import h5py
-
-    for item in sets:
-        if not isinstance(item, h5py.Dataset):
-            raise ApsFormatError(f"{path}: {item.name} is a group; wanted a matrix")
-        shape = tuple(item.shape)
-        if len(shape) != 2 or shape[0] != shape[1] or item.dtype.kind != "f":
-            raise ApsFormatError(
-                f"{path}: {item.name} is {item.dtype} {list(shape)}; wanted a square matrix of "
-                "floating-point numbers"
-            )
-        if shape != tuple(sets[0].shape) or item.dtype != sets[0].dtype:
-            raise ApsFormatError(
-                f"{path}: {item.name} is {item.dtype} {list(shape)} and {sets[0].name} is "
-                f"{sets[0].dtype} {list(sets[0].shape)}; wanted all matrices alike"
-            )
-    return int(sets[0].shape[0])

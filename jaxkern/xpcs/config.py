@@ -40,14 +40,17 @@ class DataFiles:
     file: str = _key("HDF5 file; relative paths are relative to this file", "data.h5")
     layout: Literal["auto", "aps", "aps-u"] = _key("of the HDF5 file", "auto")
     q: float | None = _key("1/Angstrom, which q of the file; null: the file has only one")
-    q_tolerance: float | None = _key("1/Angstrom; null: 5% of q")
+    q_tolerance: float = _key("most that q may differ, as a part of it; each angle's nearest", 0.1)
     sigma: float | None = _key("standard deviation of a point; null: estimated from the data")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    dt: float = _key("seconds between frames", 0.1)
-    gap: float = _key("Angstrom, between stator and rotor (laminar_flow)", 2.0e6)
+    dt: float | None = _key("seconds between frames; null: the file's (simulate: 0.1)")
+    dt_override: bool = _key("whether dt counts where the file says another", False)
+    gap: float | None = _key(
+        "Angstrom, between stator and rotor; laminar_flow needs it (simulate, null: 2e6)"
+    )
     start_time: float = _key("seconds, time of the first frame that is used", 0.0)
 
 

@@ -21,12 +21,12 @@ class Geometry:
       gap: distance of the plates in shear flow, Angstrom; None for models without shear.
       dt: time between frames, s. It scales the phases; `t` enters the power laws alone, and the two
         need not agree.
-      t: times of the frames, s, strictly increasing, [n_t] with n_t >= 2.
+      t: times of the frames since the start, s, from 0, strictly increasing, [n_t] with n_t >= 2.
       phi: azimuthal angles of the matrices, degrees, [n_phi] or one number.
 
     Raises:
-      ValueError: for numbers that are not finite, q, gap or dt not above 0, and t or phi of a wrong
-        shape or order.
+      ValueError: for numbers that are not finite, q, gap or dt not above 0, negative times, and t
+        or phi of a wrong shape or order.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -53,6 +53,11 @@ class Geometry:
             raise ValueError(
                 f"t is not strictly increasing: t[{at}]={t[at]:g}, t[{at + 1}]={t[at + 1]:g}; "
                 "sort the frames and remove repeated times"
+            )
+        if t[0] < 0:
+            raise ValueError(
+                f"t[0]={t[0]:g} is negative; wanted times since the start of the process, in s, of "
+                "0 or more: the power laws in t are of these"
             )
         if phi.size < 1:
             raise ValueError("phi is empty; wanted at least one angle in degrees")

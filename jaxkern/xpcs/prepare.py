@@ -10,8 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
 
-# Angles that differ by less are the same direction (degrees).
+# Angles that differ by less are on a range's bound (degrees).
 _ANGLE_TOLERANCE = 1e-9
+# Entries of two rings whose angles differ by less look in the same direction (degrees): angles are
+# means over the pixels of a bin, which are others in each ring.
+_SAME_DIRECTION = 0.5
 
 
 class RowSource(Protocol):
@@ -60,32 +63,51 @@ def select_phi(phi: ArrayLike, ranges: Iterable[Sequence[float]]) -> Array:
     return chosen
 
 
-def select_q(q: ArrayLike, value: float, tolerance: float | None = None) -> Array:
-    """Which entries have the q nearest to ``value``: [n] bool.
+def same_direction(angle: float, others: ArrayLike) -> Array:
+    """Which of the other angles are the same direction as this one, to half a degree: [n] bool."""
+    apart = (np.asarray(others, np.float64) - angle + 180) % 360 - 180
+    return np.asarray(np.abs(apart) <= _SAME_DIRECTION)
+
+
+def select_q(q: ArrayLike, value: float, tolerance: float = 0.1, *, phi: ArrayLike) -> Array:
+    """At each angle the entry with the q nearest to ``value``: [n] bool.
+
+    The q of one ring may differ from angle to angle, as in older APS files. Angles without an entry
+    near enough are left out. An entry gives way to a nearer one of another q whose angle is the
+    same to half a degree; entries of equal q never give way to each other.
 
     Args:
       q: [n], 1/Angstrom.
       value: the q that is wanted.
-      tolerance: the most that the nearest q may differ, 1/Angstrom; None: 5% of ``value``.
+      tolerance: the most that q may differ from ``value``, as a part of it.
+      phi: [n], degrees, any turn.
 
     Raises:
-      ValueError: when no q is within the tolerance; the message lists those that are there.
+      ValueError: q and phi of different lengths, or no q within the tolerance; the message lists
+        those that are there.
 
     Example:
       >>> from jaxkern import xpcs
-      >>> xpcs.select_q([0.004, 0.0054, 0.0054], 0.0053).tolist()
-      [False, True, True]
+      >>> xpcs.select_q([0.004, 0.0053, 0.0055, 0.0058], 0.0054, phi=[0, 0, 90, 90]).tolist()
+      [False, True, True, False]
     """
-    momenta = np.asarray(q, np.float64)
-    allowed = 0.05 * abs(value) if tolerance is None else float(tolerance)
+    momenta, angles = np.asarray(q, np.float64), np.asarray(phi, np.float64)
+    if momenta.ndim != 1 or momenta.shape != angles.shape:
+        raise ValueError(
+            f"q has the shape {momenta.shape} and phi {angles.shape}; wanted [n] for both"
+        )
     distance = np.abs(momenta - value)
-    if not distance.size or not distance.min() <= allowed:
+    near = np.flatnonzero(distance <= tolerance * abs(value) * (1 + 1e-9))
+    if not near.size:
         there = ", ".join(f"{x:.6g}" for x in np.unique(momenta)) or "none"
         raise ValueError(
-            f"no q within {allowed:.3g} of {value:.6g} (1/Angstrom); there are {there}"
+            f"no q within {tolerance:.3g} of {value:.6g} 1/Angstrom (relative); there are {there}"
         )
-    nearest = momenta[int(np.argmin(distance))]
-    return np.asarray(np.isclose(momenta, nearest, rtol=1e-9, atol=0.0))
+    taken = np.zeros(momenta.shape, bool)
+    for entry in near[np.argsort(distance[near], kind="stable")]:
+        other = np.abs(momenta - momenta[entry]) > 1e-9 * np.abs(momenta[entry])
+        taken[entry] = not (taken & other & same_direction(angles[entry], angles)).any()
+    return taken
 
 
 def correct_diagonal(c2: ArrayLike) -> Array:

@@ -104,7 +104,13 @@ def simulate_to_file(
     total = geometry.n_phi * geometry.n_t
     written = 0
     with ApsWriter(
-        path, q=geometry.q, phi=geometry.phi, n_t=geometry.n_t, layout=layout, dtype=dtype
+        path,
+        q=geometry.q,
+        phi=geometry.phi,
+        n_t=geometry.n_t,
+        dt=geometry.dt,
+        layout=layout,
+        dtype=dtype,
     ) as writer:
         for angle, first, rows in slabs:
             writer.write_rows(angle, first, rows)

@@ -71,7 +71,7 @@ def test_flags_replace_the_file(tmp_path):
         ("dt: 0.1", r"unknown key dt; did you mean experiment.dt\?"),
         ("zzz: 0.1", "unknown key zzz; there are data_files, experiment, analysis"),
         ("scaling: both", "scaling is 'both'; wanted one of auto, individual, constant, fixed"),
-        ("experiment: {dt: fast}", "experiment.dt is 'fast'; wanted a number"),
+        ("experiment: {dt: fast}", "experiment.dt is 'fast'; wanted a number or null"),
         ("experiment: {dt: .nan}", "experiment.dt is nan; wanted a number"),
         ("experiment: {dt: true}", "experiment.dt is True; wanted a number"),
         ("experiment: 3", "experiment: 3; wanted keys with values"),
@@ -118,7 +118,7 @@ def test_the_template_is_read_back_and_every_key_has_its_comment(tmp_path):
     # YAML's own rules read every number as one.
     tree = yaml.safe_load(text)
     assert tree["optimization"]["ftol"] == 1e-8
-    assert tree["experiment"]["gap"] == 2e6
+    assert tree["data_files"]["q_tolerance"] == 0.1
 
 
 def test_a_config_that_was_changed_is_written_as_it_is(tmp_path):

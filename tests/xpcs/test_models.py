@@ -167,6 +167,7 @@ def test_custom_model_uses_all_parameters_by_default():
         ({"gap": -1.0}, "gap=-1.0; wanted a finite number above 0, in Angstrom"),
         ({"dt": float("nan")}, "dt=nan; wanted"),
         ({"t": [0.0]}, "t has 1 times; wanted at least 2"),
+        ({"t": [-0.1, 0.0, 0.1]}, r"t\[0\]=-0.1 is negative; wanted times since the start"),
         ({"t": [0.0, 1.0, 1.0]}, r"not strictly increasing: t\[1\]=1, t\[2\]=1; sort"),
         ({"t": [[0.0, 1.0]]}, r"t has shape \(1, 2\); wanted one axis"),
         ({"t": [0.0, float("inf")]}, "t holds values that are not finite"),

@@ -55,13 +55,41 @@ def test_ranges_join_and_round(tmp_path):
 
 
 def test_q_by_value():
-    q = np.array([0.0050, 0.0054, 0.0054, 0.0060])
-    assert prepare.select_q(q, 0.00545).tolist() == [False, True, True, False]
-    assert prepare.select_q(q, 0.0052, tolerance=0.00021).sum() in (1, 2)
-    with pytest.raises(ValueError, match=r"no q within 0.0001 of 0.0057 .*0.005, 0.0054, 0.006"):
-        prepare.select_q(q, 0.0057, tolerance=1e-4)
+    q, phi = np.array([0.0050, 0.0054, 0.0054, 0.0060]), [0.0, 0.0, 90.0, 90.0]
+    assert prepare.select_q(q, 0.00545, phi=phi).tolist() == [False, True, True, False]
+    # 10% of 0.0057 reaches all but the first; of two at an angle the nearer one stays.
+    assert prepare.select_q(q, 0.0058, phi=phi).tolist() == [False, True, False, True]
+    with pytest.raises(ValueError, match=r"no q within 0.01 of 0.0057 .*0.005, 0.0054, 0.006"):
+        prepare.select_q(q, 0.0057, tolerance=0.01, phi=phi)
     with pytest.raises(ValueError, match="there are none"):
-        prepare.select_q([], 0.0057)
+        prepare.select_q([], 0.0057, phi=[])
+    with pytest.raises(ValueError, match=r"wanted \[n\] for both"):
+        prepare.select_q(q, 0.0057, phi=[0.0])
+
+
+@given(st.integers(1, 24), st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_ring_whose_q_varies_keeps_every_angle(angles, seed):
+    """Three rings 8% apart, each 3% off round, with angles that differ a little between them."""
+    draw = np.random.default_rng(seed)
+    direction = np.arange(angles) * 360 / angles - 180
+    rings = 0.0054 * np.array([0.92, 1.0, 1.08])[:, None]
+    q = rings * (1 + 0.03 * np.cos(np.radians(2 * direction)))
+    phi = direction + draw.uniform(-0.2, 0.2, q.shape) + 360 * draw.integers(-1, 2, q.shape)
+    order = draw.permutation(q.size)
+    chosen = np.zeros(q.size, bool)
+    chosen[order] = prepare.select_q(q.ravel()[order], 0.0054, phi=phi.ravel()[order])
+    # Each angle by itself: the nearest of its three.
+    nearest = np.abs(q - 0.0054).argmin(axis=0)
+    wanted = np.arange(3)[:, None] == nearest
+    np.testing.assert_array_equal(chosen.reshape(q.shape), wanted)
+
+
+def test_a_fine_grid_of_angles_is_kept():
+    """720 angles of equal q: neighbours are no two rings in one direction."""
+    phi = np.tile(np.arange(720) * 0.5, 2)
+    q = np.repeat([0.0050, 0.0054], 720)
+    assert prepare.select_q(q, 0.0054, phi=phi).tolist() == [False] * 720 + [True] * 720
 
 
 def _corrected(c2: np.ndarray) -> np.ndarray:

@@ -1,0 +1,250 @@
+"""What APS files say of their matrices: labels of bins, order, time step, triangles, damage.
+
+Would catch: bins counted with the empty cells of the grid, matrices in the order of the alphabet,
+a matrix that is stored whole and doubled, a bin that is there twice, a time step without its stride
+or average, an error of h5py's that names no file.
+"""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from jaxkern.xpcs import ApsFile, ApsFormatError, load_aps, write_aps
+
+N_T = 6
+Q, PHI = [0.003, 0.005, 0.007], [-30.0, 0.0, 30.0, 60.0]
+
+
+def matrices(count):
+    c2 = 1 + np.random.default_rng(count).random((count, N_T, N_T))
+    return (c2 + c2.transpose(0, 2, 1)) / 2
+
+
+def aps_u(path, c2, bins, **more):
+    """A file as boost-corr and its qmap lay it out; the upper triangle with the whole diagonal."""
+    with h5py.File(path, "w") as file:
+        file["xpcs/qmap/dynamic_v_list_dim0"] = Q
+        file["xpcs/qmap/dynamic_v_list_dim1"] = PHI
+        file["xpcs/twotime/processed_bins"] = np.asarray(bins)
+        for k, matrix in enumerate(c2):
+            file[f"xpcs/twotime/correlation_map/c2_{k + 1:05d}"] = np.triu(matrix)
+        for name, value in more.items():
+            file[name.replace("__", "/")] = value
+    return path
+
+
+def aps(path, halves, q, phi, names, **more):
+    with h5py.File(path, "w") as file:
+        file["xpcs/dqlist"], file["xpcs/dphilist"] = np.array([q]), np.array([phi])
+        for name, half in zip(names, halves, strict=True):
+            file[f"exchange/C2T_all/{name}"] = half
+        for name, value in more.items():
+            file[name.replace("__", "/")] = value
+    return path
+
+
+def grid(roi):
+    """The qmap of a detector whose pixels lie in the cells `roi`, numbered as pysimplemask does."""
+    cells, numbers = np.unique(roi[roi >= 0], return_inverse=True)
+    bins = np.zeros(roi.shape, int)
+    bins[roi >= 0] = numbers + 1
+    return cells, bins
+
+
+def test_bins_are_counted_without_the_empty_cells(tmp_path):
+    # A detector that sees 8 of the 12 cells, and a pixel in none (-1).
+    roi = np.array([[0, 1, 3, -1], [4, 6, 7, 7], [9, 11, 11, 0]])
+    cells, bins = grid(roi)
+    processed = [2, 4, 8, 5]
+    c2 = matrices(4)
+    path = aps_u(tmp_path / "u.h5", c2, processed, xpcs__qmap__dynamic_index_mapping=cells)
+    data = load_aps(path)
+    for k, b in enumerate(processed):
+        cell = roi[bins == b][0]
+        assert data.q[k] == Q[cell // len(PHI)], b
+        assert data.phi[k] == PHI[cell % len(PHI)], b
+        np.testing.assert_array_equal(data.c2[k], c2[k])
+
+
+@pytest.mark.parametrize("layout", ["aps", "aps-u"])
+def test_what_is_written_is_read(tmp_path, layout):
+    q, phi = [0.007, 0.003, 0.007, 0.003], [10.0, -5.0, 0.0, 10.0]
+    c2 = matrices(4)
+    path = write_aps(tmp_path / "w.h5", c2, q=q, phi=phi, dt=0.0125, layout=layout)
+    data = load_aps(path)
+    assert (data.q.tolist(), data.phi.tolist(), data.dt) == (q, phi, 0.0125)
+    np.testing.assert_array_equal(data.c2, c2)
+    assert load_aps(write_aps(path, c2, q=q, phi=phi, layout=layout)).dt is None
+    for dt in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="wanted a finite number of seconds above 0"):
+            write_aps(path, c2, q=q, phi=phi, dt=dt, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"dynamic_index_mapping": [0, 1, 2]}, "bins of 1 to 3 .3 cells of dynamic_index_mapping"),
+        ({"dynamic_index_mapping": np.arange(13)}, "13 cells from 0 to 12; wanted different cells"),
+        ({"dynamic_index_mapping": [0, 1, 1, 5]}, "wanted different cells of 0 to 11"),
+        ({"dynamic_index_mapping": [0.5, 1, 2, 3]}, "not of whole numbers"),
+        ({"dynamic_num_pts": [4, 3]}, r"is \[4, 3\], but dynamic_v_list_dim0 has 3 values"),
+        ({"map_names": ["x", "y"]}, r"is \['x', 'y'\]; wanted \['q', 'phi'\]"),
+    ],
+)
+def test_a_qmap_that_disagrees_is_refused(tmp_path, more, words):
+    more = {f"xpcs__qmap__{name}": value for name, value in more.items()}
+    with pytest.raises(ApsFormatError, match=words):
+        ApsFile(aps_u(tmp_path / "u.h5", matrices(2), [2, 4], **more))
+
+
+def test_lengths_and_bins_that_disagree_are_refused(tmp_path):
+    with pytest.raises(ApsFormatError, match="has the bin 4 more than once"):
+        ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [4, 2, 4]))
+    with pytest.raises(ApsFormatError, match=r"3 numbered matrices .* 2 bins"):
+        ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [1, 2]))
+    old = aps(tmp_path / "o.h5", matrices(2), [0.1] * 3, [1.0, 2.0, 3.0], ["1", "2"])
+    with h5py.File(old, "a") as file:
+        file["xpcs/qphi_bin_to_process"] = [[3], [3]]
+    with pytest.raises(ApsFormatError, match="qphi_bin_to_process has the bin 3 more than once"):
+        ApsFile(old)
+    with h5py.File(old, "a") as file:
+        file["xpcs/qphi_bin_to_process"][...] = [[4], [3]]
+    with pytest.raises(ApsFormatError, match="bins from 3 to 4; wanted bins of 1 to 3"):
+        ApsFile(old)
+
+
+@pytest.mark.parametrize("prefix", ["", "g2_"])
+def test_names_of_the_older_layout_are_in_natural_order(tmp_path, prefix):
+    c2 = matrices(12)
+    phi = 10.0 * np.arange(12)
+    names = [f"{prefix}{k + 1}" for k in range(12)]
+    data = load_aps(aps(tmp_path / "o.h5", np.triu(c2), [0.1] * 12, phi, names))
+    np.testing.assert_array_equal(data.c2, c2)
+    np.testing.assert_array_equal(data.phi, phi)
+
+
+@pytest.mark.parametrize("named", ["counted", "by bin"])
+def test_the_older_layouts_own_index_is_used(tmp_path, named):
+    bins = [7, 2, 11]
+    q, phi = 0.001 * np.arange(1, 13), 10.0 * np.arange(1, 13)
+    c2 = matrices(3)
+    names = [f"g2_{k + 1 if named == 'counted' else b:05d}" for k, b in enumerate(bins)]
+    index = np.array([bins], np.uint64)
+    path = aps(tmp_path / "o.h5", np.triu(c2), q, phi, names, xpcs__qphi_bin_to_process=index)
+    data = load_aps(path)
+    np.testing.assert_array_equal(data.c2, c2)
+    np.testing.assert_array_equal(data.phi, [70.0, 20.0, 110.0])
+    np.testing.assert_array_equal(data.q, q[[6, 1, 10]])
+    # Lists of the processed bins alone are in the matrices' order.
+    short = aps(
+        tmp_path / "s.h5", np.triu(c2), q[:3], phi[:3], names, xpcs__qphi_bin_to_process=index
+    )
+    np.testing.assert_array_equal(load_aps(short).phi, phi[:3])
+
+
+def test_time_steps(tmp_path):
+    nexus = {
+        "entry__instrument__detector_1__frame_time": 0.02,
+        "xpcs__twotime__config__stride_frame": 3,
+        "xpcs__twotime__config__avg_frame": np.array([2]),
+        # Of the other correlator, which this file was made with too.
+        "xpcs__multitau__config__stride_frame": 7,
+    }
+    assert ApsFile(aps_u(tmp_path / "1.h5", matrices(1), [1], **nexus)).dt == pytest.approx(0.12)
+    del nexus["xpcs__twotime__config__stride_frame"]
+    assert ApsFile(aps_u(tmp_path / "2.h5", matrices(1), [1], **nexus)).dt == pytest.approx(0.04)
+    assert ApsFile(aps_u(tmp_path / "3.h5", matrices(1), [1])).dt is None
+    old = {
+        "measurement__instrument__detector__exposure_period": [[0.5]],
+        "measurement__instrument__detector__exposure_time": [[0.1]],
+        "xpcs__stride_frames": [[2]],
+        "xpcs__avg_frames": [[3]],
+    }
+    assert ApsFile(aps(tmp_path / "4.h5", matrices(1), [1], [1], ["1"], **old)).dt == 3.0
+    nexus["entry__instrument__detector_1__frame_time"] = -1.0
+    with pytest.raises(ApsFormatError, match=r"frame_time is \[-1.0\]; wanted one number of 0 or"):
+        ApsFile(aps_u(tmp_path / "5.h5", matrices(1), [1], **nexus))
+
+
+@pytest.mark.parametrize("stored", ["whole", "nearly mirrored", "upper", "lower"])
+def test_a_matrix_is_never_doubled(tmp_path, stored):
+    c2 = matrices(1)[0]
+    half = {"whole": c2, "upper": np.triu(c2), "lower": np.tril(c2)}.get(stored)
+    if half is None:
+        # As a matrix product on a GPU leaves it; the upper triangle counts.
+        half = np.triu(c2) + np.tril(c2, -1) * (1 + 3e-7)
+    with ApsFile(aps(tmp_path / "o.h5", [half], [1], [1], ["1"])) as file:
+        for first, stop in [(0, N_T), (0, 2), (2, 5), (N_T - 1, N_T), (3, 3)]:
+            np.testing.assert_array_equal(file.read(0, first, stop), c2[first:stop])
+
+
+def test_a_frame_without_light_is_no_empty_triangle(tmp_path):
+    c2 = matrices(1)[0]
+    c2[3], c2[:, 3] = 0, 0
+    c2[0, 5] = c2[5, 0] = np.nan
+    for half in (np.triu(c2), c2, np.tril(c2)):
+        with ApsFile(aps(tmp_path / "o.h5", [half], [1], [1], ["1"])) as file:
+            rows = np.concatenate([file.read(0, k, k + 1) for k in range(N_T)])
+        np.testing.assert_array_equal(rows, c2)
+
+
+@pytest.mark.parametrize("what", ["another number", "zero", "NaN below"])
+def test_triangles_that_are_not_mirrored_are_refused(tmp_path, what):
+    c2 = matrices(1)[0]
+    if what == "NaN below":
+        c2[np.tril_indices(N_T, -1)] = np.nan
+    else:
+        c2[4, 1] = 0.0 if what == "zero" else 1.001 * c2[1, 4]
+    path = aps(tmp_path / "o.h5", [c2], [1], [1], ["1"])
+    with pytest.raises(ApsFormatError, match=r"o\.h5: /exchange/C2T_all/1 holds numbers in both"):
+        load_aps(path)
+
+
+@pytest.mark.parametrize("link", ["soft", "external"])
+@pytest.mark.parametrize("place", ["exchange/C2T_all/2", "xpcs/dqlist"])
+def test_links_to_nothing(tmp_path, link, place):
+    path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
+    with h5py.File(path, "a") as file:
+        del file[place]
+        file[place] = h5py.SoftLink("/no") if link == "soft" else h5py.ExternalLink("no.h5", "/no")
+    with pytest.raises(ApsFormatError, match=r"o\.h5.*(links to what is not there|misses)"):
+        ApsFile(path)
+
+
+@pytest.mark.parametrize("signature", [b"TREE", b"SNOD", b"HEAP"])
+def test_damaged_groups(tmp_path, signature):
+    path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
+    content = path.read_bytes()
+    assert signature in content
+    # All of them, so that whatever is looked at first is damaged.
+    path.write_bytes(content.replace(signature, b"XXXX"))
+    with pytest.raises(ApsFormatError, match=r"o\.h5"):
+        ApsFile(path)
+
+
+@pytest.mark.parametrize("value", ["text", 2.0, np.full((1, 2), np.nan), np.zeros((1, 0))])
+def test_lists_that_are_none(tmp_path, value):
+    path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
+    with h5py.File(path, "a") as file:
+        del file["xpcs/dphilist"]
+        file["xpcs/dphilist"] = value
+    with pytest.raises(ApsFormatError, match="xpcs/dphilist"):
+        ApsFile(path)
+
+
+def test_damaged_matrices_and_types(tmp_path):
+    path = write_aps(tmp_path / "o.h5", matrices(2), q=0.1, phi=[1, 2], layout="aps")
+    content = path.read_bytes()
+    # The type of a 64-bit float with a mantissa that no NumPy type has.
+    float64 = bytes([0, 64, 0, 52, 11, 0, 52])
+    assert float64 in content
+    path.write_bytes(content.replace(float64, bytes([0, 64, 0, 52, 11, 0, 63])))
+    with pytest.raises(ApsFormatError, match=r"o\.h5"):
+        ApsFile(path)
+    # The index of chunks is a tree of its own; the group's come first.
+    place = content.rindex(b"TREE")
+    path.write_bytes(content[:place] + b"XXXX" + content[place + 4 :])
+    with ApsFile(path) as file, pytest.raises(OSError, match=r"o\.h5: .* cannot be read"):
+        np.stack([file.read(angle, 0, N_T) for angle in range(2)])

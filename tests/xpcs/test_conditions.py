@@ -1,0 +1,145 @@
+"""q, time step and gap of a measurement, from real files: which count, what is told or refused.
+
+Would catch: a time step or a gap that is guessed, one of the settings that silently replaces the
+file's, rings that lose angles, a mean q of angles that are not fitted.
+"""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from jaxkern.cli import main
+from jaxkern.xpcs import ConfigError, analysis, write_aps
+from jaxkern.xpcs.config import parse_config
+
+N = 12
+
+
+def measured(path, *, layout="aps-u", q=0.0054, phi=(0.0, 90.0), **more):
+    """A file; with a time step of 0.04 s x 2 x 3 unless there is none."""
+    write_aps(path, np.ones((len(phi), N, N)), q=q, phi=phi, layout=layout, **more)
+    if more.get("dt") is not None and layout == "aps-u":
+        with h5py.File(path, "a") as file:
+            file["xpcs/twotime/config/stride_frame"][...] = 2
+            file["xpcs/twotime/config/avg_frame"][...] = 3
+    return path
+
+
+def opened(path, **settings):
+    tree = {"data_files": {"file": str(path)}, "analysis": {"model": "static"}}
+    for name, value in settings.items():
+        section, key = name.split("__")
+        tree.setdefault(section, {})[key] = value
+    return analysis.open_measurement(parse_config(tree))
+
+
+def test_the_files_time_step_is_used(tmp_path):
+    path = measured(tmp_path / "m.h5", dt=0.04)
+    with opened(path) as measurement:
+        geometry = measurement.model.geometry
+        assert geometry.dt == pytest.approx(0.24)
+        np.testing.assert_allclose(geometry.t, 0.24 * np.arange(N))
+        assert "dt 0.24 s (file), no gap" in measurement.describe()
+    with opened(path, experiment__dt=0.24 * (1 + 5e-7)) as measurement:
+        assert "dt 0.24 s (file and settings)" in measurement.describe()
+        assert not measurement.notes
+
+
+def test_a_time_step_that_differs_is_refused_unless_it_is_meant(tmp_path):
+    path = measured(tmp_path / "m.h5", dt=0.04)
+    for dt in (0.04, 0.24 * (1 + 3e-6)):
+        with (
+            pytest.raises(ConfigError, match=rf"dt is {dt:.9g} s and .* are 0\.24 s apart"),
+            opened(path, experiment__dt=dt),
+        ):
+            pass
+    with opened(path, experiment__dt=0.04, experiment__dt_override=True) as measurement:
+        assert measurement.model.geometry.dt == 0.04
+        assert "dt 0.04 s (settings)" in measurement.describe()
+        assert "0.24 s apart; experiment.dt_override is set" in measurement.notes[0]
+
+
+def test_a_time_step_that_nobody_says_is_refused(tmp_path):
+    path = measured(tmp_path / "m.h5")
+    with pytest.raises(ConfigError, match=r"set experiment.dt, in seconds"), opened(path):
+        pass
+    with opened(path, experiment__dt=0.5) as measurement:
+        assert "dt 0.5 s (settings)" in measurement.describe()
+
+
+def test_shear_needs_a_gap(tmp_path):
+    path = measured(tmp_path / "m.h5", dt=0.04)
+    with (
+        pytest.raises(ConfigError, match=r"experiment.gap is not set; the model laminar_flow"),
+        opened(path, analysis__model="laminar_flow"),
+    ):
+        pass
+    with opened(path, analysis__model="laminar_flow", experiment__gap=1e6) as measurement:
+        assert "gap 1e+06 Angstrom" in measurement.describe()
+        assert measurement.model.geometry.gap == 1e6
+
+
+def test_negative_times_are_refused(tmp_path):
+    path = measured(tmp_path / "m.h5", dt=0.04)
+    with (
+        pytest.raises(ConfigError, match="start_time is -1; wanted 0 s or more"),
+        opened(path, experiment__start_time=-1.0),
+    ):
+        pass
+
+
+def test_a_ring_whose_q_varies(tmp_path):
+    phi = 30.0 * np.arange(6)
+    ring = 0.0054 * np.array([1.0, 1.05, 0.95, 1.02, 1.0, 1.25])
+    path = measured(tmp_path / "m.h5", layout="aps", q=ring, phi=phi, dt=1.0)
+    with opened(path, data_files__q=0.0054) as measurement:
+        assert measurement.data.shape[0] == 5
+        assert measurement.model.geometry.q == pytest.approx(ring[:5].mean())
+        text = measurement.describe()
+        assert "q 0.0054216 1/Angstrom (the mean of 0.00513 to 0.00567, asked for 0.0054)" in text
+        assert "1 angles are left out" in measurement.notes[0]
+        assert measurement.notes[0].endswith("phi 150")
+    with opened(path, data_files__q=0.0054, data_files__q_tolerance=0.3) as measurement:
+        assert measurement.data.shape[0] == 6
+    # The mean is of the angles that are fitted.
+    chosen = {"enabled": True, "ranges": [[25, 65]]}
+    with opened(path, data_files__q=0.0054, analysis__phi_filtering=chosen) as measurement:
+        assert measurement.model.geometry.q == pytest.approx(ring[1:3].mean())
+    with pytest.raises(ConfigError, match=r"several q; set data_files.q to one of"), opened(path):
+        pass
+    with pytest.raises(ConfigError, match="is relative"), opened(path, data_files__q_tolerance=2):
+        pass
+
+
+def test_one_ring_needs_no_q(tmp_path):
+    ring = [0.0054, 0.0056, 0.0052]
+    path = measured(tmp_path / "m.h5", layout="aps", q=ring, phi=[0.0, 30.0, 60.0], dt=1.0)
+    with opened(path) as measurement:
+        assert measurement.data.shape[0] == 3
+        assert measurement.model.geometry.q == pytest.approx(0.0054)
+
+
+def test_simulated_files_say_their_time_step_and_tell_the_gap(tmp_path, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text("data_files: {file: s.h5}\nsimulation: {frames: 16, phi: [0.0]}\n")
+
+    def run(action, *more):
+        arguments = ["--config", str(config), "--output-dir", str(tmp_path / "out"), *more]
+        code = main(["xpcs", action, *arguments])
+        return code, capsys.readouterr()
+
+    code, printed = run("simulate")
+    assert code == 0
+    assert "dt 0.1 s, gap 2e+06 Angstrom" in printed.out
+    with opened(tmp_path / "s.h5") as measurement:
+        assert measurement.model.geometry.dt == 0.1
+    code, printed = run("plot")
+    assert code == 2
+    assert "error: experiment.gap is not set" in printed.err
+    # Notes are told even where nothing else is.
+    override = ["--set", "experiment.dt=0.2", "--set", "experiment.dt_override=true"]
+    code, printed = run("plot", "--quiet", "--set", "experiment.gap=2e6", *override)
+    assert "note: experiment.dt is 0.2 s" in printed.err
+    assert printed.out == ""
