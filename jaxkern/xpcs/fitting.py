@@ -174,6 +174,8 @@ def fit(
     frames = resolve_frames(keep, start_frame, end_frame, geometry.n_t)
     with jax.enable_x64(True), ProgressBar(progress) as bar:
         opened = open_data(data, shape, frames, strategy, streaming.chunk_points, quantization)
+        empty = opened.leave_out_empty_frames(streaming.on_bad_chunk)
+        frames = opened.frames
         noise = resolve_noise(sigma, weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma, symmetric)
         layout = _layout(
@@ -230,7 +232,7 @@ def fit(
             streaming,
             bar,
             fingerprint,
-            opened.bad_blocks(),
+            opened.bad_blocks(noise.silent),
         )
         starts = _starts(start, lower, upper, layout, multistart, seed)
         solutions = {}
@@ -259,6 +261,8 @@ def fit(
                 evaluations=problem.evaluations,
                 program=program,
                 bad=problem.bad,
+                empty_frames=empty,
+                loss=loss,
                 absolute_sigma=absolute_sigma,
                 start_costs=tuple(costs) if multistart > 1 else (),
                 begin=begin,

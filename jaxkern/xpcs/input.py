@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.checkpoint import PartialPass
+from jaxkern.xpcs.faults import frames_without_numbers
 from jaxkern.xpcs.passes import (
     BadBlocks,
     BadDataError,
@@ -29,6 +31,7 @@ from jaxkern.xpcs.sources import (
     as_source,
     kernel_dtype,
     quantization,
+    values,
 )
 from jaxkern.xpcs.starting import (
     BANDS,
@@ -70,16 +73,62 @@ class FitData:
     sharding: Any = None
 
     def __init__(self, frames: NDArray[np.bool_]) -> None:
-        self._frames = frames
+        self.frames = frames
         self._all_mirrored = False
         self.ways: list[Any] = []
 
-    def bad_blocks(self) -> BadBlocks:
-        """Nothing excluded yet."""
+    def bad_blocks(self, silent: Sequence[int] = ()) -> BadBlocks:
+        """Nothing excluded yet but the angles without signal.
+
+        Raises:
+          BadDataError: when no other angle is there.
+        """
         n_phi, n, _ = self.shape
         rows = range(0, n, ROW_BLOCK)
-        used = sum(bool(self._frames[first : first + ROW_BLOCK].any()) for first in rows)
-        return BadBlocks(ROW_BLOCK, n_phi * used)
+        used = [b for b, first in enumerate(rows) if self.frames[first : first + ROW_BLOCK].any()]
+        bad = BadBlocks(ROW_BLOCK, n_phi * len(used))
+        for angle in silent:
+            bad.excluded |= {(angle, block) for block in used}
+            value = np.nanmedian(self.sample.values[angle])
+            bad.reasons.append(f"angle {angle} has the value {value:g} wherever it was looked at")
+        if silent and len(bad.excluded) >= bad.total:
+            raise BadDataError(f"no row can be used: {bad.reasons[0]}, and so on")
+        return bad
+
+    def leave_out_empty_frames(self, on_bad_chunk: str) -> tuple[int, ...]:
+        """Masks frames that hold no number at some angle; returns them, counted from 0.
+
+        Raises:
+          BadDataError: where the fit shall fail on them, or when fewer than 3 others are left.
+        """
+        empty = [int(k) for k in frames_without_numbers(self.sample) if self._is_empty(int(k))]
+        if not empty:
+            return ()
+        named = ", ".join(map(str, empty[:10])) + (" ..." if len(empty) > 10 else "")
+        if on_bad_chunk == "raise":
+            raise BadDataError(
+                f"frames {named} (counted from 0) hold no finite number; on_bad_chunk='exclude' "
+                "leaves such frames out, keep masks bad frames"
+            )
+        frames = self.frames.copy()
+        frames[empty] = False
+        if int(frames.sum()) < 3:
+            raise BadDataError(f"{len(empty)} frames hold no finite number; fewer than 3 are left")
+        self.frames = frames
+        self.sample = replace(self.sample, good=frames)
+        return tuple(empty)
+
+    def _is_empty(self, frame: int) -> bool:
+        """Whether a frame's row holds no finite number off the diagonal, at some angle."""
+        raise NotImplementedError
+
+    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
+        """The point furthest from its angle's center: angle, frames i and j, value.
+
+        One run over the data, in constant memory; None where they cannot be searched.
+        """
+        del centers
+        return None
 
     def mirrored(self, sigma: Array | Source, symmetric: Any) -> NDArray[np.bool_]:
         """[n_phi]: whose data and sigma are mirrored, as given or as found."""
@@ -141,8 +190,44 @@ class HostData(FitData):
     def _find_mirrored(self) -> NDArray[np.bool_]:
         return mirrored_angles(self.source)
 
+    def _is_empty(self, frame: int) -> bool:
+        away = self.frames & (np.arange(self.shape[1]) != frame)
+        for angle in range(self.shape[0]):
+            try:
+                row = self.source.read(angle, frame, frame + 1)[0]
+            except OSError:
+                continue
+            angle_has_numbers = bool(np.isfinite(self.sample.values[angle]).any())
+            if angle_has_numbers and not np.isfinite(row[away].astype(np.float64)).any():
+                return True
+        return False
+
+    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
+        n_phi, n, _ = self.shape
+        rows = max(1, CHUNK_POINTS // 8 // n)
+        found, furthest = None, -1.0
+        for angle in range(n_phi):
+            if not np.isfinite(centers[angle]):
+                continue
+            for first in range(0, n, rows):
+                try:
+                    part = values(self.source, self.source.read(angle, first, min(first + rows, n)))
+                except OSError:
+                    continue
+                i = np.arange(len(part))
+                far = np.abs(part - centers[angle])
+                far[i, first + i] = -1.0
+                far[~np.isfinite(far)] = -1.0
+                far[:, ~self.frames] = -1.0
+                far[~self.frames[first : first + len(part)]] = -1.0
+                row, column = np.unravel_index(int(far.argmax()), far.shape)
+                if far[row, column] > furthest:
+                    furthest = float(far[row, column])
+                    found = angle, first + int(row), int(column), float(part[row, column])
+        return found
+
     def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
-        chunks = chunks_of(self.shape, self.chunk_rows, self._frames)
+        chunks = chunks_of(self.shape, self.chunk_rows, self.frames)
         chunked = ChunkedPass(
             context, self.source, chunks, bad, mirrored=self._all_mirrored, **chunking
         )
@@ -226,6 +311,13 @@ class DeviceData(FitData):
             return same.all((1, 2))
 
         return np.array(self._replicated(equal))
+
+    def _is_empty(self, frame: int) -> bool:
+        away = self.frames & (np.arange(self.shape[1]) != frame)
+        row = self._replicated(lambda d: jax.lax.dynamic_slice_in_dim(d, frame, 1, 1))[:, 0]
+        has_numbers = np.isfinite(self.sample.values).any((1, 2))
+        empty = ~np.isfinite(row[:, away].astype(np.float64)).any(1)
+        return bool((has_numbers & empty).any())
 
     def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
         whole = WholePass(context, self._data)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.faults import angles_without_signal
 from jaxkern.xpcs.sources import (
     ArraySource,
     SigmaSource,
@@ -25,10 +26,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Noise:
-    """sigma as [n_phi] or a source of [n_phi, n, n], and where it comes from."""
+    """sigma as [n_phi] or a source of [n_phi, n, n], and where it comes from.
+
+    `silent` are angles that count for nothing because they hold the same number everywhere, of
+    which a noise is not to be had; their sigma is 0.
+    """
 
     sigma: Array | Source
     method: str
+    estimated: bool = False
+    silent: tuple[int, ...] = ()
 
     @property
     def per_angle(self) -> Array | None:
@@ -46,7 +53,10 @@ def resolve_noise(
     if sigma is not None and weights is not None:
         raise ValueError("both sigma and weights are given; wanted one (weights = 1 / sigma^2)")
     if sigma is None and weights is None:
-        return Noise(estimate_sigma(sample), f"estimated from the data, {SIGMA_METHOD}")
+        silent = angles_without_signal(sample)
+        found = np.where(silent, 0.0, estimate_sigma(sample))
+        names = tuple(map(int, np.flatnonzero(silent)))
+        return Noise(found, f"estimated from the data, {SIGMA_METHOD}", True, names)
     what = "sigma" if weights is None else "weights"
     given = sigma if weights is None else weights
     n_phi = shape[0]

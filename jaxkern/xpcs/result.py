@@ -39,7 +39,8 @@ class FitResult:
       count, independent_count: points that count, and those with mirrored pairs counted once.
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
       nfev: passes over the data. n_batches: chunks that the kernel was given.
-      success: whether a tolerance was met. status, message: SciPy's; message tells more.
+      success: whether a tolerance was met and the residuals are noise. status: SciPy's. message:
+        SciPy's, and why the result is not to be believed although the solver stopped well.
       success_rate: the part of the data's row blocks that could be used.
       strategy: the way through the data.
       sigma, sigma_method: the noise [n_phi] (None for noise given point by point) and its origin.
@@ -96,7 +97,8 @@ class FitResult:
                 self.names, self.popt, self.perr, self.units, strict=True
             )
         ]
-        state = "converged" if self.success else "NOT converged"
+        stopped = "converged but is NOT to be believed" if self.status > 0 else "NOT converged"
+        state = "converged" if self.success else stopped
         lines = [
             f"fit {state} after {self.nfev} passes ({self.strategy}): {self.message}",
             *rows,

@@ -21,7 +21,7 @@ SIGMA_METHOD = (
     "off the diagonal"
 )
 # Below this no noise is meant: sigma of data without noise stays far above the 1e-10 that counts.
-_SIGMA_FLOOR = 1e-6
+SIGMA_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def estimate_sigma(sample: RowSample) -> Array:
         noise = np.abs(found[counts & np.isfinite(found)])
         if noise.size:
             result[angle] = 1.4826 * np.median(noise) / np.sqrt(1.5)
-    return np.maximum(result, _SIGMA_FLOOR)
+    return np.maximum(result, SIGMA_FLOOR)
 
 
 def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
@@ -96,7 +96,7 @@ def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
         groups = [found[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
         levels = [float(np.median(group)) for group in groups if group.size >= 16]
         start = found[lags <= 2]
-        if not levels or not start.size:
+        if not levels or not start.size or found.min() == found.max():
             continue
         offset[angle] = min(levels)
         contrast[angle] = float(np.median(start)) - offset[angle]

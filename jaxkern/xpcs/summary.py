@@ -16,7 +16,8 @@ from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.models import Model
 from jaxkern.xpcs.noise import Noise
 from jaxkern.xpcs.passes import BadBlocks, PassPoint
-from jaxkern.xpcs.program import PassProgram
+from jaxkern.xpcs.program import AngleSums, PassProgram
+from jaxkern.xpcs.quality import Residuals, judge
 from jaxkern.xpcs.result import (
     FitResult,
     FitTimings,
@@ -26,7 +27,7 @@ from jaxkern.xpcs.result import (
 )
 from jaxkern.xpcs.solver import Solution, covariance
 from jaxkern.xpcs.sources import values
-from jaxkern.xpcs.starting import check_residuals
+from jaxkern.xpcs.starting import SIGMA_FLOOR, check_residuals
 
 Array = NDArray[np.float64]
 
@@ -48,6 +49,8 @@ class Outcome:
     evaluations: list[Evaluation]
     program: PassProgram
     bad: BadBlocks
+    loss: str
+    empty_frames: tuple[int, ...]
     absolute_sigma: bool
     start_costs: tuple[float, ...]
     begin: float
@@ -76,8 +79,15 @@ def summarize(outcome: Outcome) -> FitResult:
     names = layout.names
     notes = bound_warnings(x, outcome.lower, outcome.upper, names, outcome.free)
     notes += rank_warnings(found, names)
-    notes += _autocorrelation(outcome, point)
+    sampled = _sampled(outcome, point)
+    notes += _autocorrelation(outcome, sampled)
+    reason, more = _checked(outcome, sums, sampled, point, independent, freedom)
+    notes += more
     notes += outcome.bad.reasons
+    if outcome.empty_frames:
+        named = ", ".join(map(str, outcome.empty_frames))
+        notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
+        warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
     if outcome.bad.reasons:
@@ -101,9 +111,9 @@ def summarize(outcome: Outcome) -> FitResult:
         reduced_chi2=chi2 / pairs / freedom if freedom > 0 else float("inf"),
         nfev=sum(e.log.earlier for e in outcome.evaluations) + solution.nfev,
         n_batches=outcome.data.n_batches,
-        success=solution.status > 0,
+        success=solution.status > 0 and reason is None,
         status=solution.status,
-        message=solution.message,
+        message=solution.message if reason is None else f"{solution.message} But {reason}",
         success_rate=outcome.bad.success_rate,
         strategy=outcome.data.strategy.value,
         sigma=outcome.noise.per_angle,
@@ -126,25 +136,45 @@ def _peak_memory(outcome: Outcome) -> int:
     return int(peak)
 
 
-def _autocorrelation(outcome: Outcome, point: PassPoint) -> list[str]:
-    """A warning where neighbouring residuals are alike: errors are then too small."""
+@dataclass(frozen=True)
+class _Sampled:
+    """The model and sigma at the sampled rows, and its memory between them."""
+
+    fitted: Array
+    sigma: Array
+    memory: Array
+
+
+def _sampled(outcome: Outcome, point: PassPoint) -> _Sampled:
     phases = outcome.evaluation.phases(point.physics)
     if phases is None:
         A, X = jax.jit(outcome.model.phases)(point.physics)
         phases = np.asarray(A), np.asarray(X)
-    sample = outcome.data.sample
-    fitted = model_rows(phases, outcome.model.shear_power, point, sample.rows)
+    rows, power = outcome.data.sample.rows, outcome.model.shear_power
+    ones = np.ones_like(point.contrast)
+    alone = PassPoint(point.physics, ones, 0 * ones)
     sigma: Array | None = outcome.noise.per_angle
     if sigma is None:
         source = outcome.noise.sigma
         assert not isinstance(source, np.ndarray)
-        rows = [
-            [values(source, source.read(k, int(row), int(row) + 1))[0] for row in sample.rows]
-            for k in range(len(point.contrast))
-        ]
-        check = check_residuals(sample, fitted, np.array(rows))
+        sigma = np.array(
+            [
+                [values(source, source.read(k, int(row), int(row) + 1))[0] for row in rows]
+                for k in range(len(point.contrast))
+            ]
+        )
     else:
-        check = check_residuals(sample, fitted, sigma[:, None, None])
+        sigma = sigma[:, None, None]
+    return _Sampled(
+        model_rows(phases, power, point, rows),
+        sigma,
+        model_rows(tuple(phase[..., rows] for phase in phases), power, alone, np.arange(len(rows))),
+    )
+
+
+def _autocorrelation(outcome: Outcome, sampled: _Sampled) -> list[str]:
+    """A warning where neighbouring residuals are alike: errors are then too small."""
+    check = check_residuals(outcome.data.sample, sampled.fitted, sampled.sigma)
     if not check.suspicious:
         return []
     return [
@@ -153,8 +183,51 @@ def _autocorrelation(outcome: Outcome, point: PassPoint) -> list[str]:
     ]
 
 
+def _checked(
+    outcome: Outcome,
+    sums: AngleSums,
+    sampled: _Sampled,
+    point: PassPoint,
+    independent: float,
+    freedom: float,
+) -> tuple[str | None, list[str]]:
+    """Why the result is not to be believed, or None; and what else the residuals tell."""
+    if not np.any(sums.jtj):
+        return "no point has any weight: sigma is 0 or infinite, or frames are masked", []
+    if freedom < 0:
+        return f"{independent:g} independent points are fewer than the parameters", []
+    if freedom == 0:
+        return None, []
+    scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.nanmedian(np.where(sampled.sigma > 0, sampled.sigma, np.nan), axis=(1, 2))
+        floor = np.nan_to_num((SIGMA_FLOOR / spread) ** 2)
+    verdict = judge(
+        Residuals.of(outcome.data.sample, sampled.fitted, sampled.sigma),
+        sampled.memory,
+        sums.chi2 * scale,
+        sums.count,
+        points=freedom,
+        floor=floor,
+        phi=outcome.model.geometry.phi,
+        robust=None
+        if outcome.loss == "linear"
+        else float(sums.cost.sum() / sums.count.sum() * independent / freedom),
+        estimated=outcome.noise.estimated,
+    )
+    if verdict.reason is None:
+        return None, list(verdict.notes)
+    reason = verdict.reason
+    if not verdict.seen:
+        found = outcome.data.find_largest(np.where(sums.count > 0, point.offset, np.nan))
+        if found is not None:
+            angle, i, j, value = found
+            reason += f"; the value furthest off is {value:.6g} at angle {angle}, frames {i}, {j}"
+    return f"{reason}. Mask bad frames with keep, or try other starts or models", []
+
+
 def model_rows(
-    phases: tuple[Array, Array], shear_power: int, point: PassPoint, rows: NDArray[np.intp]
+    phases: tuple[Array, ...], shear_power: int, point: PassPoint, rows: NDArray[np.intp]
 ) -> Array:
     """g2 [n_phi, len(rows), n] of some rows, in NumPy."""
     n_phi = len(point.contrast)
