@@ -309,12 +309,14 @@ int64_t Assembly::submit(const int64_t* records, int64_t count,
         "in the child");
   }
   const int64_t rows = s.leaves[0].rows.count;
-  if (const int64_t at = first_outside(records, count, rows); at >= 0) {
-    throw std::out_of_range("record " + text(records[at]) + " at place " + text(at) +
+  auto chunk = std::make_shared<Chunk>();
+  // The copy is checked: the caller's array may be written to meanwhile.
+  chunk->records.assign(records, records + count);
+  if (const int64_t at = first_outside(chunk->records.data(), count, rows); at >= 0) {
+    throw std::out_of_range("record " + text(chunk->records[static_cast<size_t>(at)]) +
+                            " at place " + text(at) +
                             " is not in the arrays, which have records 0 to " + text(rows - 1));
   }
-  auto chunk = std::make_shared<Chunk>();
-  chunk->records.assign(records, records + count);
   chunk->operands.resize(s.leaves.size());
   for (size_t i = 0; i < s.leaves.size(); ++i) {
     const Producer& producer = s.leaves[i].producer;
@@ -356,6 +358,10 @@ int64_t Assembly::submit(const int64_t* records, int64_t count,
   }
   if (s.stop.load()) return s.next;  // closed, here or by the consumer: nobody wants them
   const int64_t batch = s.options.batch;
+  if (count > 0 && (count - 1) / batch >= kLastIndex - s.next) {  // an index is left for a failure
+    throw std::invalid_argument(text((count - 1) / batch + 1) + " more batches from index " +
+                                text(s.next) + " on; indices of batches end before 2^62");
+  }
   for (int64_t begin = 0; begin < count; begin += batch) {
     s.jobs.push_back({chunk, begin, std::min(batch, count - begin), s.next++});
   }

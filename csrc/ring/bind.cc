@@ -42,8 +42,86 @@ nb::tuple as_tuple(const Status& status) {
   return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index);
 }
 
+// Python runs a signal's handler behind a call, before what it returned is stored, so that a
+// KeyboardInterrupt drops it. Therefore what a call takes out of the ring is an object that gives it
+// back when it is dropped; the last step, which nothing may follow, is a store to an attribute.
+
+// Committed by `slot.committed = []`, to which the outcome is appended.
 struct PythonSlot {
+  std::shared_ptr<Ring> ring;
   Slot slot;
+};
+
+nb::object capsule(std::unique_ptr<Lease> lease, int code) {
+  const auto bits = static_cast<uint8_t>(8 * lease->spec().item_size);
+  DlManagedTensor* tensor =
+      LeafTensor::make(std::move(lease), {static_cast<uint8_t>(code), bits, 1});
+  PyObject* made = PyCapsule_New(tensor, "dltensor", [](PyObject* self) {
+    if (!PyCapsule_IsValid(self, "dltensor")) return;  // somebody has taken the tensor over
+    auto* unused = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
+    unused->deleter(unused);
+  });
+  if (made == nullptr) {
+    tensor->deleter(tensor);
+    throw nb::python_error();
+  }
+  return nb::steal(made);
+}
+
+nb::object bytes(std::unique_ptr<Lease> lease) {
+  const auto size = static_cast<size_t>(lease->spec().bytes);
+  Lease* kept = lease.get();
+  const nb::capsule owner(kept, [](void* self) noexcept { delete static_cast<Lease*>(self); });
+  lease.release();
+  return nb::cast(Bytes(kept->data(), {size}, owner));
+}
+
+// A batch, a failure, or why there is neither. Until `taken.settled = (zero_copy, copied)`, which
+// counts the arrays that were handed over, it goes back to the ring when it is dropped.
+class PythonTaken {
+ public:
+  PythonTaken(std::shared_ptr<Ring> ring, Status status, Batch batch,
+              std::shared_ptr<const std::vector<int>> codes)
+      : status_(std::move(status)), batch_(std::move(batch)), codes_(std::move(codes)) {
+    if (status_.ok() || status_.outcome == Outcome::kFailed) ring_ = std::move(ring);
+  }
+  PythonTaken(PythonTaken&&) = default;
+  ~PythonTaken() { give_back(); }
+
+  void give_back() {
+    if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
+      ring->put_back(status_, std::move(batch_));
+    }
+  }
+
+  void settle(const std::tuple<int64_t, int64_t>& counts) {
+    if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
+      batch_.settle();
+      batch_.release();
+      ring->count_hand_over(std::get<0>(counts), std::get<1>(counts));
+    }
+  }
+  bool settled() const { return ring_ == nullptr; }
+
+  // As a DLPack capsule where the leaf's dtype has a code, else, or with `dlpack` false, as bytes.
+  nb::list leaves(bool dlpack) const {
+    nb::list leaves;
+    for (size_t i = 0; batch_ && i < batch_.size(); ++i) {
+      std::unique_ptr<Lease> lease = batch_.lease(i);
+      const int code = (*codes_)[i];
+      leaves.append(dlpack && code >= 0 ? capsule(std::move(lease), code)
+                                        : bytes(std::move(lease)));
+    }
+    return leaves;
+  }
+
+  const Status& status() const { return status_; }
+
+ private:
+  std::shared_ptr<Ring> ring_;  // null where nothing was taken, and once it is settled or back
+  Status status_;
+  Batch batch_;
+  std::shared_ptr<const std::vector<int>> codes_;  // [leaf]
 };
 
 // A read-only view of a Python buffer.
@@ -91,11 +169,12 @@ class PythonRing {
   PythonRing(const nb::list& leaves, int64_t capacity, int64_t start, uint64_t key,
              double pop_timeout, const nb::object& allocator) {
     std::vector<LeafSpec> specs;
+    std::vector<int> codes;
     for (nb::handle leaf : leaves) {
       const auto [dtype, item_size, shape, code] =
           nb::cast<std::tuple<std::string, int64_t, std::vector<int64_t>, int>>(leaf);
       specs.push_back(leaf_spec(dtype, item_size, shape));
-      codes_.push_back(code);
+      codes.push_back(code);
       bytes_ += specs.back().bytes;
     }
     Options options;
@@ -111,6 +190,7 @@ class PythonRing {
       options.pop_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
           std::chrono::duration<double>(std::min(pop_timeout, 1e9)));
     }
+    codes_ = std::make_shared<const std::vector<int>>(std::move(codes));
     ring_ = Ring::create(std::move(specs), options);
   }
   PythonRing(const PythonRing&) = delete;
@@ -119,7 +199,7 @@ class PythonRing {
     if (ring_->forked()) (void)visitors_.release();  // the parent's threads may hold its lock
   }
 
-  // Copies `buffers` into a slot for `index`.
+  // As `acquire`; the slot holds a copy of `buffers`.
   nb::tuple put(int64_t index, const nb::list& buffers, double timeout, bool interruptible) {
     std::vector<Buffer> sources;
     for (nb::handle buffer : buffers) sources.emplace_back(buffer);
@@ -128,49 +208,39 @@ class PythonRing {
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i].bytes() != leaves[i].bytes) throw nb::value_error("a buffer has another size");
     }
-    Slot slot;
-    Status status = wait(timeout, interruptible,
-                         [&](Deadline deadline) { return ring_->acquire(index, deadline, &slot); });
-    if (!status.ok()) return as_tuple(status);
+    PythonSlot slot{ring_, {}};
+    const Status status = wait(timeout, interruptible, [&](Deadline deadline) {
+      return ring_->acquire(index, deadline, &slot.slot);
+    });
     const auto copy = [&] {
       for (size_t i = 0; i < sources.size(); ++i) {
-        std::memcpy(slot.leaf(i), sources[i].data(), static_cast<size_t>(sources[i].bytes()));
+        std::memcpy(slot.slot.leaf(i), sources[i].data(), static_cast<size_t>(sources[i].bytes()));
       }
-      status = ring_->commit(std::move(slot));
     };
-    if (bytes_ <= kShortCopy) {
+    if (status.ok() && bytes_ <= kShortCopy) {
       copy();
-    } else {
+    } else if (status.ok()) {
       nb::gil_scoped_release unlocked;
       copy();
     }
-    return as_tuple(status);
+    return with_slot(status, std::move(slot));
   }
 
   // (outcome, message, index), and a slot where the outcome is 0.
   nb::tuple acquire(int64_t index, double timeout, bool interruptible) {
-    PythonSlot slot;
+    PythonSlot slot{ring_, {}};
     const Status status = wait(timeout, interruptible, [&](Deadline deadline) {
       return ring_->acquire(index, deadline, &slot.slot);
     });
-    nb::object held = status.ok() ? nb::cast(std::move(slot)) : nb::none();
-    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, held);
+    return with_slot(status, std::move(slot));
   }
 
-  nb::tuple commit(PythonSlot& slot) { return as_tuple(ring_->commit(std::move(slot.slot))); }
-
-  // As a DLPack capsule where the leaf's dtype has a code, else, or with `dlpack` false, as bytes.
-  nb::tuple take(double timeout, bool interruptible, bool dlpack) {
+  PythonTaken take(double timeout, bool interruptible) {
     Batch batch;
-    const Status status = wait(timeout, interruptible,
-                               [&](Deadline deadline) { return ring_->take(deadline, &batch); });
-    nb::list leaves;
-    for (size_t i = 0; status.ok() && i < batch.size(); ++i) {
-      std::unique_ptr<Lease> lease = batch.lease(i);
-      leaves.append(dlpack && codes_[i] >= 0 ? capsule(std::move(lease), codes_[i])
-                                             : bytes(std::move(lease)));
-    }
-    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, leaves);
+    Status status = wait(timeout, interruptible, [&](Deadline deadline) {
+      return ring_->take(deadline, &batch, true);
+    });
+    return PythonTaken(ring_, std::move(status), std::move(batch), codes_);
   }
 
   // Wakes everybody, then lets those who waited leave. False when some are still here.
@@ -208,32 +278,13 @@ class PythonRing {
     }
   }
 
-  nb::object capsule(std::unique_ptr<Lease> lease, int code) const {
-    const auto bits = static_cast<uint8_t>(8 * lease->spec().item_size);
-    DlManagedTensor* tensor =
-        LeafTensor::make(std::move(lease), {static_cast<uint8_t>(code), bits, 1});
-    PyObject* made = PyCapsule_New(tensor, "dltensor", [](PyObject* self) {
-      if (!PyCapsule_IsValid(self, "dltensor")) return;  // somebody has taken the tensor over
-      auto* unused = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
-      unused->deleter(unused);
-    });
-    if (made == nullptr) {
-      tensor->deleter(tensor);
-      throw nb::python_error();
-    }
-    return nb::steal(made);
-  }
-
-  nb::object bytes(std::unique_ptr<Lease> lease) const {
-    const auto size = static_cast<size_t>(lease->spec().bytes);
-    Lease* kept = lease.get();
-    const nb::capsule owner(kept, [](void* self) noexcept { delete static_cast<Lease*>(self); });
-    lease.release();
-    return nb::cast(Bytes(kept->data(), {size}, owner));
+  static nb::tuple with_slot(const Status& status, PythonSlot&& slot) {
+    nb::object held = status.ok() ? nb::cast(std::move(slot)) : nb::none();
+    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, held);
   }
 
   std::shared_ptr<Ring> ring_;
-  std::vector<int> codes_;  // [leaf] DLPack's type codes; -1: it has none
+  std::shared_ptr<const std::vector<int>> codes_;  // [leaf] DLPack's type codes; -1: it has none
   int64_t bytes_ = 0;
   std::unique_ptr<Visitors> visitors_ = std::make_unique<Visitors>();
 };
@@ -285,7 +336,23 @@ void define_ring(nb::module_& module) {
           nb::lock_self(), "The memory to fill, as bytes; it must not be written after the commit.")
       .def(
           "abandon", [](PythonSlot& self) { self.slot.abandon(); }, nb::lock_self(),
-          "Gives the slot back.");
+          "Gives the slot back.")
+      .def_prop_rw(
+          "committed", [](const PythonSlot& self) { return !self.slot; },
+          [](PythonSlot& self, nb::list outcome) {
+            outcome.append(as_tuple(self.ring->commit(std::move(self.slot))));
+          },
+          nb::lock_self());
+
+  nb::class_<PythonTaken>(module, "Taken")
+      .def_prop_ro("outcome",
+                   [](const PythonTaken& self) { return static_cast<int>(self.status().outcome); })
+      .def_prop_ro("message", [](const PythonTaken& self) { return self.status().message; })
+      .def_prop_ro("index", [](const PythonTaken& self) { return self.status().index; })
+      .def_prop_ro("ticket", [](const PythonTaken& self) { return self.status().ticket; })
+      .def("leaves", &PythonTaken::leaves, nb::arg("dlpack"), nb::lock_self())
+      .def("give_back", &PythonTaken::give_back, nb::lock_self())
+      .def_prop_rw("settled", &PythonTaken::settled, &PythonTaken::settle, nb::lock_self());
 
   nb::class_<PythonRing>(module, "Ring", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double, const nb::object&>(),
@@ -296,21 +363,19 @@ void define_ring(nb::module_& module) {
            nb::arg("interruptible"))
       .def("acquire", &PythonRing::acquire, nb::arg("index"), nb::arg("timeout"),
            nb::arg("interruptible"))
-      .def("commit", &PythonRing::commit, nb::arg("slot").lock())
-      .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"),
-           nb::arg("dlpack"))
+      .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"))
       .def(
           "fail",
-          [](PythonRing& self, int64_t index, const std::string& message) {
-            return as_tuple(self.ring()->fail(index, message));
+          [](PythonRing& self, int64_t index, const std::string& message, int64_t ticket) {
+            return as_tuple(self.ring()->fail(index, message, ticket));
           },
-          nb::arg("index"), nb::arg("message"))
+          nb::arg("index"), nb::arg("message"), nb::arg("ticket"))
       .def(
           "fail_slot",
-          [](PythonRing& self, PythonSlot& slot, const std::string& message) {
-            return as_tuple(self.ring()->fail(std::move(slot.slot), message));
+          [](PythonRing& self, PythonSlot& slot, const std::string& message, int64_t ticket) {
+            return as_tuple(self.ring()->fail(std::move(slot.slot), message, ticket));
           },
-          nb::arg("slot").lock(), nb::arg("message"))
+          nb::arg("slot").lock(), nb::arg("message"), nb::arg("ticket"))
       .def(
           "finish",
           [](PythonRing& self, int64_t end) { return as_tuple(self.ring()->finish(end)); },

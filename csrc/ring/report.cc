@@ -8,9 +8,46 @@ namespace jaxkern::ring {
 
 namespace {
 
+// Of a producer's message: enough to read, little beside a batch.
+constexpr size_t kLongestMessage = 4000;
+
 Status invalid(std::string message) { return {Outcome::kInvalid, std::move(message), -1}; }
 
+// The bytes of the UTF-8 character that starts at `at`, as RFC 3629 has them; 0 where none does.
+size_t character(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) {
+    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
+  };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  // No longer form than needed, no surrogates, nothing beyond U+10FFFF.
+  const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(1) < least || byte(1) > most) return 0;
+  for (size_t i = 2; i < size; ++i) {
+    if (byte(i) < 0x80 || byte(i) > 0xBF) return 0;
+  }
+  return size;
+}
+
 }  // namespace
+
+std::string printable(const std::string& message) {
+  std::string text;
+  for (size_t at = 0; at < message.size();) {
+    const size_t size = character(message, at);
+    if (text.size() + size > kLongestMessage) return text + " ...";
+    if (size == 0 || message[at] == '\0') {  // XLA's errors end at a zero
+      text += '?';
+    } else {
+      text.append(message, at, size);
+    }
+    at += std::max<size_t>(size, 1);
+  }
+  return text;
+}
 
 LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> shape) {
   LeafSpec leaf{std::move(dtype), item_size, std::move(shape), item_size};
@@ -102,7 +139,7 @@ bool Ring::closed() const {
 int64_t Ring::delivered() const {
   if (forked()) return -1;
   Lock lock(mutex_);
-  return next_;
+  return returned_.empty() ? next_ : returned_.begin()->first;
 }
 
 Statistics Ring::statistics() const {

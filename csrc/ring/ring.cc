@@ -119,7 +119,11 @@ Held::~Held() {
   ring->unheld();
 }
 
-Lease::~Lease() { held_->ring->give_back(leaf_, std::move(held_->blocks[leaf_])); }
+Lease::~Lease() {
+  if (--held_->leases[leaf_] == 0 && !held_->whole) {
+    held_->ring->give_back(leaf_, std::move(held_->blocks[leaf_]));
+  }
+}
 
 const LeafSpec& Lease::spec() const { return held_->ring->leaves()[leaf_]; }
 
@@ -189,7 +193,8 @@ int64_t Ring::limit() const {
 }
 
 bool Ring::deliverable() const {
-  return closed_ || (end_ >= 0 && next_ >= end_) || entry(next_).state == State::kReady ||
+  return closed_ || !returned_.empty() || (end_ >= 0 && next_ >= end_) ||
+         entry(next_).state == State::kReady ||
          (!failures_.empty() && failures_.begin()->first == next_);
 }
 
@@ -274,28 +279,33 @@ Status Ring::commit(Slot&& slot) {
   return {Outcome::kOk, {}, index};
 }
 
-Status Ring::fail(int64_t index, const std::string& message) {
+Status Ring::fail(int64_t index, const std::string& message, int64_t ticket) {
   if (forked()) return forked_child();
+  Failure failure{printable(message), ticket};
   Lock lock(mutex_);
   const bool next = index == kNextIndex;
   if (next) index = next_put_;
   if (Status refused = refuse(index, next); !refused.ok()) return refused;
+  failures_.emplace(index, std::move(failure));
   name_index(index);
-  failures_.emplace(index, message);
   if (index == next_) wake_consumers();
   return {Outcome::kOk, {}, index};
 }
 
-Status Ring::fail(Slot&& slot, const std::string& message) {
+Status Ring::fail(Slot&& slot, const std::string& message, int64_t ticket) {
   if (forked()) return forked_child();
   if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
   const int64_t index = slot.index_;
-  const std::shared_ptr<Ring> self = std::move(slot.ring_);
+  // What may find no memory comes first: the slot is as it was then.
+  std::map<int64_t, Failure> failure;
+  failure.emplace(index, Failure{printable(message), ticket});
   std::vector<BlockRef> unwanted;
+  unwanted.reserve(slot.blocks_.size());
+  const std::shared_ptr<Ring> self = std::move(slot.ring_);
   Lock lock(mutex_);
   empty(index, std::move(slot.blocks_), &unwanted);
   if (closed_) return ring_closed();
-  failures_.emplace(index, message);
+  failures_.merge(failure);
   if (index == next_) wake_consumers();
   lock.unlock();
   ++changes_;
@@ -309,7 +319,7 @@ Status Ring::finish(int64_t end) {
   int64_t last = next_put_ - 1;
   if (!waited_indices_.empty()) last = std::max(last, *waited_indices_.rbegin());
   if (end == kNextIndex) end = end_ >= 0 ? end_ : last + 1;
-  if (end > kLastIndex) return invalid("the end " + std::to_string(end) + " is beyond 2^62");
+  if (end > kLastIndex + 1) return invalid("the end " + std::to_string(end) + " is beyond 2^62");
   if (end_ >= 0 && end != end_) {
     return invalid("the ring is finished at " + std::to_string(end_) + "; it cannot end at " +
                    std::to_string(end));
@@ -324,7 +334,7 @@ Status Ring::finish(int64_t end) {
   return {Outcome::kOk, {}, end};
 }
 
-Status Ring::take(Deadline deadline, Batch* batch) {
+Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   if (forked()) return forked_child();
   batch->release();
   Lock lock(mutex_);
@@ -335,6 +345,16 @@ Status Ring::take(Deadline deadline, Batch* batch) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
+  if (!returned_.empty()) {
+    Returned again = std::move(returned_.begin()->second);
+    returned_.erase(returned_.begin());
+    count(again.status, 1);
+    if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
+    lock.unlock();
+    if (again.held) again.held->whole = returnable;
+    batch->held_ = std::move(again.held);
+    return again.status;
+  }
   if (end_ >= 0 && next_ >= end_) {
     wake_consumers();  // a commit wakes one; each learns of the end from the one before
     return {Outcome::kFinished, "the ring is finished", -1};
@@ -344,9 +364,8 @@ Status Ring::take(Deadline deadline, Batch* batch) {
   Status status{Outcome::kOk, {}, index};
   std::vector<BlockRef> blocks;
   if (failure != failures_.end()) {
-    status = {Outcome::kFailed, std::move(failure->second), index};
+    status = {Outcome::kFailed, std::move(failure->second.message), index, failure->second.ticket};
     failures_.erase(failure);
-    ++counts_.failures;
   } else {
     Entry& source = entry(index);
     blocks = std::move(source.blocks);
@@ -354,27 +373,52 @@ Status Ring::take(Deadline deadline, Batch* batch) {
     source.state = State::kEmpty;
     --ready_;
     if (!leaves_.empty()) ++held_;
-    ++counts_.batches;
-    for (const LeafSpec& leaf : leaves_) counts_.bytes += leaf.bytes;
     ++counts_.occupancy[static_cast<size_t>(std::min(came, capacity_))];
   }
+  count(status, 1);
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
   wake_producers();
   lock.unlock();
   ++changes_;
-  if (status.ok())
+  if (status.ok()) {
     batch->held_ = std::make_shared<Held>(shared_from_this(), index, std::move(blocks));
+    batch->held_->whole = returnable;
+  }
   return status;
+}
+
+void Ring::put_back(Status status, Batch&& batch) {
+  Returned returned{std::move(status), std::move(batch.held_)};  // freed behind the lock
+  if (forked()) return;
+  Lock lock(mutex_);
+  if (closed_) return;
+  count(returned.status, -1);
+  const int64_t index = returned.status.index;
+  returned_.emplace(index, std::move(returned));
+  wake_consumers();
+  lock.unlock();
+  ++changes_;
+}
+
+void Ring::count(const Status& taken, int64_t times) {
+  if (!taken.ok()) {
+    counts_.failures += times;
+    return;
+  }
+  counts_.batches += times;
+  for (const LeafSpec& leaf : leaves_) counts_.bytes += times * leaf.bytes;
 }
 
 void Ring::close() {
   if (forked()) return;
   std::vector<std::vector<BlockRef>> memory;
   std::vector<Entry> entries;
+  std::map<int64_t, Returned> returned;
   Lock lock(mutex_);
   if (closed_) return;
   closed_ = true;
   failures_.clear();
+  returned.swap(returned_);
   memory.swap(free_);
   free_.resize(leaves_.size());
   for (Entry& each : entries_) {
@@ -394,10 +438,10 @@ void Ring::give_back(size_t leaf, BlockRef block) {
   }
   std::vector<BlockRef> unwanted;  // before the lock: unmapping takes long, and comes after it
   Lock lock(mutex_);
-  put_back(leaf, std::move(block), &unwanted);
+  keep(leaf, std::move(block), &unwanted);
 }
 
-void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted) {
+void Ring::keep(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted) {
   // Memory that the ring keeps, filled or not, is never more than its slots.
   const int64_t kept = static_cast<int64_t>(free_[leaf].size()) + filling_ + ready_;
   if (closed_ || kept >= capacity_) {
@@ -410,7 +454,7 @@ void Ring::put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted
 void Ring::empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted) {
   entry(index).state = State::kEmpty;
   --filling_;
-  for (size_t i = 0; i < blocks.size(); ++i) put_back(i, std::move(blocks[i]), unwanted);
+  for (size_t i = 0; i < blocks.size(); ++i) keep(i, std::move(blocks[i]), unwanted);
 }
 
 void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {

@@ -68,8 +68,13 @@ struct Status {
   Outcome outcome = Outcome::kOk;
   std::string message;
   int64_t index = -1;  // of the batch that was delivered or failed
+  int64_t ticket = 0;  // of a failure: what its producer gave with it
   bool ok() const { return outcome == Outcome::kOk; }
 };
+
+// A producer's message as everybody can show it: valid UTF-8 (other bytes become '?'), cut off where
+// it is long.
+std::string printable(const std::string& message);
 
 struct Options {
   int64_t capacity = 4;
@@ -122,17 +127,21 @@ struct Patience {
 // What the consumer keeps of one batch; the last owner gives everything back.
 struct Held {
   Held(std::shared_ptr<Ring> owner, int64_t which, std::vector<BlockRef> memory)
-      : ring(std::move(owner)), index(which), blocks(std::move(memory)) {}
+      : ring(std::move(owner)), index(which), blocks(std::move(memory)), leases(blocks.size()) {}
   ~Held();
   const std::shared_ptr<Ring> ring;
   const int64_t index;
   std::vector<BlockRef> blocks;
+  std::vector<std::atomic<int>> leases;  // [leaf]
+  std::atomic<bool> whole{false};        // leaves stay, though their leases end: it may be returned
 };
 
 // One leaf of a delivered batch: its memory is not written again before the lease ends.
 class Lease {
  public:
-  Lease(std::shared_ptr<Held> held, size_t leaf) : held_(std::move(held)), leaf_(leaf) {}
+  Lease(std::shared_ptr<Held> held, size_t leaf) : held_(std::move(held)), leaf_(leaf) {
+    ++held_->leases[leaf_];
+  }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease();
@@ -151,9 +160,13 @@ class Batch {
   int64_t index() const { return held_->index; }
   size_t size() const { return held_->blocks.size(); }
   const char* leaf(size_t i) const { return held_->blocks[i]->data(); }
-  // At most once a leaf.
+  // At most once a leaf after `settle`.
   std::unique_ptr<Lease> lease(size_t i) const { return std::make_unique<Lease>(held_, i); }
   void release() { held_.reset(); }
+  // It is the consumer's for good: a leaf is given back when its last lease ends.
+  void settle() {
+    if (held_) held_->whole = false;
+  }
 
  private:
   friend class Ring;
@@ -170,10 +183,14 @@ class Ring : public std::enable_shared_from_this<Ring> {
 
   Status acquire(int64_t index, Deadline deadline, Slot* slot);
   Status commit(Slot&& slot);
-  Status fail(int64_t index, const std::string& message);
-  Status fail(Slot&& slot, const std::string& message);
+  // `ticket` comes with the failure to who takes it.
+  Status fail(int64_t index, const std::string& message, int64_t ticket = 0);
+  Status fail(Slot&& slot, const std::string& message, int64_t ticket = 0);
   Status finish(int64_t end = kNextIndex);
-  Status take(Deadline deadline, Batch* batch);
+  // With `returnable`, what was taken (a batch, or a failure) may be put back until it is settled.
+  Status take(Deadline deadline, Batch* batch, bool returnable = false);
+  // As if it had not been taken: the next to be taken. `status` is what `take` returned.
+  void put_back(Status status, Batch&& batch);
   void close();  // wakes everybody; what was not delivered is dropped
 
   const std::vector<LeafSpec>& leaves() const { return leaves_; }
@@ -181,7 +198,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   Deadline pop_deadline() const;
   bool closed() const;
   bool forked() const { return generation_ != process_generation(); }
-  int64_t delivered() const;  // the index after the last batch (or failure) delivered
+  int64_t delivered() const;  // every batch (or failure) before this index is delivered
   Statistics statistics() const;
   void count_hand_over(int64_t zero_copy, int64_t copied);
 
@@ -193,6 +210,14 @@ class Ring : public std::enable_shared_from_this<Ring> {
   struct Entry {
     State state = State::kEmpty;
     std::vector<BlockRef> blocks;
+  };
+  struct Failure {
+    std::string message;
+    int64_t ticket = 0;
+  };
+  struct Returned {
+    Status status;
+    std::shared_ptr<Held> held;  // null for a failure
   };
   class Lock : public std::unique_lock<std::mutex> {
    public:
@@ -215,7 +240,8 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted);
   void abandoned(int64_t index, std::vector<BlockRef> blocks);
   void unheld();
-  void put_back(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted);
+  void keep(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted);
+  void count(const Status& taken, int64_t times);
   std::string wait_for_batch() const;
   std::string wait_for_slot(int64_t index) const;
   std::string no_memory(int64_t index) const;
@@ -234,7 +260,8 @@ class Ring : public std::enable_shared_from_this<Ring> {
   int waiting_next_ = 0, waiting_index_ = 0, waiting_take_ = 0;
   std::multiset<int64_t> waited_indices_;  // of producers that wait for a given index
   std::vector<Entry> entries_;             // [capacity]: index % capacity
-  std::map<int64_t, std::string> failures_;
+  std::map<int64_t, Failure> failures_;
+  std::map<int64_t, Returned> returned_;     // taken and put back
   std::vector<std::vector<BlockRef>> free_;  // [leaf]
   int64_t next_;                             // the next index to deliver
   int64_t next_put_;                         // the index after the highest that was named

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -25,15 +24,15 @@ class ThreadContexts:
     def __init__(self) -> None:
         self._backend, self._x64 = current_backend(), _has_x64()
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """The same contexts in this thread."""
+    def entered(self) -> contextlib.ExitStack[bool | None]:
+        """The same contexts in this thread, from now to the end of the ``with``."""
+        # A generator's context manager writes to the exceptions that pass it; some refuse that.
         with contextlib.ExitStack() as stack:
             if current_backend() != self._backend:
                 stack.enter_context(backend(self._backend))
             if _has_x64() != self._x64:
                 stack.enter_context(jax.enable_x64(self._x64))
-            yield
+            return stack.pop_all()
 
 
 def _has_x64() -> bool:

@@ -14,6 +14,7 @@ import jax
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.compat import is_tracing
+from jaxkern.core.failures import described
 from jaxkern.execution.explanation import explanation
 from jaxkern.execution.graph import Graph, Node, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
@@ -115,12 +116,12 @@ class Structural:
                 if isinstance(error, SymbolicError):
                     error.add_note(note)
                     raise
-                what = f"{type(error).__name__}: {error}"
+                what = described(error)
                 raise SymbolicError(f"{note}; while it was recorded: {what}") from error
             return (
                 str(error)
                 if isinstance(error, SymbolicError)
-                else (f"it cannot be called on placeholders ({type(error).__name__}: {error})")
+                else f"it cannot be called on placeholders ({described(error)})"
             )
 
     def _run(self, plan: Plan, leaves: list[Any]) -> Any:

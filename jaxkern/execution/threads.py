@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.failures import note
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions, ExecutionTimeout
 
 _IDLE_SECONDS = 10.0
@@ -217,12 +218,12 @@ class _Run:
     def _error(self) -> BaseException:
         first = min(self._errors)
         error = self._errors[first]
-        note = f"{self._what}: raised by {self._units[first].name}"
+        text = f"{self._what}: raised by {self._units[first].name}"
         others = [self._units[index].name for index in sorted(self._errors) if index != first]
         if others:
-            note += f"; these failed too: {', '.join(others)}"
+            text += f"; these failed too: {', '.join(others)}"
         left = len(self._units) - self._finished - len(self._errors)
         if left:
-            note += f"; {left} were not begun"
-        error.add_note(note)
+            text += f"; {left} were not begun"
+        note(error, "{}", text)
         return error

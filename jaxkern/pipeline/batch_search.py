@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from jaxkern.core.failures import described, note
 from jaxkern.core.memory import GIB
 from jaxkern.core.progress import ProgressBar
 
@@ -102,7 +103,7 @@ class Findings(NamedTuple):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory did not suffice."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in described(error)
 
 
 def rounded_down(size: int, multiple: int) -> int:
@@ -206,9 +207,11 @@ class Search:
             self._costs[size] = self.clock() - started
         except Exception as error:
             if smallest:
-                error.add_note(
-                    f"while measuring batch size {size}, the smallest; sizes=(...) starts with "
-                    "another one"
+                note(
+                    error,
+                    "while measuring batch size {}, the smallest; sizes=(...) starts with another "
+                    "one",
+                    size,
                 )
                 raise
             self._failed_running = size in self._footprints
@@ -237,7 +240,7 @@ class Search:
 
     def _fail(self, size: int, error: Exception) -> str:
         """Remembers that a size does not work, and says why."""
-        text = str(error).strip().split("\n")[0][:160]
+        text = described(error).partition(": ")[2].strip().split("\n")[0][:160]
         kind = "ran out of memory" if out_of_memory(error) else f"raised {type(error).__name__}"
         why = f"{size} {kind} ({text})"
         if self._failed is None or size < self._failed[0]:

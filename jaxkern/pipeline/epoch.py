@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxkern.core.failures import described, note, notes_of
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
 from jaxkern.pipeline.native import NativeWork, native_work
@@ -161,10 +160,9 @@ class Epoch:
                     blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
         except BaseException as error:
             where = f"in batch {batch} of epoch {self.number}"
-            if where not in getattr(error, "__notes__", ()):
-                error.add_note(where)
+            note(error, where)
             if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
-                raise RuntimeError(f"{error.args} was raised as StopIteration {where}") from error
+                raise RuntimeError(f"{described(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         unit = Unit(joint, halves(blocks[0].records))
@@ -173,14 +171,9 @@ class Epoch:
             self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
         return unit
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> _Together:
         """Blocks that are made within, by this thread, are made once: branches have the same."""
-        self._local.made = {}
-        try:
-            yield
-        finally:
-            self._local.made = {}
+        return _Together(self._local)
 
     def block(self, vertex: Vertex, batch: int) -> Block:
         """One batch at a vertex."""
@@ -192,9 +185,8 @@ class Epoch:
                 else:
                     found = vertex.node.block(self, vertex, batch)
             except BaseException as error:
-                notes = getattr(error, "__notes__", [])
-                if not any(note.startswith("in node ") for note in notes):
-                    error.add_note(f"in node {self.plan.names[vertex]!r} of the pipeline")
+                if not any(text.startswith("in node ") for text in notes_of(error)):
+                    note(error, "in node {!r} of the pipeline", self.plan.names[vertex])
                 raise
             if vertex in self.plan.shared:  # no branch may change what another one reads
                 found = found._replace(data=row.read_only(found.data))
@@ -206,3 +198,15 @@ class Epoch:
         """One batch that several batches behind it are cut from."""
         block: Block = self._shared.get((vertex, batch), lambda: self.block(vertex, batch))
         return block
+
+
+class _Together:
+    # A generator's context manager writes to the exceptions that pass it; some refuse that.
+    def __init__(self, local: threading.local) -> None:
+        self._local = local
+
+    def __enter__(self) -> None:
+        self._local.made = {}
+
+    def __exit__(self, *_: object) -> None:
+        self._local.made = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, ragged_of
 from jaxkern.pipeline.source import BatchSource
 
@@ -101,5 +102,5 @@ class ImageFolder(BatchSource):
             with self._pillow.open(self.files[record]) as image:
                 yield image
         except BaseException as error:
-            error.add_note(f"while reading record {record} of {self!r}: {self.files[record]}")
+            note(error, "while reading record {} of {!r}: {}", record, self, self.files[record])
             raise

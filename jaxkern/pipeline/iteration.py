@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +19,15 @@ from jaxkern.pipeline.rows import Data, aligned_copy
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
+from jaxkern.ring.errors import RingTimeout
 
 
 class PipelineIterator(Iterator[Data]):
     """The batches of an epoch; what ``iter(pipeline)`` returns.
 
-    A batch that fails raises in its place; the next call goes on behind it.
+    A batch that fails raises in its place; the next call goes on behind it. Several threads may
+    iterate together: each batch goes to one of them. Who is interrupted by Ctrl-C in a call has
+    taken nothing: the next call returns that batch.
     """
 
     def __init__(
@@ -43,6 +47,9 @@ class PipelineIterator(Iterator[Data]):
         self._sharding = sharding
         self._resumed = resumed
         self._replan = replan
+        self._process = os.getpid()
+        self._delivered = self._next = 0
+        self._lock = threading.RLock()
         self._start(0)
 
     @property
@@ -54,31 +61,49 @@ class PipelineIterator(Iterator[Data]):
         return self
 
     def __next__(self) -> Data:
-        if self._made - len(self._ahead) >= self._plan.stream.batches:
+        # A signal's handler may raise behind any call, also that which ends a `with`. What a thread
+        # takes lies in its own place, therefore, until the last stores, which no call follows.
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this iteration began before the process forked, and its batches are the parent's; "
+                "begin one in the child: iter(pipeline)"
+            )
+        thread = threading.get_ident()
+        if thread not in self._claimed:
+            with self._lock:
+                self._claim(thread)
+        index, outcome = self._claimed[thread]
+        if isinstance(outcome, BaseException):
+            del self._claimed[thread]
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback holds this frame
+        del self._claimed[thread]
+        if index >= self._delivered:
+            self._delivered = index + 1
+        return outcome
+
+    def _claim(self, thread: int) -> None:
+        """Gives a thread the next outcome. Here too, what was made is stored before any call."""
+        index = self._next
+        if index >= self._plan.stream.batches:
             self.close()
             raise StopIteration
-        ready = self._ahead.popleft() if self._ahead else self._outcome(None)
-        assert ready is not None
-        if isinstance(ready, BaseException):
-            try:
-                raise ready
-            finally:
-                del ready  # its traceback holds this frame
+        while self._made <= index:
+            self._make(None)
         # The program of the next batch runs while the consumer works on this one.
-        if self._tail is not None and self._workers is not None and not self._ahead:
-            try:
-                following = self._outcome(0.0)
-            except BaseException:  # an interrupt: the next call returns this batch
-                self._ahead.append(ready)
-                raise
-            if following is not None:
-                self._ahead.append(following)
-        self._delivered = self._made - len(self._ahead)
-        return ready
+        if self._tail is not None and self._workers is not None and self._made == index + 1:
+            self._make(0.0)
+        self._claimed[thread] = index, self._outcomes[index]
+        del self._outcomes[index]
+        self._next = index + 1
 
     def get_state(self) -> dict[str, Any]:
         """Where the iteration is, as a small JSON-able dict: behind the last batch delivered."""
-        return make_state(self._plan, self._epoch, self._delivered)
+        # A thread that was interrupted may have one that is older than others'.
+        claimed = [index for index, _ in list(self._claimed.values())]
+        return make_state(self._plan, self._epoch, min([self._delivered, *claimed]))
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `get_state` was called, perhaps in another process.
@@ -88,22 +113,26 @@ class PipelineIterator(Iterator[Data]):
         Raises: ValueError for what is no state, or one of another pipeline, naming the difference.
         """
         epoch, batch = read_state(self._plan, state)
-        self.close()
-        placement = state.get("placement")
-        if placement and self._plan.placement and placement != self._plan.placement:
-            self._plan = self._replan(placement)  # the batches had that place's arithmetic
-        self._epoch = epoch
-        self._start(batch)
-        self._resumed(epoch)
+        self.close()  # first: who waits for a batch holds the lock
+        with self._lock:
+            self.close()
+            placement = state.get("placement")
+            if placement and self._plan.placement and placement != self._plan.placement:
+                self._plan = self._replan(placement)  # the batches had that place's arithmetic
+            self._epoch = epoch
+            self._start(batch)
+            self._resumed(epoch)
 
     def stats(self) -> RingStats | None:
         """Of the ring between the workers and the consumer; None before there is one."""
-        return None if self._workers is None else self._workers.stats()
+        workers = self._workers
+        return None if workers is None else workers.stats()
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
-        if self._closing is not None:
-            self._closing()
+        closing = self._closing
+        if closing is not None:
+            closing()
 
     def _start(self, batch: int) -> None:
         self._delivered = batch  # where a state points: behind the last batch delivered
@@ -111,39 +140,36 @@ class PipelineIterator(Iterator[Data]):
         self._tail: Program | None = self._plan.tail
         self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
-        self._made: int = batch  # units whose outcome is known
-        self._unit_taken: Unit | None = None  # behind them, where its program was interrupted
-        self._ahead: deque[Data | BaseException] = deque()
+        self._made: int = batch  # the index behind the last outcome that is known
+        # A unit whose program was interrupted, or the error in its place.
+        self._taken: tuple[int, BaseException | None, Any] | None = None
+        self._outcomes: dict[int, Data | BaseException] = {}  # known and not claimed
+        self._next = batch  # the index that is claimed next
+        self._claimed: dict[int, tuple[int, Data | BaseException]] = {}  # by thread
 
-    def _outcome(self, timeout: float | None) -> Data | BaseException | None:
-        """The next batch, or the error in its place; None where it is not ready in time."""
+    def _make(self, timeout: float | None) -> None:
+        """Makes the next outcome known; returns without it where it is not ready in time."""
         if self._made >= self._plan.stream.batches:
-            return None
-        try:
-            if self._unit_taken is None:
-                self._unit_taken = self._unit(timeout)
-        except BaseException as error:
-            if self._workers is None:
-                self._made += not isinstance(error, KeyboardInterrupt)
-                return error
-            before, self._made = self._made, self._workers.next_index
-            if self._made > before:
-                return error
-            if isinstance(error, TimeoutError) and timeout is not None:
-                return None
-            raise  # an interrupted wait: the batch is still to come
+            return
+        if self._taken is None:
+            try:
+                self._taken = self._unit(timeout)
+            except RingTimeout:
+                return
+        _, error, unit = self._taken
         outcome: Data | BaseException
         try:
-            outcome = self._placed(self._unit_taken)
-        except Exception as error:
-            outcome = error
-        self._unit_taken = None
+            outcome = self._placed(unit) if error is None else error
+        except Exception as failed:
+            outcome = failed
+        self._outcomes[self._made] = outcome
+        self._taken = None
         self._made += 1
-        return outcome
 
-    def _unit(self, timeout: float | None) -> Unit:
+    def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any]:
+        """The next unit, or the error in its place, as `Ring._outcome` returns them."""
         if self._num_workers == 0:
-            return self._run.unit(self._made)
+            return self._made_here()
         if self._workers is None:
             arguments = (
                 self._run,
@@ -155,15 +181,25 @@ class PipelineIterator(Iterator[Data]):
             native = native_batches(*arguments)
             # Otherwise the shapes of the ring's slots come from the first batch, made here.
             if native is None and self._plan.first is None:
-                return self._run.unit(self._made)
-            self._workers = native or Workers(*arguments)
-            self._closing = weakref.finalize(self, self._workers.close)
+                return self._made_here()
+            workers = native or Workers(*arguments)
+            self._closing = weakref.finalize(self, workers.close)
+            self._workers = workers
         try:
-            return self._workers.get(timeout)
+            return self._workers.outcome(timeout)
         except StopIteration:  # nothing was drawn behind the batch for which drawing failed
-            self.close()
             self._workers = None
+            self.close()
             return self._unit(timeout)
+
+    def _made_here(self) -> tuple[int, BaseException | None, Any]:
+        index = self._made
+        try:
+            return index, None, self._run.unit(index)
+        except KeyboardInterrupt:  # the batch is still to come
+            raise
+        except BaseException as error:
+            return index, error, None
 
     def _placed(self, unit: Unit) -> Data:
         # A NumPy array may be the user's own, which JAX must not take for its memory.

@@ -112,17 +112,12 @@ class NativeBatches:
         )
         self.ring = self._assembly.ring
 
-    @property
-    def next_index(self) -> int:
-        """Of the unit that `get` returns or fails with."""
-        index = self.ring.state()["next"]
-        assert index is not None
-        return index
+    def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
+        """The next unit, or the error in its place; see `Ring._outcome`."""
+        return self._assembly._outcome(timeout, self._unit)
 
-    def get(self, timeout: float | None = None) -> Unit:
-        """The next unit; raises as `Ring.get`."""
-        rows = self._stream.rows_of(self.next_index)
-        data: dict[str, Any] = self._assembly.get(timeout)
+    def _unit(self, index: int, data: dict[str, Any]) -> Unit:
+        rows = self._stream.rows_of(index)
         if self._stream.remainder == "pad":
             data["mask"] = self._stream.mask_of(rows)
         unit = Unit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))

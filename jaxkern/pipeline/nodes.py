@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxkern.core.failures import described, note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named, whole
 from jaxkern.pipeline.order import Permutation
@@ -150,10 +151,11 @@ class HostNode(Node):
         try:
             result = self.fn(row.on_host(given.data))
         except ValueError as error:
-            if "read-only" in str(error):
-                error.add_note(
+            if "read-only" in described(error):
+                note(
+                    error,
                     "the batch belongs to several branches, or to JAX: make a new array in place "
-                    "of writing to one"
+                    "of writing to one",
                 )
             raise
         row.check_rows(result, len(given.records), f"node {epoch.plan.names[vertex]!r}")

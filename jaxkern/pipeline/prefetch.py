@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -11,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline.rows import aligned_copy
-from jaxkern.ring import Ring, RingClosed
+from jaxkern.ring import Ring, RingError
 
 
 def prefetch_to_device(
@@ -56,15 +58,12 @@ class Prefetcher(Iterator[Any]):
         self._start()
 
     def _start(self) -> None:
-        # A ring of batches without leaves: it orders, bounds and ends, and the items stand beside.
-        self._ring = Ring((), capacity=self._buffer_size)
-        self._items: dict[int, Any] = {}
-        self._states: dict[int, Any] = {}
-        self._delivered = _state_of(self._iterator)
         # The thread must not hold the prefetcher that the consumer drops.
+        self._stream = stream = _Stream(self._buffer_size)
+        self._delivered = (-1, _state_of(self._iterator))  # index, and the state behind it
         self._thread = threading.Thread(
             target=_fetch,
-            args=(self._ring, self._items, self._states, self._iterator, self._sharding),
+            args=(stream, self._iterator, self._sharding),
             name="jaxkern-prefetch",
             daemon=True,
         )
@@ -75,14 +74,20 @@ class Prefetcher(Iterator[Any]):
 
     def get(self, timeout: float | None = None) -> Any:
         """The next item; see `jaxkern.ring.Ring.get` for what it raises."""
-        before = self._ring.state()["next"]
-        try:
-            index, _ = self._ring._take(timeout, False)
-            return self._items.pop(index)
-        finally:
-            # An item, or an error in its place, was taken.
-            if before is not None and self._ring.state()["next"] != before:
-                self._delivered = self._states.pop(before, self._delivered)
+        stream = self._stream
+        index, error, item = stream.ring._outcome(timeout, stream.item)
+        # Stores and no calls, see `Ring._outcome`: who is interrupted gets the item next time.
+        if index in stream.states:
+            if index > self._delivered[0]:
+                self._delivered = index, stream.states[index]
+            del stream.states[index]
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        del stream.items[index]
+        return item
 
     def get_state(self) -> Any:
         """The iterator's state behind the last item that was delivered, not the last one fetched.
@@ -91,7 +96,7 @@ class Prefetcher(Iterator[Any]):
           TypeError: when the iterator has no ``get_state``, as a generator.
         """
         self._check_state()
-        return self._delivered
+        return self._delivered[1]
 
     def set_state(self, state: Any) -> None:
         """Drops what was fetched and goes on where `get_state` was called.
@@ -117,10 +122,10 @@ class Prefetcher(Iterator[Any]):
         Args:
           timeout: seconds to wait for the thread, which may be in the middle of an item.
         """
-        self._ring.close()
+        self._stream.ring.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
-        self._items.clear()
+        self._stream = self._stream.emptied()
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -134,10 +139,28 @@ class Prefetcher(Iterator[Any]):
         self.close()
 
     def __del__(self) -> None:
-        ring = getattr(self, "_ring", None)
-        if ring is not None:
+        stream = getattr(self, "_stream", None)
+        if stream is not None:
             # At the interpreter's end the functions that `Ring.close` calls may be gone.
-            ring._native.close(0.0)
+            stream.ring._native.close(0.0)
+
+
+class _Stream:
+    """A ring of batches without leaves, which orders, bounds and ends; the items stand beside."""
+
+    def __init__(self, buffer_size: int) -> None:
+        self.ring = Ring((), capacity=buffer_size)
+        self.items: dict[int, Any] = {}
+        self.states: dict[int, Any] = {}
+
+    def item(self, index: int, _: Any) -> Any:
+        return self.items[index]
+
+    def emptied(self) -> _Stream:
+        """The same ring without the items; who is taking one still has them."""
+        empty = copy.copy(self)
+        empty.items, empty.states = {}, {}
+        return empty
 
 
 def _has_state(iterator: Any) -> bool:
@@ -148,42 +171,43 @@ def _state_of(iterator: Any) -> Any:
     return iterator.get_state() if _has_state(iterator) else None
 
 
-def _fetch(
-    ring: Ring, items: dict[int, Any], states: dict[int, Any], iterator: Any, sharding: Any
-) -> None:
+def _fetch(stream: _Stream, iterator: Any, sharding: Any) -> None:
+    ring = stream.ring
     try:
-        while _fetch_one(ring, items, states, iterator, sharding):
+        while _fetch_one(stream, iterator, sharding):
             pass
         ring.finish()
-    except RingClosed:
-        items.clear()
+    except BaseException as error:
+        # Whatever it is, the consumer must not wait for an item that nobody fetches.
+        with contextlib.suppress(RingError):  # closed
+            ring.fail(error)
+            ring.finish()
     finally:
         close = getattr(iterator, "close", None)  # runs the `finally` blocks of a generator
         if close is not None:
             close()
 
 
-def _fetch_one(
-    ring: Ring, items: dict[int, Any], states: dict[int, Any], iterator: Any, sharding: Any
-) -> bool:
+def _fetch_one(stream: _Stream, iterator: Any, sharding: Any) -> bool:
     """False when the iterator has ended."""
-    slot = ring.slot()
+    slot = stream.ring.slot()
     try:
         item = next(iterator)
     except StopIteration:
         slot.abandon()
         return False
     except BaseException as error:
-        states[slot.index] = _state_of(iterator)
+        with contextlib.suppress(Exception):  # the error itself matters more
+            stream.states[slot.index] = _state_of(iterator)
         slot.fail(error)
         return isinstance(error, Exception)
-    states[slot.index] = _state_of(iterator)
     try:
-        items[slot.index] = jax.device_put(jax.tree.map(_own, item), sharding)
-    except Exception as error:
+        stream.states[slot.index] = _state_of(iterator)
+        stream.items[slot.index] = jax.device_put(jax.tree.map(_own, item), sharding)
+    except BaseException as error:
         slot.fail(error)
-    else:
-        slot.commit()
+        return isinstance(error, Exception)
+    slot.commit()
     return True
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Vertex
 from jaxkern.pipeline.nodes import merged
@@ -162,7 +163,7 @@ class Program:
                 result = node.apply_batch(batches[0], given)
                 row.check_rows(result, records.shape[0], who)
             except Exception as error:
-                error.add_note(f"in {who} of the pipeline")
+                note(error, "in {} of the pipeline", who)
                 raise
             found[vertex] = result
         return found[self._root]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 
@@ -184,7 +185,7 @@ class RecordSource(BatchSource):
         try:
             fields = self.source[record]
         except BaseException as error:
-            error.add_note(f"while reading record {record} of {self!r}")
+            note(error, "while reading record {} of {!r}", record, self)
             raise
         if not isinstance(fields, Mapping) or not fields:
             raise TypeError(

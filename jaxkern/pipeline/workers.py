@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
 from jaxkern.pipeline.rows import is_ragged
-from jaxkern.ring import Ring, RingClosed, RingStats
+from jaxkern.ring import Ring, RingError, RingStats
 
 
 class Workers:
@@ -46,23 +47,22 @@ class Workers:
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
         self._lock = threading.Lock()
+        self._to_start = min(threads, len(batches))
         self.ring.finish(batches.stop)
-        for number in range(min(threads, len(batches))):
-            name = f"jaxkern-pipeline-{number}"
+
+    def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
+        """The next unit, or the error in its place; see `Ring._outcome`."""
+        while self._to_start:  # not before somebody has this object, who can close it
+            name = f"jaxkern-pipeline-{self._to_start}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._to_start -= 1
+        outcome = self.ring._outcome(timeout, self._unit)
+        if outcome[0] in self._aside:  # no calls behind `_outcome`
+            del self._aside[outcome[0]]
+        return outcome
 
-    @property
-    def next_index(self) -> int:
-        """Of the unit that `get` returns or fails with."""
-        index = self.ring.state()["next"]
-        assert index is not None
-        return index
-
-    def get(self, timeout: float | None = None) -> Unit:
-        """The next unit; raises as `Ring.get`."""
-        index = self.next_index
-        arrays = self.ring.get(timeout)
-        aside = self._aside.pop(index, None)
+    def _unit(self, index: int, arrays: Any) -> Unit:
+        aside = self._aside.get(index)
         if aside is not None:
             return aside
         return Unit(self._usual.joint._replace(leaves=arrays["leaves"]), arrays["records"])
@@ -89,12 +89,12 @@ class Workers:
             try:
                 with self.ring.slot(index) as slot:
                     self._fill(slot.batch, index)
-            except RingClosed:
-                return
-            except BaseException:
-                # It is delivered in the batch's place.
+            except BaseException as error:
                 if self.ring.closed:
                     return
+                # It is delivered in the batch's place; without a slot it still has to be.
+                with contextlib.suppress(RingError, ValueError):
+                    self.ring.fail(error, index)
 
     def _fill(self, slot: Any, index: int) -> None:
         usual, plan = self._usual, self._epoch.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -161,9 +161,25 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """The next batch; waits until it is there. Raises as `Ring.get` does."""
-        index, leaves = self.ring._get(timeout)
-        count = self._short.get(index)
-        return self._tree(leaves if count is None else [leaf[:count] for leaf in leaves])
+        _, error, batch = self._outcome(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        return batch  # type: ignore[no-any-return]
+
+    def _outcome(
+        self, timeout: float | None, made: Callable[[int, Any], Any] | None = None
+    ) -> tuple[int, BaseException | None, Any]:
+        """As `Ring._outcome`."""
+
+        def fields(index: int, leaves: list[Any]) -> Any:
+            count = self._short.get(index)
+            batch = self._tree(leaves if count is None else [leaf[:count] for leaf in leaves])
+            return batch if made is None else made(index, batch)
+
+        return self.ring._outcome(timeout, fields)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         return self
@@ -321,7 +337,8 @@ class _Feed:
             self._ring.finish(self._next + 1)
         except (errors.RingError, ValueError):  # closed meanwhile: nobody is left to be told
             pass
-        self._native.finish()
+        finally:
+            self._native.finish()
 
 
 def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> dict[str, _Field]:

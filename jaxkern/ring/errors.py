@@ -15,6 +15,10 @@ class ProducerError(RingError):
     """A native producer failed at this batch."""
 
 
+class RingTimeout(TimeoutError):
+    """A wait in a ring that was too long; other code raises TimeoutError too."""
+
+
 # jaxkern::ring::Outcome of csrc/ring/ring.h.
 OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED, NO_MEMORY = range(8)
 
@@ -22,7 +26,7 @@ OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED, NO_MEMORY = range(8)
 def problem(outcome: int, message: str, timeout: float | None) -> Exception:
     """The exception for an outcome that is not `OK`; `FAILED` and a consumer's end are not here."""
     if outcome == TIMEOUT:
-        return TimeoutError(f"waited {timeout:g} s for {message}")
+        return RingTimeout(f"waited {timeout:g} s for {message}")
     if outcome == CLOSED:
         return RingClosed(message)
     if outcome == INVALID:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import compat, registry
+from jaxkern.core.failures import described, type_name
 from jaxkern.ring import errors
 from jaxkern.ring.statistics import RingStats
 from jaxkern.ring.structure import Structure, packed
@@ -56,12 +58,16 @@ class RingSlot:
     def commit(self) -> None:
         """Delivers the batch."""
         self.batch = None
-        self._ring._check(self._ring._native.commit(self._native), None)
+        self._ring._commit(self._native)
 
     def fail(self, error: BaseException) -> None:
         """Delivers an exception in the batch's place."""
         self.batch = None
-        self._ring._fail(error, self.index, self._native)
+        try:
+            self._ring._fail(error, self.index, self._native)
+        except BaseException:
+            self._native.abandon()  # where it could not be told: somebody may fail the index
+            raise
 
     def abandon(self) -> None:
         """Gives the slot back unfilled: its index may be put by somebody else."""
@@ -136,8 +142,8 @@ class Ring:
             ) from None
         self._device = device
         self._placement: _Placement | None = None
-        self._errors: dict[int, BaseException] = {}
-        self._errors_lock = threading.Lock()
+        self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
+        self._tickets = itertools.count(1)
         _open.add(self)
 
     @property
@@ -173,8 +179,13 @@ class Ring:
           RingError: when the index is behind the end, or the process was forked.
         """
         buffers = self._structure.buffers(batch)
-        status = self._native.put(_index(index), buffers, _wait(timeout), _interruptible())
-        return self._check(status, timeout)
+        *status, slot = self._native.put(_index(index), buffers, _wait(timeout), _interruptible())
+        self._check(status, timeout)
+        try:
+            return self._commit(slot)
+        except BaseException:
+            slot.abandon()  # now, since the traceback keeps it
+            raise
 
     def slot(self, index: int | None = None, timeout: float | None = None) -> RingSlot:
         """A slot to fill in place, without the copy of `put`; waits while the ring is full.
@@ -192,7 +203,11 @@ class Ring:
         """
         *status, native = self._native.acquire(_index(index), _wait(timeout), _interruptible())
         self._check(status, timeout)
-        return RingSlot(self, native)
+        try:
+            return RingSlot(self, native)
+        except BaseException:
+            native.abandon()  # now, since the traceback keeps it
+            raise
 
     def fail(self, error: BaseException, index: int | None = None) -> int:
         """Delivers an exception in the place of a batch: `get` raises it after all earlier ones.
@@ -216,10 +231,12 @@ class Ring:
         Raises:
           ValueError: when a batch at or behind the end was put, or another end was set.
         """
-        self._check(self._native.finish(_NEXT if count is None else _index(count)), None)
+        self._check(self._native.finish(_NEXT if count is None else _index(count, 1)), None)
 
     def get(self, timeout: float | None = None) -> Any:
         """The next batch, as a pytree of ``jax.Array``; waits until it is there.
+
+        Who is interrupted before it returns has taken nothing: the next call gets that batch.
 
         Args:
           timeout: seconds to wait; None for ever (Ctrl-C interrupts).
@@ -231,7 +248,13 @@ class Ring:
           ProducerError: when a native producer failed.
           RingClosed: when the ring is, or becomes, closed.
         """
-        return self._get(timeout)[1]
+        _, error, batch = self._outcome(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        return batch
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -279,22 +302,42 @@ class Ring:
     def __repr__(self) -> str:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
 
-    def _get(self, timeout: float | None) -> tuple[int, Any]:
-        """(index, batch)"""
-        place = self._placement or self._place()
-        index, leaves = self._take(timeout, place.zero_copy)
-        return index, place.batch(leaves)
+    def _outcome(
+        self, timeout: float | None, made: Callable[[int, Any], Any] | None = None
+    ) -> tuple[int, BaseException | None, Any]:
+        """(index, None, batch), or (index, error, None) for an error in a batch's place.
 
-    def _take(self, timeout: float | None, dlpack: bool) -> tuple[int, list[Any]]:
-        outcome, message, index, leaves = self._native.take(
-            _wait(timeout), _interruptible(), dlpack
-        )
-        if outcome != errors.OK:
-            self._raise(outcome, message, index, timeout)
-        return index, leaves
+        Args:
+          made: makes of (index, batch) what is returned in the batch's place.
+
+        A signal's handler may raise behind any call. So the batch is the ring's until a store that
+        no call follows: callers must store what is returned before they call anything, too.
+        """
+        place = self._placement or self._place()
+        taken = self._native.take(_wait(timeout), _interruptible())
+        try:
+            index, error, batch, counts = taken.index, None, None, (0, 0)
+            if taken.outcome == errors.OK:
+                batch, counts = place.batch(taken.leaves(place.zero_copy))
+                if made is not None:
+                    batch = made(index, batch)
+            elif taken.outcome == errors.FAILED:
+                error = self._error(taken)
+            else:
+                self._raise(taken, timeout)
+        except BaseException:
+            taken.give_back()  # now, since the traceback keeps `taken`
+            raise
+        taken.settled = counts
+        if error is not None:
+            try:  # noqa: SIM105, which would be a call
+                del self._errors[taken.ticket]
+            except KeyError:  # a native producer's
+                pass
+        return index, error, batch
 
     def _place(self) -> _Placement:
-        self._placement = _Placement(self._structure, self._native, self._device)
+        self._placement = _Placement(self._structure, self._device)
         return self._placement
 
     def _check(self, status: Any, timeout: float | None) -> int:
@@ -303,56 +346,70 @@ class Ring:
             raise errors.problem(outcome, message, timeout)
         return int(index)
 
+    def _commit(self, slot: Any) -> int:
+        outcome: list[tuple[int, str, int]] = []
+        slot.committed = outcome  # a store, as in `_outcome`: who is interrupted has put nothing
+        if outcome[0][0] == errors.OK:
+            return outcome[0][2]
+        return self._check(outcome[0], None)
+
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
             raise TypeError(f"error is {error!r}; wanted an exception")
-        message = _described(error)
-        with self._errors_lock:  # a consumer that finds the failure finds the exception too
-            if slot is None:
-                status = self._native.fail(index, message)
-            else:
-                status = self._native.fail_slot(slot, message)
-            if status[0] == errors.OK:
-                self._errors[status[2]] = error
+        ticket = next(self._tickets)
+        self._errors[ticket] = error  # first: a consumer that finds the failure finds it too
+        raised: BaseException | None = None
+        try:
+            message = described(error)
+        except BaseException as interrupt:  # it waits until the failure is reported
+            message, raised = type_name(error), interrupt
+        if slot is None:
+            status = self._native.fail(index, message, ticket)
+        else:
+            status = self._native.fail_slot(slot, message, ticket)
+        if status[0] != errors.OK:
+            self._errors.pop(ticket, None)
+        if raised is not None:
+            raise raised
         return self._check(status, None)
 
-    def _raise(self, outcome: int, message: str, index: int, timeout: float | None) -> None:
-        if outcome == errors.FINISHED:
-            raise StopIteration
-        if outcome != errors.FAILED:
-            raise errors.problem(outcome, message, timeout)
-        with self._errors_lock:
-            error = self._errors.pop(index, None)
+    def _error(self, taken: Any) -> BaseException:
+        error = self._errors.get(taken.ticket)
         if error is None:
-            raise errors.ProducerError(f"batch {index}: {message}")
+            return errors.ProducerError(f"batch {taken.index}: {taken.message}")
         if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
-            raise RuntimeError(f"the producer of batch {index} raised StopIteration") from error
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
+            ended = RuntimeError(f"the producer of batch {taken.index} raised StopIteration")
+            ended.__cause__ = error
+            return ended
+        return error
+
+    def _raise(self, taken: Any, timeout: float | None) -> NoReturn:
+        if taken.outcome == errors.FINISHED:
+            raise StopIteration
+        raise errors.problem(taken.outcome, taken.message, timeout)
 
 
 class _Placement:
     """How leaves become arrays where the ring delivers."""
 
-    def __init__(self, structure: Structure, native: Any, device: Any):
-        self._structure, self._native, self._device = structure, native, device
+    def __init__(self, structure: Structure, device: Any):
+        self._structure, self._device = structure, device
         one = _one_device(device)
         self.zero_copy = one is not None and one.platform == "cpu"
         self._one = one
         self._arrays = len(structure.leaves)
         self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
 
-    def batch(self, leaves: list[Any]) -> Any:
+    def batch(self, leaves: list[Any]) -> tuple[Any, tuple[int, int]]:
+        """The pytree of arrays; how many of them are the slot's memory, and how many copies."""
         if self.zero_copy:
             arrays = [self._own(i, leaf) for i, leaf in enumerate(leaves)]
-            self._native.count_hand_over(self._arrays - self._packed, self._packed)
+            counts = self._arrays - self._packed, self._packed
         else:
             # JAX keeps the host array, and that the slot, until the transfer has ended.
             arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
-            self._native.count_hand_over(0, self._arrays)
-        return self._structure.treedef.unflatten(arrays)
+            counts = 0, self._arrays
+        return self._structure.treedef.unflatten(arrays), counts
 
     def _own(self, i: int, leaf: Any) -> jax.Array:
         if isinstance(leaf, np.ndarray):  # a dtype that DLPack has no code for
@@ -385,10 +442,10 @@ def _allocator(device: Any) -> Any:
     return library.pinned_allocator() if all(d.platform == "gpu" for d in devices) else None
 
 
-def _index(index: int | None) -> int:
+def _index(index: int | None, behind: int = 0) -> int:
     if index is None:
         return _NEXT
-    if not 0 <= index <= _LAST:
+    if not 0 <= index <= _LAST + behind:
         raise ValueError(f"index is {index}; wanted 0 to 2**62, or None")
     return int(index)
 
@@ -397,13 +454,6 @@ def _whole(name: str, value: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is {value!r}; wanted an integer")
     return min(max(int(value), -1), _LAST + 1)  # the native ring says what its limits are
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its own __str__ fails: the batch's place must not stay empty for that
-        return type(error).__name__
 
 
 def _seconds(name: str, value: float) -> float:

@@ -1,0 +1,137 @@
+"""Takes batches while signals raise KeyboardInterrupt at random times, and prints what arrived.
+
+    python interrupted.py
+
+A process of its own: an interrupt may also hit what is not under test, as a callback of the garbage
+collector, which Python reports and forgets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxkern as jk
+
+BATCHES = 60
+ROWS = {"x": np.arange(2 * BATCHES, dtype=np.int32)}
+RANDOM = random.Random(0)
+
+
+def arm() -> None:
+    """One interrupt, soon; waits of the ring look for signals every 50 ms, a batch takes 2 ms."""
+    soon = RANDOM.choice([2e-4, 1e-3, 4e-3]) * (0.5 + RANDOM.random())
+    signal.setitimer(signal.ITIMER_REAL, soon)
+
+
+def disarm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def slow(batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.002)
+    return batch
+
+
+def on_device(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": jnp.sort(batch["x"])}
+
+
+def first(batch: Any) -> int:
+    return int(batch["x"][0]) // 2
+
+
+def pipeline(num_workers: int, *nodes: Any) -> Any:
+    pipe = jk.from_source(ROWS, 2, num_workers=num_workers, prefetch_size=2)
+    for node in nodes:
+        pipe = pipe >> node
+    list(pipe)  # compiles
+    return iter(pipe)
+
+
+def ring() -> jk.ring.Ring:
+    made = jk.ring.Ring({"x": np.zeros(2, np.int32)}, capacity=2)
+
+    def produce() -> None:
+        for i in range(BATCHES):
+            time.sleep(0.002)
+            made.put({"x": np.full(2, 2 * i, np.int32)})
+        made.finish()
+
+    threading.Thread(target=produce, daemon=True).start()
+    return made
+
+
+def assembly() -> jk.ring.Assembly:
+    def order() -> Iterator[np.ndarray]:
+        for i in range(BATCHES):
+            time.sleep(0.001)
+            yield np.arange(2 * i, 2 * i + 2)
+
+    return jk.ring.Assembly(ROWS, order(), 2, capacity=2)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "rows": lambda: pipeline(2),
+    "function": lambda: pipeline(2, slow),
+    "program": lambda: pipeline(2, slow, jk.OperatorNode(on_device)),
+    "no workers": lambda: pipeline(0, slow, jk.OperatorNode(on_device)),
+    "ring": ring,
+    "assembly": assembly,
+    "prefetcher": lambda: jk.prefetch_to_device(pipeline(2, slow), 2),
+    "generator": lambda: jk.prefetch_to_device({"x": slow({"x": row})["x"]} for row in ROWS["x"].reshape(-1, 2)),
+}
+
+
+def interrupted(kind: str) -> dict[str, Any]:
+    batches = KINDS[kind]()
+    found: list[Any] = []
+    wrong_states = interrupts = 0
+    while True:
+        try:
+            arm()
+            for batch in batches:
+                found.append(batch)  # noqa: PERF402
+            disarm()
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+            if kind in ("function", "program", "no workers", "prefetcher"):
+                wrong_states += batches.get_state()["batch"] != len(found)
+    return {"found": [first(b) for b in found], "interrupts": interrupts, "wrong": wrong_states}
+
+
+def putting() -> dict[str, Any]:
+    """A producer that tries an index again when it was interrupted."""
+    made = jk.ring.Ring({"x": np.zeros(2, np.int32)}, capacity=2)
+    found: list[int] = []
+    consumer = threading.Thread(target=lambda: found.extend(first(slow(b)) for b in made))
+    consumer.start()
+    put = interrupts = 0
+    while put < BATCHES:
+        try:
+            arm()
+            while put < BATCHES:
+                put = made.put({"x": np.full(2, 2 * put, np.int32)}, index=put) + 1
+            disarm()
+        except KeyboardInterrupt:
+            interrupts += 1
+    made.finish()
+    consumer.join()
+    return {"found": found, "interrupts": interrupts, "wrong": 0}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    report = {kind: interrupted(kind) for kind in KINDS}
+    report["put"] = putting()
+    json.dump(report, sys.stdout)

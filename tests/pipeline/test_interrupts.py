@@ -1,0 +1,191 @@
+"""Interrupts: would catch a batch that is taken and not delivered, or delivered twice, when Ctrl-C
+comes anywhere in a call and the loop goes on; a state that counts a batch that did not arrive; and
+threads that get the same batch, or lose one, when they iterate together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+
+BATCHES = 60
+
+
+@pytest.fixture(scope="module")
+def interrupted():
+    script = Path(__file__).with_name("interrupted.py")
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+KINDS = "rows function program no_workers ring assembly prefetcher generator put"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
+def test_nothing_is_lost_to_an_interrupt(interrupted, kind):
+    report = interrupted[kind.replace("_", " ")]
+    assert report["found"] == list(range(BATCHES))
+    assert report["wrong"] == 0
+    if kind != "rows":  # which are there at once
+        assert report["interrupts"] >= 10
+
+
+def in_threads(threads, iterator):
+    """What so many threads take of one iterator, each until its end; errors are re-raised."""
+    found: list[list] = [[] for _ in range(threads)]
+    errors: list[BaseException] = []
+    start = threading.Barrier(threads)
+
+    def take(mine):
+        start.wait()
+        try:
+            for batch in iterator:
+                mine.append(batch)
+                time.sleep(0)
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=take, args=(mine,), daemon=True) for mine in found]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def shifted(batch):
+    return {"x": batch["x"] + 0}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("nodes", ["rows", "function", "program", "host"])
+def test_threads_share_an_iterator(nodes, num_workers):
+    pipe = jk.from_source(
+        {"x": np.arange(1000)}, 4, shuffle=True, num_workers=num_workers, prefetch_size=2
+    )
+    added = {
+        "rows": [],
+        "function": [shifted],
+        "program": [shifted, jk.OperatorNode(lambda b: {"x": jnp.flip(b["x"])})],
+        "host": [jk.OperatorNode(shifted, on="host")],
+    }
+    for node in added[nodes]:
+        pipe = pipe >> node
+    iterator = iter(pipe)
+    found = in_threads(4, iterator)
+    records = [int(x) for mine in found for batch in mine for x in batch["x"]]
+    assert sorted(records) == list(range(1000))
+    assert iterator.get_state()["finished"]
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_threads_share_errors_and_a_prefetcher():
+    def broken(batch):
+        if batch["x"][0] % 40 == 0:
+            raise LookupError(int(batch["x"][0]))
+        return batch
+
+    pipe = jk.from_source({"x": np.arange(400)}, 4, num_workers=2) >> broken
+    for iterator in (iter(pipe), jk.prefetch_to_device(pipe, 3)):
+        seen, failed = [], []
+
+        def take(iterator=iterator, seen=seen, failed=failed):
+            while True:
+                try:
+                    seen.append(int(next(iterator)["x"][0]))
+                except LookupError as error:
+                    failed.append(error.args[0])
+                except StopIteration:
+                    return
+
+        running = [threading.Thread(target=take, daemon=True) for _ in range(4)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join(60)
+        assert sorted(failed) == list(range(0, 400, 40))
+        assert sorted(seen + failed) == list(range(0, 400, 4))
+        assert iterator.get_state()["finished"]
+
+
+def test_a_state_is_set_while_threads_take():
+    iterator = iter(jk.from_source({"x": np.arange(400)}, 4, num_workers=2) >> shifted)
+    state = iterator.get_state()
+    stop = threading.Event()
+
+    def take():
+        while not stop.is_set():
+            try:
+                next(iterator)
+            except (StopIteration, jk.ring.RingClosed):  # it is closed between two states
+                time.sleep(0.001)
+
+    running = [threading.Thread(target=take, daemon=True) for _ in range(3)]
+    for thread in running:
+        thread.start()
+    for _ in range(10):
+        time.sleep(0.003)
+        iterator.set_state(state)
+    stop.set()
+    for thread in running:
+        thread.join(60)
+        assert not thread.is_alive()
+    iterator.set_state(state)
+    assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 400, 4))
+
+
+FORK = """
+import os, sys, warnings
+import numpy as np
+import jaxkern as jk
+warnings.simplefilter("ignore")
+iterators = []
+for workers in (0, 2):
+    pipe = jk.from_source({"x": np.arange(8)}, 2, num_workers=workers) >> (lambda batch: batch)
+    iterators += [iter(pipe), iter(pipe)]
+    next(iterators[-1])
+child = os.fork()
+if child == 0:
+    told = 0
+    for iterator in iterators:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            told += "before the process forked" in str(error)
+        iterator.close()
+    os._exit(told)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it in iterators))
+"""
+
+
+def test_a_forked_child_does_not_read_on():
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["4", "4", "3", "4", "3"], done
