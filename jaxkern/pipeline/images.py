@@ -43,7 +43,7 @@ class ImageFolder(BatchSource):
 
         if channels not in _MODES:
             raise ValueError(f"channels={channels}; wanted 1, 3 or 4")
-        self.root = Path(root)
+        self.root = Path(root).absolute()  # another working directory must not lead elsewhere
         self.channels = channels
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is no folder")
