@@ -16,7 +16,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
 from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import Joint, Program, Unit, fold_salt, halves, salt_of
+from jaxkern.pipeline.program import Joint, Program, Salt, Unit, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 from jaxkern.random import _epoch_key
@@ -113,7 +113,13 @@ class Plan:
 
     def keys_for(self, vertex: Vertex, keys: Any) -> Any:
         """A vertex's keys [N] of the records' keys [N]."""
-        return fold_salt(keys, self._salts.get(vertex))
+        derive = self.derivation(vertex)
+        return keys if derive is None else derive(keys)
+
+    def derivation(self, vertex: Vertex) -> Salt | None:
+        """What makes a vertex's keys of the records' keys; None where it takes those."""
+        salt = self._salts.get(vertex)
+        return None if salt is None else Salt(salt)
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 import zlib
@@ -195,11 +196,19 @@ class Program:
         )
 
 
-def fold_salt(keys: Any, salt: int | None) -> Any:
-    """The keys of a node: the records' own, or with the node's number folded in."""
-    if salt is None:
-        return keys
-    return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(salt)))(keys)
+@dataclasses.dataclass(frozen=True)
+class Salt:
+    """From the records' keys [N] to a node's; equal ones derive the same.
+
+    Attributes:
+      number: of the node, see `salt_of`.
+    """
+
+    number: int
+
+    def __call__(self, keys: jax.Array) -> jax.Array:
+        """The keys with the number folded in."""
+        return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 
 def salt_of(stream_name: str | None, occurrence: int) -> int | None:
