@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_array
 from jaxkern.image.plan import CHANNEL_COUNTS
 
 _INT32_MAX = 2**31 - 1
@@ -52,6 +53,8 @@ class Ragged:
         channels: int | None = None,
     ) -> Ragged:
         """Copies images [H, W, C] u8 of one channel count, one after the other, into a buffer.
+
+        JAX on the CPU takes the buffer as it is: do not write to it while its arrays are in use.
 
         Args:
           max_height, max_width: upper bounds of the sizes; the largest image's if not given.
@@ -104,7 +107,7 @@ class Ragged:
                 f"the images take {length} bytes, above 2**31 - 1, which int32 offsets cannot "
                 "reach; use smaller batches or jax.config.update('jax_enable_x64', True)"
             )
-        buffer = np.zeros(max(length, 1), np.uint8)
+        buffer = aligned_array(max(length, 1), np.uint8, np.zeros)
         offsets = np.zeros(len(arrays), np.int64)
         offsets[1:] = np.cumsum(bytes_of)[:-1]
         for offset, array in zip(offsets, arrays, strict=True):

@@ -160,7 +160,7 @@ class Epoch:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
         try:
             with self.together():
-                source = self.plan.frontier[0]
+                source, *others = self.plan.frontier
                 if out is not None and isinstance(source.node, SourceNode):
                     blocks = [source.node.read(self, source, batch, out)]
                 else:
@@ -173,7 +173,8 @@ class Epoch:
                 raise RuntimeError(f"{error.args} was raised as StopIteration {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
-        unit = Unit(joint, halves(blocks[0].records))
+        fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
+        unit = Unit(joint, halves(blocks[0].records), fresh and out is None and not others)
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
             self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)

@@ -33,6 +33,8 @@ class ImageFolder(BatchSource):
     Raises: ImportError without Pillow; FileNotFoundError for a folder without images.
     """
 
+    fresh = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],

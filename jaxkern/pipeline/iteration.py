@@ -14,7 +14,7 @@ from jaxkern.core import compat
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
-from jaxkern.pipeline.rows import Data, aligned_copy
+from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
@@ -167,10 +167,7 @@ class PipelineIterator(Iterator[Data]):
 
     def _placed(self, unit: Unit) -> Data:
         # A NumPy array may be the user's own, which JAX must not take for its memory.
-        leaves = [
-            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
-            for leaf in unit.joint.leaves
-        ]
+        leaves = unit.made_private().joint.leaves
         records = unit.records
         if self._sharding is not None:
             if holds_ragged(unit.joint):

@@ -63,10 +63,27 @@ class Unit(NamedTuple):
     Attributes:
       joint: the batches.
       records: uint32 [N, 2], see `halves`.
+      private: whether nobody else has the memory of its NumPy arrays, so that JAX may take it.
     """
 
     joint: Joint
     records: Any
+    private: bool = False
+
+    def made_private(self) -> Unit:
+        """The unit with copies of NumPy arrays, where somebody else may have them."""
+        if self.private:
+            return self
+        leaves = [
+            row.aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for leaf in self.joint.leaves
+        ]
+        return self._replace(joint=self.joint._replace(leaves=leaves), private=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        return sum(int(leaf.nbytes) for leaf in [*self.joint.leaves, self.records])
 
 
 def halves(records: np.ndarray) -> np.ndarray:

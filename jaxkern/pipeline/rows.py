@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
 
 Data = dict[str, Any]
@@ -81,9 +82,7 @@ def aligned_copy(array: np.ndarray) -> np.ndarray:
 
     `jax.device_put` takes an aligned array as it is also with ``may_alias=False``.
     """
-    space = np.empty(array.nbytes + 63, np.uint8)
-    start = -space.__array_interface__["data"][0] % 64
-    copy: np.ndarray = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = aligned_array(array.shape, array.dtype)
     copy[...] = array
     return copy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +24,18 @@ class BatchSource:
     """A source that gathers whole batches; subclass it for a format of your own.
 
     `gather` is called from several threads at once.
+
+    Attributes:
+      fresh: whether each `gather` (without `out`) makes arrays that nobody writes to afterwards, so
+        that a batch need not be copied; a subclass that has its own `gather` says so itself.
     """
+
+    fresh: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "gather" in vars(cls) and "fresh" not in vars(cls):
+            cls.fresh = False
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -63,6 +74,8 @@ class ArraySource(BatchSource):
     >>> len(source), source[1]["x"].tolist()
     (2, [3, 4])
     """
+
+    fresh = True
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
@@ -141,6 +154,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
 
 class RecordSource(BatchSource):
     """Batches of any sequence of dicts, read one record at a time."""
+
+    fresh = True
 
     def __init__(self, source: Any) -> None:
         self.source = source

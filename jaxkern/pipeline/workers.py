@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -42,6 +43,7 @@ class Workers:
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
+        self._beside = 0  # bytes of delivered batches that the ring does not know of
         self._epoch = epoch
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
@@ -64,12 +66,14 @@ class Workers:
         arrays = self.ring.get(timeout)
         aside = self._aside.pop(index, None)
         if aside is not None:
+            self._beside += aside.nbytes - self.ring._structure.bytes
             return aside
         return Unit(self._usual.joint._replace(leaves=arrays["leaves"]), arrays["records"])
 
     def stats(self) -> RingStats:
-        """Of the ring."""
-        return self.ring.stats()
+        """Of the ring, with the bytes of what stood beside it."""
+        found = self.ring.stats()
+        return dataclasses.replace(found, bytes=found.bytes + self._beside)
 
     def close(self) -> None:
         """Ends the threads; idempotent."""
@@ -106,20 +110,14 @@ class Workers:
             (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
         unit = self._epoch.unit(index, out)
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
-            # What a source wrote to the slot would be overwritten by a later batch.
-            leaves = [_apart(leaf, slot["leaves"]) for leaf in unit.joint.leaves]
-            self._aside[index] = unit._replace(joint=unit.joint._replace(leaves=leaves))
+            # What a source wrote to the slot would be overwritten by a later batch. The copy that
+            # JAX needs is made here, not by the thread that waits for it.
+            self._aside[index] = unit.made_private()
             return
         for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
             if leaf is not place:
                 np.copyto(place, leaf)
         slot["records"][...] = unit.records
-
-
-def _apart(leaf: Any, places: list[np.ndarray]) -> Any:
-    """An array that shares no memory with any of the places."""
-    shares = any(np.may_share_memory(leaf, place) for place in places)
-    return np.array(leaf) if shares else leaf
 
 
 def holds_ragged(joint: Joint) -> bool:
