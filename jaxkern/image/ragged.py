@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ class Ragged:
         *,
         max_height: int | None = None,
         max_width: int | None = None,
-        buffer_size: int | None = None,
+        buffer_size: int | Literal["rounded"] | None = None,
         channels: int | None = None,
     ) -> Ragged:
         """Copies images [H, W, C] u8 of one channel count, one after the other, into a buffer.
@@ -58,7 +58,9 @@ class Ragged:
 
         Args:
           max_height, max_width: upper bounds of the sizes; the largest image's if not given.
-          buffer_size: length of the buffer in bytes; what the images need if not given.
+          buffer_size: length of the buffer in bytes; what the images need if not given; "rounded":
+            that rounded up to one of four lengths in each doubling, so that a stream of batches
+            compiles few programs.
           channels: needed only for an empty list.
         Raises: TypeError for images that are not u8; ValueError for other ranks, zero sizes,
           channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
@@ -98,7 +100,7 @@ class Ragged:
             limits.append(largest if limit is None else int(limit))
         bytes_of = np.asarray([array.size for array in arrays], np.int64)
         total = int(bytes_of.sum())
-        length = total if buffer_size is None else buffer_size
+        length = _length(total, buffer_size)
         if length < total:
             raise ValueError(f"buffer_size={buffer_size}, but the images take {total} bytes")
         wide = bool(jax.config.read("jax_enable_x64"))
@@ -114,3 +116,15 @@ class Ragged:
             buffer[offset : offset + array.size] = array.reshape(-1)
         offsets = offsets if wide else offsets.astype(np.int32)
         return cls(buffer, offsets, heights, widths, int(channels), limits[0], limits[1])
+
+
+def _length(total: int, buffer_size: int | str | None) -> int:
+    if buffer_size is None:
+        return total
+    if isinstance(buffer_size, str):
+        if buffer_size != "rounded":
+            raise ValueError(f"buffer_size={buffer_size!r}; wanted bytes, 'rounded' or None")
+        step = 1 << max(total.bit_length() - 3, 0)
+        # Offsets stay within int32 where those of the images do.
+        return min(-(-total // step) * step, max(total, _INT32_MAX))
+    return buffer_size

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -39,6 +39,7 @@ class Plan:
       names: of the vertices; unique.
       streams: behind the vertices.
       compiled: the vertices that are JAX code, and where it runs.
+      masks: whether a source has a field "valid" for records that it cannot read.
       shared: the vertices whose batches several others take.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
@@ -75,6 +76,9 @@ class Plan:
             if getattr(node, "stochastic", False):
                 self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
                 draws[node.stream_name] += 1
+
+        sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
+        self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
     @property
     def stream(self) -> Stream:
@@ -174,11 +178,26 @@ class Epoch:
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
-        unit = Unit(joint, halves(blocks[0].records), fresh and out is None and not others)
+        unit = Unit(
+            joint,
+            halves(blocks[0].records),
+            fresh and out is None and not others,
+            self._bad(batch, blocks) if self.plan.masks else 0,
+        )
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
             self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
         return unit
+
+    def _bad(self, batch: int, blocks: Sequence[Block]) -> int:
+        """How many rows say that their record could not be read; padding does not count."""
+        stream = self.plan.stream
+        real = stream.mask_of(stream.rows_of(batch))
+        for block in blocks:
+            valid = block.data.get("valid")
+            if valid is not None and np.shape(valid) == real.shape:
+                return int((~np.asarray(valid, bool) & real).sum())
+        return 0  # a function has dropped the field
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

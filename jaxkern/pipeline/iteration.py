@@ -100,6 +100,12 @@ class PipelineIterator(Iterator[Data]):
         """Of the ring between the workers and the consumer; None before there is one."""
         return None if self._workers is None else self._workers.stats()
 
+    @property
+    def bad_records(self) -> int:
+        """How many records of the delivered batches could not be read, as `on_bad_record="mask"` of
+        the source says; since the iteration, or `set_state`, began."""
+        return sum(count for batch, count in self._bad.items() if batch < self._delivered)
+
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
         if self._closing is not None:
@@ -114,6 +120,7 @@ class PipelineIterator(Iterator[Data]):
         self._made: int = batch  # units whose outcome is known
         self._unit_taken: Unit | None = None  # behind them, where its program was interrupted
         self._ahead: deque[Data | BaseException] = deque()
+        self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
     def _outcome(self, timeout: float | None) -> Data | BaseException | None:
         """The next batch, or the error in its place; None where it is not ready in time."""
@@ -137,6 +144,8 @@ class PipelineIterator(Iterator[Data]):
             outcome = self._placed(self._unit_taken)
         except Exception as error:
             outcome = error
+        if self._unit_taken.bad:
+            self._bad[self._made] = self._unit_taken.bad
         self._unit_taken = None
         self._made += 1
         return outcome

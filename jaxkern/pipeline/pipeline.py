@@ -51,8 +51,8 @@ def from_source(
 
     Args:
       source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
-        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source` or
-        `ImageFolder` of `jaxkern.pipeline`.
+        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source`,
+        `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of one's own.
       batch_size: records of a batch, of this shard.
       shuffle: whether the order differs from the source's, and from epoch to epoch.
       seed: of the order and of everything random behind it; an integer.

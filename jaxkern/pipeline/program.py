@@ -64,11 +64,13 @@ class Unit(NamedTuple):
       joint: the batches.
       records: uint32 [N, 2], see `halves`.
       private: whether nobody else has the memory of its NumPy arrays, so that JAX may take it.
+      bad: how many of the records could not be read, see `BatchSource.on_bad_record`.
     """
 
     joint: Joint
     records: Any
     private: bool = False
+    bad: int = 0
 
     def made_private(self) -> Unit:
         """The unit with copies of NumPy arrays, where somebody else may have them."""

@@ -101,14 +101,9 @@ def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarr
 
 
 def ragged_of(images: Sequence[np.ndarray], max_height: int, max_width: int) -> Ragged:
-    """Images as a Ragged batch whose buffer has one of few lengths: 4 to each doubling."""
-    total = sum(image.size for image in images)
-    step = 1 << max(total.bit_length() - 3, 0)
+    """Images as a Ragged batch whose buffer has one of few lengths."""
     return Ragged.from_list(
-        images,
-        max_height=max_height,
-        max_width=max_width,
-        buffer_size=-(-total // step) * step,
+        images, max_height=max_height, max_width=max_width, buffer_size="rounded"
     )
 
 

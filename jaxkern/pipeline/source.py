@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,9 +28,12 @@ class BatchSource:
     Attributes:
       fresh: whether each `gather` (without `out`) makes arrays that nobody writes to afterwards, so
         that a batch need not be copied; a subclass that has its own `gather` says so itself.
+      on_bad_record: with "mask", `gather` stands zeros for records that it cannot read and has a
+        field "valid" (bool [N]) that is False there, which the iterator counts.
     """
 
-    fresh: ClassVar[bool] = False
+    fresh: bool = False
+    on_bad_record: Literal["raise", "mask"] = "raise"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -48,6 +51,10 @@ class BatchSource:
             one and the source's fields are arrays.
         """
         raise NotImplementedError
+
+    def describe(self) -> str:
+        """What must be equal for two sources to give the same records; in a state."""
+        return type(self).__name__
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Field -> array [records, ...], where `gather` takes rows and does nothing else.

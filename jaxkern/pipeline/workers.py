@@ -43,6 +43,7 @@ class Workers:
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
+        self._bad: dict[int, int] = {}  # of the units in slots
         self._beside = 0  # bytes of delivered batches that the ring does not know of
         self._epoch = epoch
         self._contexts = ThreadContexts()
@@ -68,7 +69,8 @@ class Workers:
         if aside is not None:
             self._beside += aside.nbytes - self.ring._structure.bytes
             return aside
-        return Unit(self._usual.joint._replace(leaves=arrays["leaves"]), arrays["records"])
+        joint = self._usual.joint._replace(leaves=arrays["leaves"])
+        return Unit(joint, arrays["records"], bad=self._bad.pop(index, 0))
 
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""
@@ -118,6 +120,8 @@ class Workers:
             if leaf is not place:
                 np.copyto(place, leaf)
         slot["records"][...] = unit.records
+        if unit.bad:
+            self._bad[index] = unit.bad
 
 
 def holds_ragged(joint: Joint) -> bool:
