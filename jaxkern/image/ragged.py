@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_array
 from jaxkern.image.plan import CHANNEL_COUNTS
 
 _INT32_MAX = 2**31 - 1
@@ -48,14 +49,18 @@ class Ragged:
         *,
         max_height: int | None = None,
         max_width: int | None = None,
-        buffer_size: int | None = None,
+        buffer_size: int | Literal["rounded"] | None = None,
         channels: int | None = None,
     ) -> Ragged:
         """Copies images [H, W, C] u8 of one channel count, one after the other, into a buffer.
 
+        JAX on the CPU takes the buffer as it is: do not write to it while its arrays are in use.
+
         Args:
           max_height, max_width: upper bounds of the sizes; the largest image's if not given.
-          buffer_size: length of the buffer in bytes; what the images need if not given.
+          buffer_size: length of the buffer in bytes; what the images need if not given; "rounded":
+            that rounded up to one of four lengths in each doubling, so that a stream of batches
+            compiles few programs.
           channels: needed only for an empty list.
         Raises: TypeError for images that are not u8; ValueError for other ranks, zero sizes,
           channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
@@ -95,7 +100,7 @@ class Ragged:
             limits.append(largest if limit is None else int(limit))
         bytes_of = np.asarray([array.size for array in arrays], np.int64)
         total = int(bytes_of.sum())
-        length = total if buffer_size is None else buffer_size
+        length = _length(total, buffer_size)
         if length < total:
             raise ValueError(f"buffer_size={buffer_size}, but the images take {total} bytes")
         wide = bool(jax.config.read("jax_enable_x64"))
@@ -104,10 +109,22 @@ class Ragged:
                 f"the images take {length} bytes, above 2**31 - 1, which int32 offsets cannot "
                 "reach; use smaller batches or jax.config.update('jax_enable_x64', True)"
             )
-        buffer = np.zeros(max(length, 1), np.uint8)
+        buffer = aligned_array(max(length, 1), np.uint8, np.zeros)
         offsets = np.zeros(len(arrays), np.int64)
         offsets[1:] = np.cumsum(bytes_of)[:-1]
         for offset, array in zip(offsets, arrays, strict=True):
             buffer[offset : offset + array.size] = array.reshape(-1)
         offsets = offsets if wide else offsets.astype(np.int32)
         return cls(buffer, offsets, heights, widths, int(channels), limits[0], limits[1])
+
+
+def _length(total: int, buffer_size: int | str | None) -> int:
+    if buffer_size is None:
+        return total
+    if isinstance(buffer_size, str):
+        if buffer_size != "rounded":
+            raise ValueError(f"buffer_size={buffer_size!r}; wanted bytes, 'rounded' or None")
+        step = 1 << max(total.bit_length() - 3, 0)
+        # Offsets stay within int32 where those of the images do.
+        return min(-(-total // step) * step, max(total, _INT32_MAX))
+    return buffer_size

@@ -27,6 +27,7 @@ from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
 from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarning
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
+from jaxkern.pipeline.subset import Subset as Subset
 
 __all__ = [
     "ArraySource",
@@ -51,6 +52,7 @@ __all__ = [
     "Rebatch",
     "RecompilationWarning",
     "Stage",
+    "Subset",
     "from_source",
     "get_batch_size_recommendation",
     "prefetch_to_device",

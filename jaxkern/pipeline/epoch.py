@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -15,7 +16,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
 from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import Joint, Program, Unit, fold_salt, halves, salt_of
+from jaxkern.pipeline.program import Joint, Program, Salt, Unit, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 from jaxkern.random import _epoch_key
@@ -38,6 +39,7 @@ class Plan:
       names: of the vertices; unique.
       streams: behind the vertices.
       compiled: the vertices that are JAX code, and where it runs.
+      masks: whether a source has a field "valid" for records that it cannot read.
       shared: the vertices whose batches several others take.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
@@ -74,6 +76,9 @@ class Plan:
             if getattr(node, "stochastic", False):
                 self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
                 draws[node.stream_name] += 1
+
+        sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
+        self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
     @property
     def stream(self) -> Stream:
@@ -112,7 +117,13 @@ class Plan:
 
     def keys_for(self, vertex: Vertex, keys: Any) -> Any:
         """A vertex's keys [N] of the records' keys [N]."""
-        return fold_salt(keys, self._salts.get(vertex))
+        derive = self.derivation(vertex)
+        return keys if derive is None else derive(keys)
+
+    def derivation(self, vertex: Vertex) -> Salt | None:
+        """What makes a vertex's keys of the records' keys; None where it takes those."""
+        salt = self._salts.get(vertex)
+        return None if salt is None else Salt(salt)
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
@@ -153,7 +164,7 @@ class Epoch:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
         try:
             with self.together():
-                source = self.plan.frontier[0]
+                source, *others = self.plan.frontier
                 if out is not None and isinstance(source.node, SourceNode):
                     blocks = [source.node.read(self, source, batch, out)]
                 else:
@@ -165,11 +176,27 @@ class Epoch:
                 raise RuntimeError(f"{described(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
-        unit = Unit(joint, halves(blocks[0].records))
+        fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
+        unit = Unit(
+            joint,
+            halves(blocks[0].records),
+            fresh and out is None and not others,
+            self._bad(batch, blocks) if self.plan.masks else 0,
+        )
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
             self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
         return unit
+
+    def _bad(self, batch: int, blocks: Sequence[Block]) -> int:
+        """How many rows say that their record could not be read; padding does not count."""
+        stream = self.plan.stream
+        real = stream.mask_of(stream.rows_of(batch))
+        for block in blocks:
+            valid = block.data.get("valid")
+            if valid is not None and np.shape(valid) == real.shape:
+                return int((~np.asarray(valid, bool) & real).sum())
+        return 0  # a function has dropped the field
 
     def together(self) -> _Together:
         """Blocks that are made within, by this thread, are made once: branches have the same."""

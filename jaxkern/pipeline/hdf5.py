@@ -27,6 +27,8 @@ class HDF5Source(BatchSource):
       different lengths; TypeError for data sets that are not numbers.
     """
 
+    fresh = True
+
     def __init__(self, fields: Mapping[str, Any], path: str | os.PathLike[str] | None = None):
         import h5py
 

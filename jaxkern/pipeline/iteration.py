@@ -15,7 +15,7 @@ from jaxkern.core import compat
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
-from jaxkern.pipeline.rows import Data, aligned_copy
+from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
@@ -128,6 +128,12 @@ class PipelineIterator(Iterator[Data]):
         workers = self._workers
         return None if workers is None else workers.stats()
 
+    @property
+    def bad_records(self) -> int:
+        """How many records of the delivered batches could not be read, as `on_bad_record="mask"` of
+        the source says; since the iteration, or `set_state`, began."""
+        return sum(count for batch, count in self._bad.items() if batch < self._delivered)
+
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
         closing = self._closing
@@ -146,6 +152,7 @@ class PipelineIterator(Iterator[Data]):
         self._outcomes: dict[int, Data | BaseException] = {}  # known and not claimed
         self._next = batch  # the index that is claimed next
         self._claimed: dict[int, tuple[int, Data | BaseException]] = {}  # by thread
+        self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
     def _make(self, timeout: float | None) -> None:
         """Makes the next outcome known; returns without it where it is not ready in time."""
@@ -162,6 +169,8 @@ class PipelineIterator(Iterator[Data]):
             outcome = self._placed(unit) if error is None else error
         except Exception as failed:
             outcome = failed
+        if error is None and unit.bad:
+            self._bad[self._made] = unit.bad
         self._outcomes[self._made] = outcome
         self._taken = None
         self._made += 1
@@ -203,10 +212,7 @@ class PipelineIterator(Iterator[Data]):
 
     def _placed(self, unit: Unit) -> Data:
         # A NumPy array may be the user's own, which JAX must not take for its memory.
-        leaves = [
-            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
-            for leaf in unit.joint.leaves
-        ]
+        leaves = unit.made_private().joint.leaves
         records = unit.records
         if self._sharding is not None:
             if holds_ragged(unit.joint):

@@ -65,7 +65,7 @@ def native_work(plan: Plan) -> NativeWork | None:
             aug,
             jax.ShapeDtypeStruct(arrays[field].shape[1:], arrays[field].dtype),
             seed=plan.stream.seed,
-            derive=lambda keys: plan.keys_for(last, keys),
+            derive=plan.derivation(last),
         )
     except (TypeError, ValueError):  # mixes images, or takes no such images: the program says so
         return None

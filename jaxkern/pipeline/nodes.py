@@ -53,7 +53,7 @@ class SourceNode(Node):
         return self._shard
 
     def describe(self) -> str:
-        return type(self.source).__name__
+        return self.source.describe()
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         records, (index, count) = len(self.source), self.shard

@@ -11,7 +11,7 @@ import jax
 
 from jaxkern.image import Compose
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import Placement, Plan
+from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import Node, Remainder, Vertex, whole
 from jaxkern.pipeline.iteration import PipelineIterator
@@ -21,6 +21,7 @@ from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.source import as_source
 from jaxkern.pipeline.timing import batch_seconds
+from jaxkern.pipeline.workers import holds_ragged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +51,8 @@ def from_source(
 
     Args:
       source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
-        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source` or
-        `ImageFolder` of `jaxkern.pipeline`.
+        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source`,
+        `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of one's own.
       batch_size: records of a batch, of this shard.
       shuffle: whether the order differs from the source's, and from epoch to epoch.
       seed: of the order and of everything random behind it; an integer.
@@ -129,6 +130,7 @@ class Pipeline:
         self._epoch = 0
         self._ready: Plan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
+        self._on_host_only = False  # whether it can run nowhere else
 
     def __rshift__(self, node: Any) -> Pipeline:
         if isinstance(node, ElementOperator | Compose):
@@ -246,8 +248,9 @@ class Pipeline:
         4
         """
         if record_id is None:
-            measurable = self._plan.placement is not None and jax.process_count() == 1
-            seconds = self._measure() if measurable else {}
+            self._settle()
+            is_open = self._plan.placement is not None and not self._on_host_only
+            seconds = self._measure() if is_open and jax.process_count() == 1 else {}
             return overview(self._plan, seconds, self._options.num_workers)
         return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
 
@@ -276,12 +279,30 @@ class Pipeline:
 
     def _decide(self) -> None:
         """Settles where a Compose runs that is left open, if that is still to be measured."""
+        self._settle()
         if self._plan.placement is None or self._decided:
             return
         try:
             self._measure()
         except Exception:  # what a batch raises comes in its place, when that is iterated
             self._decided = True
+
+    def _settle(self) -> None:
+        """Over a mesh images must have one size: a Compose that is left open gives it on the host.
+
+        Reads the first batch, where a mesh and such a Compose are given and none has been made yet.
+        """
+        plan = self._plan
+        open_over_mesh = self._options.sharding is not None and plan.placement == "device"
+        if not open_over_mesh or cpu_device() is None:
+            return
+        try:
+            ragged = holds_ragged((plan.first or Epoch(plan, 0).unit(0)).joint)
+        except Exception:  # it comes in its place; on the host the others can be made in any case
+            ragged = True
+        if ragged:
+            self._on_host_only = True
+            self._replan("host")
 
     def _measure(self) -> dict[Placement, float]:
         """Seconds of a batch in each place; the faster one's plan is the pipeline's from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 import zlib
@@ -63,10 +64,29 @@ class Unit(NamedTuple):
     Attributes:
       joint: the batches.
       records: uint32 [N, 2], see `halves`.
+      private: whether nobody else has the memory of its NumPy arrays, so that JAX may take it.
+      bad: how many of the records could not be read, see `BatchSource.on_bad_record`.
     """
 
     joint: Joint
     records: Any
+    private: bool = False
+    bad: int = 0
+
+    def made_private(self) -> Unit:
+        """The unit with copies of NumPy arrays, where somebody else may have them."""
+        if self.private:
+            return self
+        leaves = [
+            row.aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for leaf in self.joint.leaves
+        ]
+        return self._replace(joint=self.joint._replace(leaves=leaves), private=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        return sum(int(leaf.nbytes) for leaf in [*self.joint.leaves, self.records])
 
 
 def halves(records: np.ndarray) -> np.ndarray:
@@ -196,11 +216,19 @@ class Program:
         )
 
 
-def fold_salt(keys: Any, salt: int | None) -> Any:
-    """The keys of a node: the records' own, or with the node's number folded in."""
-    if salt is None:
-        return keys
-    return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(salt)))(keys)
+@dataclasses.dataclass(frozen=True)
+class Salt:
+    """From the records' keys [N] to a node's; equal ones derive the same.
+
+    Attributes:
+      number: of the node, see `salt_of`.
+    """
+
+    number: int
+
+    def __call__(self, keys: jax.Array) -> jax.Array:
+        """The keys with the number folded in."""
+        return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 
 def salt_of(stream_name: str | None, occurrence: int) -> int | None:

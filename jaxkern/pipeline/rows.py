@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
 
 Data = dict[str, Any]
@@ -81,9 +82,7 @@ def aligned_copy(array: np.ndarray) -> np.ndarray:
 
     `jax.device_put` takes an aligned array as it is also with ``may_alias=False``.
     """
-    space = np.empty(array.nbytes + 63, np.uint8)
-    start = -space.__array_interface__["data"][0] % 64
-    copy: np.ndarray = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = aligned_array(array.shape, array.dtype)
     copy[...] = array
     return copy
 
@@ -102,14 +101,9 @@ def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarr
 
 
 def ragged_of(images: Sequence[np.ndarray], max_height: int, max_width: int) -> Ragged:
-    """Images as a Ragged batch whose buffer has one of few lengths: 4 to each doubling."""
-    total = sum(image.size for image in images)
-    step = 1 << max(total.bit_length() - 3, 0)
+    """Images as a Ragged batch whose buffer has one of few lengths."""
     return Ragged.from_list(
-        images,
-        max_height=max_height,
-        max_width=max_width,
-        buffer_size=-(-total // step) * step,
+        images, max_height=max_height, max_width=max_width, buffer_size="rounded"
     )
 
 

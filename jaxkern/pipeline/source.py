@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,7 +25,21 @@ class BatchSource:
     """A source that gathers whole batches; subclass it for a format of your own.
 
     `gather` is called from several threads at once.
+
+    Attributes:
+      fresh: whether each `gather` (without `out`) makes arrays that nobody writes to afterwards, so
+        that a batch need not be copied; a subclass that has its own `gather` says so itself.
+      on_bad_record: with "mask", `gather` stands zeros for records that it cannot read and has a
+        field "valid" (bool [N]) that is False there, which the iterator counts.
     """
+
+    fresh: bool = False
+    on_bad_record: Literal["raise", "mask"] = "raise"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "gather" in vars(cls) and "fresh" not in vars(cls):
+            cls.fresh = False
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -38,6 +52,10 @@ class BatchSource:
             one and the source's fields are arrays.
         """
         raise NotImplementedError
+
+    def describe(self) -> str:
+        """What must be equal for two sources to give the same records; in a state."""
+        return type(self).__name__
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Field -> array [records, ...], where `gather` takes rows and does nothing else.
@@ -64,6 +82,8 @@ class ArraySource(BatchSource):
     >>> len(source), source[1]["x"].tolist()
     (2, [3, 4])
     """
+
+    fresh = True
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
@@ -142,6 +162,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
 
 class RecordSource(BatchSource):
     """Batches of any sequence of dicts, read one record at a time."""
+
+    fresh = True
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from typing import Any
 
@@ -43,6 +44,8 @@ class Workers:
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         self._aside: dict[int, Unit] = {}
+        self._bad: dict[int, int] = {}  # of the units in slots
+        self._beside: dict[int, int] = {}  # bytes of batches that the ring does not know of
         self._epoch = epoch
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
@@ -59,17 +62,22 @@ class Workers:
         outcome = self.ring._outcome(timeout, self._unit)
         if outcome[0] in self._aside:  # no calls behind `_outcome`
             del self._aside[outcome[0]]
+        if outcome[0] in self._bad:
+            del self._bad[outcome[0]]
         return outcome
 
     def _unit(self, index: int, arrays: Any) -> Unit:
         aside = self._aside.get(index)
         if aside is not None:
+            self._beside[index] = aside.nbytes - self.ring._structure.bytes
             return aside
-        return Unit(self._usual.joint._replace(leaves=arrays["leaves"]), arrays["records"])
+        joint = self._usual.joint._replace(leaves=arrays["leaves"])
+        return Unit(joint, arrays["records"], bad=self._bad.get(index, 0))
 
     def stats(self) -> RingStats:
-        """Of the ring."""
-        return self.ring.stats()
+        """Of the ring, with the bytes of what stood beside it."""
+        found = self.ring.stats()
+        return dataclasses.replace(found, bytes=found.bytes + sum(self._beside.values()))
 
     def close(self) -> None:
         """Ends the threads; idempotent."""
@@ -106,20 +114,16 @@ class Workers:
             (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
         unit = self._epoch.unit(index, out)
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
-            # What a source wrote to the slot would be overwritten by a later batch.
-            leaves = [_apart(leaf, slot["leaves"]) for leaf in unit.joint.leaves]
-            self._aside[index] = unit._replace(joint=unit.joint._replace(leaves=leaves))
+            # What a source wrote to the slot would be overwritten by a later batch. The copy that
+            # JAX needs is made here, not by the thread that waits for it.
+            self._aside[index] = unit.made_private()
             return
         for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
             if leaf is not place:
                 np.copyto(place, leaf)
         slot["records"][...] = unit.records
-
-
-def _apart(leaf: Any, places: list[np.ndarray]) -> Any:
-    """An array that shares no memory with any of the places."""
-    shares = any(np.may_share_memory(leaf, place) for place in places)
-    return np.array(leaf) if shares else leaf
+        if unit.bad:
+            self._bad[index] = unit.bad
 
 
 def holds_ragged(joint: Joint) -> bool:

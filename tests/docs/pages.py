@@ -26,6 +26,27 @@ labels = np.arange(64) % 10
 record_ids = np.arange(64)
 """
 
+# JPEG files of two classes, the last of them damaged; and simplejpeg, where it is not installed.
+_PHOTOS = """
+import pathlib, sys, types
+import numpy as np, PIL.Image
+for k in range(41):
+    path = pathlib.Path("photos", "ab"[k // 21], f"{k:02}.jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(k).integers(0, 256, (48, 64, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(path)
+path.write_bytes(b"no image")
+try:
+    import simplejpeg
+except ImportError:
+    sys.modules["simplejpeg"] = types.ModuleType("simplejpeg")
+    def _decode(data):
+        import io
+        return np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+    sys.modules["simplejpeg"].decode_jpeg = _decode
+def train(image, label): assert image.shape[1:] == (224, 224, 3)
+"""
+
 # Code that stands for the reader's own, run before the block of that number.
 BEFORE = {
     "README.md": {
@@ -47,10 +68,17 @@ keys = jax.random.split(jax.random.key(0), 4)
 list_of_uint8_images = [images[i, : 20 + i, :30] for i in range(4)]
 """
     },
+    "pipelines.md": {
+        1: _PHOTOS
+        + """
+def step(images, labels, weight): assert images.shape == (16, 224, 224, 3)
+def predict(images): return jnp.zeros(len(images), jnp.int32)
+"""
+    },
     "ring.md": {
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
     },
-    "start.md": {1: _IMAGES},
+    "start.md": {1: _PHOTOS.replace('path.write_bytes(b"no image")', ""), 2: _IMAGES},
     "xpcs.md": {1: "c2_measured = np.asarray(c2)"},
 }
 
@@ -59,6 +87,9 @@ SHOWN = {
     "benchmarking.md": ["augment/jaxkern.image_chain.v1"],
     "pipelines.md": [
         "5\n",
+        "1 of this epoch did not decode; so far {PosixPath(",
+        "of 4 are right; classes ['a', 'b']",
+        "16 images as Ragged",
         "['brightness', 'image', 'label', 'thumbnail']",
         "Compose  native threads: Compose#",
         "augmentation runs on the",

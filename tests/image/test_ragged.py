@@ -112,3 +112,16 @@ def test_empty_list(run):
     batch = im.Ragged.from_list([], channels=3)
     assert run(im.Compose([im.Resize((4, 4))]), batch, ({},)).shape == (0, 4, 4, 3)
     assert jnp.asarray(batch.buffer).shape == (1,)
+
+
+def test_rounded_buffers_have_few_lengths():
+    sizes = np.arange(1, 520)
+    images = [np.ones((n, 1, 1), np.uint8) for n in sizes]
+    lengths = np.array(
+        [im.Ragged.from_list([image], buffer_size="rounded").buffer.size for image in images]
+    )
+    assert (lengths >= sizes).all()
+    assert (lengths < 1.25 * sizes).all()
+    assert set(lengths[(sizes > 256) & (sizes <= 512)].tolist()) == {320, 384, 448, 512}
+    with pytest.raises(ValueError, match="wanted bytes, 'rounded' or None"):
+        im.Ragged.from_list(IMAGES, buffer_size="round")

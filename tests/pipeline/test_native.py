@@ -1,7 +1,8 @@
 """Batches that native threads make for a pipeline, and where a Compose runs that is left open.
 
 Would catch: native batches that differ from those of the JAX program, a source or chain that is
-taken natively and should not be, a choice that does not follow the times or that a state forgets.
+taken natively and should not be, a choice that does not follow the times or that a state forgets, a
+draw that every pipeline and every remainder compiles anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
+from jaxkern import performance
 from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import ArraySource, pipeline
 from jaxkern.pipeline.explanation import overview
@@ -201,6 +203,21 @@ def test_batches_behind_a_failed_draw_come(monkeypatch):
         except MemoryError as error:
             found.append(str(error))
     assert found == [(2, 2, 2, 3)] * 4 + ["no memory to draw"] + [(2, 2, 2, 3)] * 15
+
+
+def test_parameters_are_drawn_by_one_program():
+    """Of whole chunks, their remainder and all pipelines of a Compose on images of one size."""
+    crop = im.Compose([im.RandomResizedCrop(3, antialias=False)])
+    base = jk.from_source({"image": np.zeros((1100, 4, 5, 3), np.uint8)}, 100, True, 1)
+    compiled = []
+    for _ in range(2):
+        pipe = base.with_seed(1) >> jk.OperatorNode(crop, on="host")
+        with performance.watch_compiles() as watch:
+            assert len(list(pipe)) == 11
+        compiled.append((watch["trace"].compiles, watch.compiles))
+        assert threads_of(pipe)
+    assert compiled[0][0] == 1
+    assert compiled[1] == (0, 0)
 
 
 def test_an_epoch_is_resumed_and_abandoned():

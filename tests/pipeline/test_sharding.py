@@ -88,9 +88,15 @@ def test_images_of_different_sizes_are_resized_on_the_host(tmp_path):
 
     with pytest.raises(ValueError, match=r'OperatorNode\(aug, on="host"\)'):
         next(iter(pipe_of("device", sharding)))
-    batches = list(pipe_of("host", sharding))
+    pipe = pipe_of("auto", sharding)  # only the host can do it
+    batches = list(pipe)
     assert batches[0]["image"].sharding.is_equivalent_to(sharding, 4)
     assert_same(epoch_of(batches), epoch_of(pipe_of("host", None)))
+    for _ in range(2):
+        assert pipe.explain().placement == "host"
+        assert not pipe.explain().seconds
+    state = iter(pipe_of("auto", sharding)).get_state()
+    assert state["placement"] == "host"
 
 
 def free_port() -> str:

@@ -1,0 +1,24 @@
+"""Memory for arrays that JAX on the CPU takes as they are, where it would copy others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+#: bytes; NumPy's own large arrays lie at 16 mod 64
+ALIGNMENT = 64
+
+
+def aligned_array(
+    shape: int | tuple[int, ...], dtype: Any, make: Callable[..., np.ndarray] = np.empty
+) -> np.ndarray:
+    """What `make` (``np.empty`` or ``np.zeros``) makes, at a multiple of `ALIGNMENT`."""
+    shape, dtype = (shape,) if isinstance(shape, int) else shape, np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    space = make(size + ALIGNMENT - 1, np.uint8)
+    start = -space.__array_interface__["data"][0] % ALIGNMENT
+    array: np.ndarray = space[start : start + size].view(dtype).reshape(shape)
+    return array

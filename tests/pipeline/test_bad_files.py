@@ -1,0 +1,122 @@
+"""Image files that do not decode: would catch one that changes rows other than its own, is counted
+where it was not delivered or not at all, or that hides a file that could not be read."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import PIL.Image
+import pytest
+from batches import assert_same, epoch_of
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import Cache, ImageFolder, Rebatch, Subset
+
+BAD = {3: "truncated", 9: "empty", 10: "text"}
+SIZE = im.Compose([im.RandomResizedCrop(6), im.Normalize(0.5, 0.5)])
+
+
+def write(root, damaged):
+    """14 photographs of 14 sizes in two classes."""
+    rng = np.random.default_rng(0)
+    for k in range(14):
+        path = root / "ab"[k % 2] / f"{k:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = rng.integers(0, 256, (20 + k, 40 - k, 3), np.uint8)
+        PIL.Image.fromarray(image).save(path)
+        if damaged and k in BAD:
+            kept = {"truncated": path.read_bytes()[:-300], "empty": b"", "text": b"no image"}
+            path.write_bytes(kept[BAD[k]])
+    return root
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The same images, whole and damaged, and the records that are."""
+    whole = write(tmp_path_factory.mktemp("whole"), False)
+    damaged = write(tmp_path_factory.mktemp("damaged"), True)
+    order = [int(path.stem) for path in ImageFolder(whole).files]
+    return whole, damaged, [order.index(k) for k in BAD]
+
+
+def rows_where(valid, batch):
+    return {name: np.asarray(values)[valid] for name, values in batch.items()}
+
+
+def masked(root):
+    return ImageFolder(root, max_size=(40, 40), on_bad_record="mask")
+
+
+@pytest.mark.parametrize(("where", "workers"), [("device", 0), ("host", 2)])
+def test_no_other_row_changes(folders, workers, where):
+    whole, damaged, bad = folders
+    found, wanted = (
+        jk.from_source(masked(root), 4, True, 5, workers, pad_remainder=True)
+        >> (lambda batch: {**batch, "size": batch["image"].height})
+        >> jk.OperatorNode(SIZE, on=where)
+        for root in (damaged, whole)
+    )
+    order = [jk.pipeline.order.Permutation(14, 5, epoch)(np.arange(14)) for epoch in (0, 1)]
+    for records in order:
+        batches = iter(found)
+        seen = 0
+        for number, (one, other) in enumerate(zip(batches, wanted, strict=True)):
+            rows = records[4 * number : 4 * number + 4]
+            valid = np.asarray(one.pop("valid"))
+            assert np.asarray(other.pop("valid")).all()
+            assert valid[: len(rows)].tolist() == [r not in bad for r in rows]
+            assert (valid[len(rows) :] == (rows[-1] not in bad)).all()
+            assert (np.asarray(one["image"])[~valid] == -1).all()  # zeros, normalized
+            assert_same([rows_where(valid, one)], [rows_where(valid, other)])
+            seen += int((~valid[: len(rows)]).sum())
+            assert batches.bad_records == seen  # of what was delivered, not of what was made
+        assert seen == len(bad)
+
+
+def test_rows_are_zeros_of_the_headers_size(folders):
+    _, damaged, bad = folders
+    source = masked(damaged)
+    data = source.gather(np.array(bad))
+    assert data["valid"].tolist() == [False] * 3
+    assert data["image"].height.tolist() == [20 + 3, 40, 40]
+    assert data["image"].width.tolist() == [40 - 3, 40, 40]
+    assert not data["image"].buffer.any()
+    assert sorted(path.name for path in source.bad_files) == ["03.jpg", "09.jpg", "10.jpg"]
+    assert "truncated" in source.bad_files[source.files[bad[0]]]
+    # The largest of the others, where nobody says how large they are.
+    assert ImageFolder(damaged, on_bad_record="mask").max_size == (33, 40)
+
+
+def test_they_are_counted_through_nodes_and_after_resuming(folders):
+    _, damaged, bad = folders
+    part = Subset(masked(damaged), [*bad, 0, 1])
+    pipe = jk.from_source(part, 2) >> Cache() >> Rebatch(3)
+    for _ in range(2):  # the second epoch comes from the cache
+        batches = iter(pipe)
+        counts = [batches.bad_records for _ in batches]
+        assert counts == [3, 3]
+    batches.set_state({**batches.get_state(), "batch": 1, "finished": False})
+    assert batches.bad_records == 0
+    epoch_of(batches)
+    assert batches.bad_records == 0  # none of them behind that batch
+    dropped = iter(jk.from_source(part, 2) >> (lambda batch: {"label": batch["label"]}))
+    epoch_of(dropped)
+    assert dropped.bad_records == 0
+
+
+def test_what_could_not_be_read_is_an_error(folders, tmp_path):
+    root = write(tmp_path, True)
+    source = masked(root)
+    os.remove(source.files[1])
+    with pytest.raises(FileNotFoundError):
+        source.gather(np.arange(3))
+    with pytest.raises(OSError, match="truncated"):  # unless it is asked for
+        ImageFolder(folders[1], max_size=(40, 40)).gather(np.array(folders[2]))
+    with pytest.raises(ValueError, match="wanted 'raise' or 'mask'"):
+        ImageFolder(root, on_bad_record="skip")
+    for path in source.files:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no image that can be decoded"):
+        _ = ImageFolder(root, on_bad_record="mask").max_size

@@ -1,0 +1,102 @@
+"""Copies on the way of Ragged images to JAX: would catch a buffer at an address that JAX copies on
+every call, a pipeline that copies one that nobody else has, or that copies in the consumer's
+thread, one that hands over memory that its source goes on to write to, or that counts no bytes."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.image import Ragged
+from jaxkern.pipeline import ArraySource, BatchSource, program
+
+
+def pixels(records):
+    """Images of different sizes that hold their record's number."""
+    return [np.full((3 + r % 5, 40, 3), r, np.uint8) for r in records.tolist()]
+
+
+class Images(BatchSource):
+    fresh = True
+
+    def __init__(self):
+        self.made = {}
+
+    def __len__(self):
+        return 24
+
+    def gather(self, records, out=None):
+        ragged = Ragged.from_list(pixels(records), max_height=8, max_width=40, buffer_size=9000)
+        self.made[int(records[0])] = ragged
+        return {"image": ragged, "record": records.astype(np.int32)}
+
+
+class Shared(Images):
+    """Writes to what it gave before."""
+
+    def gather(self, records, out=None):
+        for ragged in list(self.made.values()):
+            ragged.buffer[:] = 99
+        return super().gather(records)
+
+
+def test_jax_takes_the_buffer_of_ragged_images_as_it_is():
+    for rows in (1, 7, 200, 2000):
+        ragged = Ragged.from_list([np.ones((rows, 50, 3), np.uint8)], buffer_size=rows * 150 + 33)
+        assert not ragged.buffer[-33:].any()
+        placed = jax.device_put(ragged.buffer)
+        assert placed.unsafe_buffer_pointer() == ragged.buffer.ctypes.data
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fresh_batches_are_not_copied(workers):
+    source = Images()
+    for number, batch in enumerate(jk.from_source(source, 4, num_workers=workers)):
+        made = source.made[4 * number].buffer
+        assert batch["image"].buffer.unsafe_buffer_pointer() == made.ctypes.data
+
+
+def test_others_are_copied_once_and_by_the_workers(monkeypatch):
+    copied = []
+    copy = program.row.aligned_copy
+
+    def counted(array):
+        copied.append((array.size == 9000, threading.current_thread().name))
+        return copy(array)
+
+    monkeypatch.setattr(program.row, "aligned_copy", counted)
+    batches = list(jk.from_source(Shared(), 4, num_workers=1))
+    for number, batch in enumerate(batches):
+        flat = np.concatenate([p.ravel() for p in pixels(np.arange(4 * number, 4 * number + 4))])
+        np.testing.assert_array_equal(np.asarray(batch["image"].buffer)[: flat.size], flat)
+    buffers = [name for whole, name in copied if whole]
+    # The first one tells the workers what to expect.
+    assert buffers == [threading.current_thread().name] + ["jaxkern-pipeline-0"] * 5
+
+
+def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
+    class Slices(ArraySource):
+        def gather(self, records, out=None):
+            return {name: a[records[0] : records[-1] + 1] for name, a in self.arrays.items()}
+
+    class Same(ArraySource):
+        pass
+
+    assert ArraySource.fresh
+    assert Same.fresh
+    assert not Slices.fresh
+    assert not BatchSource.fresh
+
+
+def test_the_bytes_of_ragged_batches_are_counted():
+    iterator = iter(jk.from_source(Images(), 10, num_workers=2))
+    found = list(iterator)[1:]  # the first one did not go through the ring
+    records = sum(8 * len(batch["record"]) for batch in found)
+    wanted = sum(leaf.nbytes for leaf in jax.tree.leaves(found)) + records
+    assert [len(batch["record"]) for batch in found] == [10, 4]
+    assert iterator.stats().bytes == wanted
+    assert iterator.stats().batches == 2

@@ -1,0 +1,73 @@
+"""Files that are open while their names change: would catch a source that opens its file again by
+name, and so reads another one after a change of the working directory or an `os.replace`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import PIL.Image
+import pytest
+from batches import column, epoch_of
+
+import jaxkern as jk
+
+ROWS = np.arange(12, dtype=np.int32).reshape(6, 2)
+
+
+def write(path: Path, rows: np.ndarray) -> None:
+    with h5py.File(path, "w") as file:
+        file["x"] = rows
+
+
+def elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another working directory, where the same name is another file."""
+    (folder / "other").mkdir()
+    write(folder / "other" / "data.h5", -ROWS)
+    monkeypatch.chdir(folder / "other")
+
+
+def replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder / "new.h5", -ROWS)
+    os.replace(folder / "new.h5", folder / "data.h5")
+
+
+def removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.remove(folder / "data.h5")
+
+
+@pytest.mark.parametrize("happens", [elsewhere, replaced, removed])
+def test_hdf5_is_read_from_the_file_that_is_open(happens, tmp_path, monkeypatch):
+    write(tmp_path / "data.h5", ROWS)
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("data.h5") as file:
+        happens(tmp_path, monkeypatch)
+        mapped = jk.ring.map_hdf5(file["x"])
+        pipe = jk.from_source({"x": file["x"]}, 4)
+    assert isinstance(mapped, np.memmap)
+    assert not mapped.flags.writeable
+    np.testing.assert_array_equal(mapped, ROWS)  # also after the file was closed
+    np.testing.assert_array_equal(column(epoch_of(pipe), "x"), ROWS)
+
+
+def test_other_drivers_are_read_through_h5py(tmp_path):
+    write(tmp_path / "data.h5", ROWS)
+    for driver in ("stdio", "core"):
+        with h5py.File(tmp_path / "data.h5", driver=driver) as file:
+            with pytest.raises(ValueError, match=f"driver '{driver}'; wanted one file on disk"):
+                jk.ring.map_hdf5(file["x"])
+            found = epoch_of(jk.from_source({"x": file["x"]}, 4))
+        np.testing.assert_array_equal(column(found, "x"), ROWS)
+
+
+def test_a_folder_stays_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+    PIL.Image.fromarray(image).save(tmp_path / "photos" / "cat" / "1.png")
+    monkeypatch.chdir(tmp_path)
+    source = jk.pipeline.ImageFolder("photos")
+    monkeypatch.chdir("other")
+    np.testing.assert_array_equal(source[0]["image"], image)

@@ -1,0 +1,108 @@
+"""Parts of a source: would catch a holdout that shares records with the rest, rows that native
+threads take from elsewhere than Python does, and a state that is resumed with another split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from batches import arrays, assert_same, column, epoch_of
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import ArraySource, BatchSource, Subset
+
+CROP = im.Compose([im.RandomCrop(4), im.RandomHorizontalFlip()])
+INDICES = {
+    "range": range(3, 20),
+    "backwards": np.arange(22, -1, -2),
+    "permuted": np.random.default_rng(0).permutation(23)[:15],
+    "repeated": [4, 4, 4, 4, 4, 4, 4],
+    "one": [7],
+    "u8": np.array([1, 2, 22], np.uint8),
+}
+
+
+def rows_of(indices):
+    return {field: array[np.asarray(indices).astype(int)] for field, array in arrays().items()}
+
+
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_is_the_source_of_those_rows(name, workers):
+    found, wanted = (
+        epoch_of(jk.from_source(source, 5, True, 3, num_workers=workers))
+        for source in (Subset(arrays(), INDICES[name]), rows_of(INDICES[name]))
+    )
+    assert_same(found, wanted)
+
+
+def test_records_are_drawn_for_by_their_place_in_it():
+    """By native threads and by the program alike."""
+    indices = INDICES["permuted"]
+    found, wanted = (
+        jk.from_source(source, 5, True, 3) >> CROP
+        for source in (Subset(arrays(), indices), rows_of(indices))
+    )
+    assert found._plan.native is None
+    assert wanted._plan.native is not None
+    assert_same(epoch_of(found), epoch_of(wanted))
+
+
+def test_native_threads_gather_what_has_one_step():
+    native = {}
+    for name, indices in INDICES.items():
+        pipe = jk.from_source(Subset(arrays(), indices), 1)
+        native[name] = pipe._plan.native is not None
+    wanted = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
+    assert native == wanted
+    part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 5, 7])
+    pipe = jk.from_source(part, 2)
+    assert pipe._plan.native is not None
+    assert column(epoch_of(pipe), "record").tolist() == [6, 10, 14]
+
+
+def test_any_source_has_parts():
+    class Squares(BatchSource):
+        def __len__(self):
+            return 9
+
+        def gather(self, records, out=None):
+            return {"x": records**2}
+
+    records = [{"x": np.int32(i * i)} for i in range(9)]
+    for source in (Squares(), records, {"x": np.arange(9) ** 2}):
+        part = Subset(source, [8, 2, 5])
+        assert part[0]["x"] == 64
+        assert column(epoch_of(jk.from_source(part, 2)), "x").tolist() == [64, 4, 25]
+    assert Subset(ArraySource({"x": [1]}), [0]).fresh
+    assert not Subset(Squares(), [0]).fresh
+
+
+def test_a_state_knows_its_split():
+    parts = ([1, 2, 3], [1, 2, 4], [1, 2, 3])
+    first, second, again = (iter(jk.from_source(Subset(arrays(), part), 4)) for part in parts)
+    again.set_state(first.get_state())
+    with pytest.raises(ValueError, match=r"node 0 is 'Subset#\w+\(ArraySource\)' there and"):
+        second.set_state(first.get_state())
+
+
+@pytest.mark.parametrize(
+    ("indices", "kind", "message"),
+    [
+        ([0, 23, 5], IndexError, r"indices\[1\] is 23; .* has the records 0 to 22"),
+        ([-1], IndexError, r"indices\[0\] is -1"),
+        ([2**63], IndexError, r"indices\[0\] is 9223372036854775808"),
+        ([1.5], TypeError, "wanted the numbers of records"),
+        (np.ones(23, bool), TypeError, r"np\.flatnonzero\(mask\)"),
+        ([[1, 2]], TypeError, r"integers \[M\]"),
+        (3, TypeError, "wanted the numbers of records"),
+    ],
+)
+def test_what_names_no_records(indices, kind, message):
+    with pytest.raises(kind, match=message):
+        Subset(arrays(), indices)
+
+
+def test_an_empty_part_is_an_empty_source():
+    with pytest.raises(ValueError, match="is empty; wanted at least one record"):
+        jk.from_source(Subset(arrays(), []), 1)
