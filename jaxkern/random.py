@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.integers import checked_range
+
 
 def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     """Keys [N], each a function of (seed, epoch, record id) alone.
@@ -19,7 +21,9 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
       seed, epoch: integers; Python integers and NumPy int64 may be up to 2**63 - 1.
       record_ids: integers [N]; NumPy int64 (and int64 under x64) up to 2**63 - 1.
     Returns: new-style keys [N].
-    Raises: TypeError for arguments that are not integers; ValueError for other ranks.
+    Raises: TypeError for arguments that are not integers; ValueError for other ranks and for
+      integers from 2**63 on. NumPy int64 that are arguments of a jitted function of your own have
+      lost their high half before they come here, unless x64 is on.
 
     >>> import numpy as np
     >>> from jaxkern.random import record_keys
@@ -61,6 +65,7 @@ def _halves(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:
         wanted = "[N]" if rank else "one integer"
         raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
     if isinstance(value, np.ndarray):
+        checked_range(value, np.int64, name)
         bits = value.astype(np.int64).view(np.uint64)
         high, low = bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)
         return jnp.asarray(high.astype(np.uint32)), jnp.asarray(low.astype(np.uint32))

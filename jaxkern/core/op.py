@@ -15,7 +15,9 @@ from jaxkern.core.backend import current_backend
 from jaxkern.core.batch import Struct, as_tuple, batch_shape, core_structs, nbytes
 from jaxkern.core.compat import Primitive
 from jaxkern.core.cost import Cost
+from jaxkern.core.integers import narrowable
 from jaxkern.core.rules import make_primitive
+from jaxkern.core.static import StaticArguments
 
 Static = Mapping[str, Any]
 
@@ -100,14 +102,19 @@ class Op:
         return f"Op({self.name!r}, version={self.version})"
 
     def __call__(self, *operands: Any, batch_dims: int = 0, **static: Hashable) -> Any:
-        """Applies the op to arrays with ``batch_dims`` leading batch axes, full or of size 1."""
-        arrays = [jnp.asarray(x) for x in operands]
+        """Applies the op to arrays with ``batch_dims`` leading batch axes, full or of size 1.
+
+        Raises:
+          ValueError: for an operand in host memory with 64-bit integers that do not fit the 32-bit
+            ones that JAX makes of them without x64.
+        """
+        arrays = [jnp.asarray(narrowable(x, f"operand {i}")) for i, x in enumerate(operands)]
         varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
         arrays = [pvary(x, varying) for x in arrays]
         results = self.primitive.bind(
             *arrays,
             batch_dims=batch_dims,
-            static=tuple(sorted(static.items())),
+            static=StaticArguments(sorted(static.items())),
             backend=current_backend(),
         )
         single = not isinstance(self.core_results(arrays, batch_dims, static), tuple)

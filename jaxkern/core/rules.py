@@ -74,7 +74,12 @@ def _jitted(op: Op, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., An
 
 
 def _eager(op: Op, *operands: Any, **parameters: Any) -> Any:
-    return _jitted(op, tuple(parameters.items()))(*operands)
+    call = _jitted(op, tuple(parameters.items()))
+    if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return call(*operands)
+    # Where functions run operation by operation an op is one of the operations.
+    with jax.disable_jit(False):
+        return call(*operands)
 
 
 # Differentiation.

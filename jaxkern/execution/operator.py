@@ -100,8 +100,8 @@ class _Structure:
         self, children: tuple[str, ...], names: tuple[str, ...], values: tuple[Any, ...]
     ) -> None:
         self.children, self.names, self.values = children, names, values
-        # 1, 1.0 and True are equal and make different programs.
-        self.types = tuple([type(value) for value in values])
+        # 1, 1.0 and True are equal and make different programs; so are and do 0.0 and -0.0.
+        self.types = tuple([type(v) if type(v) is not float or v else repr(v) for v in values])
         self._hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -131,7 +131,7 @@ class _Container:
 
     def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
         self._leaves, self._tree = tuple(leaves), tree
-        self._types = tuple(type(leaf) for leaf in leaves)
+        self._types = tuple(type(v) if type(v) is not float or v else repr(v) for v in leaves)
 
     def restored(self) -> Any:
         return jax.tree.unflatten(self._tree, self._leaves)

@@ -14,6 +14,7 @@ from jax.tree_util import DictKey, SequenceKey
 
 from jaxkern.core.compat import jit_cache_size
 from jaxkern.core.compile_clock import REFUSAL, CompileClock
+from jaxkern.core.static import exact_key
 from jaxkern.execution.operator import is_array, is_hashable
 from jaxkern.execution.signature import FixedArgument, FixedResult, Split, operators_in
 
@@ -234,7 +235,7 @@ _COMPARED = frozenset({bool, int, float, complex, str, bytes})
 
 def _equal(one: Any, other: Any) -> bool:
     kind = type(one)
-    return kind is type(other) and kind in _COMPARED and bool(one == other)
+    return kind is type(other) and kind in _COMPARED and exact_key(one) == exact_key(other)
 
 
 def structured_function(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.compat import ArrayImpl
+from jaxkern.core.static import exact_key
 from jaxkern.execution.operator import Operator, is_hashable
 
 NUMBERS = (bool, int, float, complex)
@@ -27,10 +28,8 @@ class FixedArgument:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, FixedArgument)
-            and type(other.value) is type(self.value)
-            and (other.value is self.value or bool(other.value == self.value))
+        return isinstance(other, FixedArgument) and (
+            other.value is self.value or bool(exact_key(other.value) == exact_key(self.value))
         )
 
     def __hash__(self) -> int:

@@ -60,6 +60,36 @@ def _arrays(a: Number, b: Number) -> tuple[Any, Any]:
     return a, b
 
 
+_INT32_MAX = 2**31 - 1
+
+
+def scaled(size: Number, numerator: Number, denominator: Number) -> Number:
+    """floor(size * numerator / denominator) of numbers up to 2**24, at most 2**31 - 1.
+
+    The product may leave int32, which is all that JAX has without x64.
+    """
+    if is_static(size, numerator, denominator):
+        return size * numerator // denominator
+    if all(isinstance(n, int | np.ndarray) for n in (size, numerator, denominator)):
+        wide = np.asarray(size, np.int64) * numerator // np.maximum(denominator, 1)
+        return np.minimum(wide, _INT32_MAX).astype(np.int32)
+    size, numerator, denominator = (
+        jnp.asarray(n, jnp.int32) for n in (size, numerator, denominator)
+    )
+    denominator = jnp.maximum(denominator, 1)
+    # The estimate is off by less than a 2**23rd part and by one, so that what it leaves of the
+    # product is below 2**27, and arithmetic that wraps around gives it exactly.
+    estimate = _float(size) * _float(numerator) / _float(denominator)
+    small = estimate < 2.0**31 - 2.0**10
+    whole = jnp.where(small, estimate, 0.0).astype(jnp.int32)
+    exact = whole + (size * numerator - whole * denominator) // denominator
+    return jnp.where(small, exact, _INT32_MAX)
+
+
+def _float(number: Any) -> Any:
+    return number.astype(jnp.float32)
+
+
 def half_to_even(value: Number) -> Number:
     """value / 2 rounded to the nearest integer, ties to even (Python's round)."""
     quotient = value // 2

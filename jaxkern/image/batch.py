@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.plan import CHANNEL_COUNTS, Dtype, dtype_code
+from jaxkern.core.integers import as_integers, to_int32
+from jaxkern.image.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, dtype_code
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 
@@ -40,8 +42,8 @@ def checked_images(images: Any) -> Batch:
         raise ValueError(
             f"images has shape {shape}; wanted 1, 3 or 4 channels on the last axis{more}"
         )
-    if shape[1] == 0 or shape[2] == 0:
-        raise ValueError(f"images has shape {shape}; wanted a height and width from 1")
+    if not (1 <= shape[1] <= MAX_SIZE and 1 <= shape[2] <= MAX_SIZE):
+        raise ValueError(f"images has shape {shape}; wanted a height and width from 1 to 2**24")
     code = dtype_code(images.dtype)
     if code is None:
         raise TypeError(
@@ -49,6 +51,32 @@ def checked_images(images: Any) -> Batch:
             "convert with images.astype(...)"
         )
     return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
+
+
+def canonical(images: Any) -> Any:
+    """`images`; of a `Ragged` with integers in int32, offsets in int64 where they are that.
+
+    Raises:
+      TypeError: for places and sizes that are no integers.
+      ValueError: for integers in host memory that do not fit the type.
+    """
+    if not isinstance(images, Ragged):
+        return images
+    fields = {}
+    for name in ("offset", "height", "width"):
+        value, where = getattr(images, name), f"images.{name}"
+        value = value if hasattr(value, "dtype") else _array(value)
+        if np.dtype(value.dtype).kind not in "iu":
+            raise TypeError(f"{where} has dtype {value.dtype}; wanted integers")
+        wide = name == "offset" and value.dtype != np.int32
+        dtype = jax.dtypes.canonicalize_dtype(np.int64) if wide else np.dtype(np.int32)
+        fields[name] = as_integers(value, dtype, where)
+    return dataclasses.replace(images, **fields)
+
+
+def _array(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(np.int64) if array.size == 0 else array
 
 
 def _checked_ragged(images: Ragged) -> Batch:
@@ -63,13 +91,11 @@ def _checked_ragged(images: Ragged) -> Batch:
         array = getattr(images, name)
         if array.ndim != 1 or array.shape != count:
             raise ValueError(f"images.{name} has shape {array.shape}; wanted [N] = {count}")
-        allowed = (np.int32, np.int64) if name == "offset" else (np.int32,)
-        if array.dtype not in allowed:
-            raise TypeError(f"images.{name} has dtype {array.dtype}; wanted int32")
     if images.channels not in CHANNEL_COUNTS:
         raise ValueError(f"images.channels={images.channels}; wanted 1, 3 or 4")
-    if images.max_height < 1 or images.max_width < 1:
-        raise ValueError("images.max_height and images.max_width must be at least 1")
+    for name, size in (("max_height", images.max_height), ("max_width", images.max_width)):
+        if not 1 <= size <= MAX_SIZE:
+            raise ValueError(f"images.{name}={size}; wanted a size from 1 to 2**24")
     return Batch(count[0], images.height, images.width, images.channels, Dtype.U8)
 
 
@@ -135,18 +161,19 @@ def checked_parameters(
 
 
 def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
-    if not hasattr(value, "shape") or isinstance(value, np.generic):
+    if not isinstance(value, jax.Array):
         value = np.asarray(value)
         if value.ndim == 0 and value.dtype.kind in _KINDS[kind]:
+            value = to_int32(value, where) if kind == "int" else value
             return _shared_float(value) if kind == "float" else value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
+    if kind == "int":
+        value = to_int32(value, where)
     if value.shape == ():
         value = jnp.broadcast_to(value, (count,))
     if value.shape != (count,):
         raise ValueError(f"{where} has shape {value.shape}; wanted ({count},): one value per image")
-    if kind == "int" and value.dtype != np.int32:
-        return value.astype(np.int32)
     if kind == "float" and value.dtype != np.float32:
         return value.astype(np.float32)
     return value

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.image.plan import MAX_SIZE
+
 INTERPOLATIONS = ("bilinear", "nearest")
 
 
@@ -29,12 +31,18 @@ def _integers(value: Any, name: str, lengths: Sequence[int], wanted: str) -> tup
     raise ValueError(f"{name}={value!r}; wanted {wanted}")
 
 
+def _within_limit(value: Any, name: str, found: Sequence[int], wanted: str) -> None:
+    if max(found) > MAX_SIZE:
+        raise ValueError(f"{name}={value!r} is above 2**24 pixels; wanted {wanted}, none above it")
+
+
 def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
-    """A height and a width of at least 1; one integer is a square."""
+    """A height and a width from 1 to 2**24; one integer is a square."""
     wanted = "a positive integer or (height, width)"
     found = _integers(value, name, (1, 2), wanted)
     if min(found) < 1:
         raise ValueError(f"{name}={value!r} has a size below 1; wanted {wanted}")
+    _within_limit(value, name, found, wanted)
     return (found[0], found[-1])
 
 
@@ -44,6 +52,7 @@ def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int
     found = _integers(value, name, (1, 2, 4), wanted)
     if min(found) < 0:
         raise ValueError(f"{name}={value!r}; wanted {wanted}; crop with CenterCrop or RandomCrop")
+    _within_limit(value, name, found, wanted)
     if len(found) == 4:
         return (found[0], found[1], found[2], found[3])
     return (found[0], found[-1], found[0], found[-1])
@@ -118,7 +127,8 @@ def concrete_box(
         (box[0], box[2], size[0], (names[0], names[2])),
         (box[1], box[3], size[1], (names[1], names[3])),
     ):
-        start, length, whole = np.broadcast_arrays(start, length, whole)
+        wide = (np.asarray(number, np.int64) for number in (start, length, whole))
+        start, length, whole = np.broadcast_arrays(*wide)
         bad = (start < 0) | (length < 1) | (start + length > whole)
         if bad.any():
             at = int(np.argmax(bad.reshape(-1)))

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import explicit_axes, in_auto_mode
+from jaxkern.core.integers import to_int32
 from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
 from jaxkern.image.batch import (
+    canonical,
     checked_images,
     checked_labels,
     checked_parameters,
@@ -20,7 +22,7 @@ from jaxkern.image.batch import (
 )
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.mixing import Mixing
-from jaxkern.image.plan import Dtype, Layout, dtype_code
+from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, ToDtype
@@ -151,6 +153,7 @@ class Compose:
         >>> Compose([RandomHorizontalFlip()]).apply(images, ({"flip": True},)).tolist()
         [[[[1], [0]], [[3], [2]]]]
         """
+        images = canonical(images)
         batch = checked_images(images)
         steps = list(
             zip(
@@ -193,6 +196,7 @@ class Compose:
         >>> Compose([RandomCrop(4)])(jax.random.key(0), images).shape
         (2, 4, 4, 3)
         """
+        images = canonical(images)
         batch = checked_images(images)
         keys = key_or_keys
         if is_single_key(keys):
@@ -232,17 +236,18 @@ class _Identity(Transform):
 
 def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
     if isinstance(size, Ragged):
+        size = canonical(size)
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size={size!r}; wanted (height, width) or a Ragged batch")
     checked: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
-            if side < 1:
-                raise ValueError(f"{name}={side}; wanted at least 1")
+            if not 1 <= side <= MAX_SIZE:
+                raise ValueError(f"{name}={side}; wanted 1 to 2**24")
             checked.append(int(side))
         elif hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            checked.append(jnp.asarray(side, jnp.int32))
+            checked.append(jnp.asarray(to_int32(side, name)))
         else:
             raise ValueError(f"{name}={side!r}; wanted an integer, or an integer array [{count}]")
     return checked[0], checked[1]

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image.axis import Axis, Number, clip, is_static, plus, times
+from jaxkern.image.axis import Axis, Number, clip, is_static, maximum, minimum, plus, times
 from jaxkern.image.plan import (
     MAX_ERASURES,
+    MAX_PIXELS,
     MAX_SEGMENTS,
+    MAX_SIZE,
     Dtype,
     Filter,
     Layout,
@@ -169,14 +171,12 @@ class ChainBuilder:
             if differs or segment.rounding is not Rounding.KEEP:
                 segment = self._new_segment()
             segment.fill = fill
-            segment.erasures = [
-                (_clipped(box, self.size), value) for box, value in segment.erasures
-            ]
             if self.integral and not (
                 isinstance(fill, np.ndarray) and np.array_equal(fill, np.round(fill))
             ):
                 self.integral = False
         inside = fill is None
+        self._clip_erasures()
         segment.erasures = [
             ((plus(top, times(-1, start[0])), plus(left, times(-1, start[1])), *sides), value)
             for (top, left, *sides), value in segment.erasures
@@ -190,6 +190,7 @@ class ChainBuilder:
         """Mirrors rows and columns where the given 0/1 numbers say so."""
         segment = self._open
         height, width = self.size
+        self._clip_erasures()
         segment.erasures = [
             (
                 (
@@ -204,6 +205,11 @@ class ChainBuilder:
         ]
         segment.rows.flip(rows)
         segment.columns.flip(columns)
+
+    def _clip_erasures(self) -> None:
+        """Before the image moves: what lies outside must not move in, nor out of int32."""
+        segment = self._open
+        segment.erasures = [(_clipped(box, self.size), value) for box, value in segment.erasures]
 
     def affine(self, scale: Values, bias: Values) -> None:
         """value = scale * value + bias."""
@@ -273,6 +279,14 @@ class ChainBuilder:
             Segment(s.filter, int(s.rows.size), int(s.columns.size), len(s.erasures), s.rounding)
             for s in opened
         )
+        for segment in segments:
+            if max(segment.height, segment.width) > MAX_SIZE or (
+                segment.height * segment.width > MAX_PIXELS
+            ):
+                raise ValueError(
+                    f"the chain makes images of {segment.height} x {segment.width} pixels; wanted "
+                    "at most 2**24 on a side and 2**31 in all"
+                )
         plan = Plan(segments, self.channels, self.source_dtype, dtype, layout)
         # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
         # constant of equal ones by a kernel, which takes longer to compile than all the rest.
@@ -323,9 +337,14 @@ def _clipped(
     box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
 ) -> tuple[Number, Number, Number, Number]:
     """The part of a box inside an image; parts outside must not show where the image is padded."""
-    top, bottom = clip(box[0], 0, size[0]), clip(box[0] + box[2], 0, size[0])
-    left, right = clip(box[1], 0, size[1]), clip(box[1] + box[3], 0, size[1])
-    return top, left, bottom - top, right - left
+    sides = []
+    for start, length, whole in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+        first = clip(start, 0, whole)
+        # Start and length are never added where both are positive: the sum may leave int32.
+        inside = minimum(start, 0) + maximum(length, 0)
+        sides.append((first, clip(inside, 0, whole - first)))
+    (top, height), (left, width) = sides
+    return top, left, height, width
 
 
 def _integers(rows: list[list[Number]], fields: int) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import checks
-from jaxkern.image.axis import half_to_even, is_static, maximum, minimum
+from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.plan import Filter
 from jaxkern.image.transform import Size, Transform, as_number
@@ -137,7 +137,7 @@ class Resize(Transform):
       interpolation: "bilinear", or "nearest" (torchvision's nearest-exact).
       max_size: upper bound of the longer edge, only with an integer size.
       antialias: widen the bilinear filter where the image shrinks.
-    Raises: ValueError for sizes below 1, max_size not above size or beside a pair.
+    Raises: ValueError for sizes below 1 or above 2**24, max_size not above size or beside a pair.
 
     >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))
@@ -174,9 +174,9 @@ class Resize(Transform):
         if height is None or width is None:
             return (None, None)
         shorter, longer = minimum(height, width), maximum(height, width)
-        new_shorter, new_longer = self.size, self.size * longer // shorter
+        new_shorter, new_longer = self.size, scaled(self.size, longer, shorter)
         if self.max_size is not None:
-            limited = maximum(self.max_size * self.size // new_longer, 1)
+            limited = maximum(scaled(self.max_size, self.size, new_longer), 1)
             fits = _select(new_longer <= self.max_size, 1, 0)
             new_shorter = fits * self.size + (1 - fits) * limited
             new_longer = minimum(new_longer, self.max_size)

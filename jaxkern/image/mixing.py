@@ -107,7 +107,7 @@ class CutMix(Mixing):
             first, last = jnp.maximum(centre - reach, 0), jnp.minimum(centre + reach, side)
             box.append((first, last - first))
         (top, height), (left, width) = box
-        share = (height * width).astype(jnp.float32) / (size[0] * size[1])
+        share = _share(height, width, size)
         return {"lam": 1.0 - share, "top": top, "left": left, "height": height, "width": width}
 
     def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
@@ -118,8 +118,15 @@ class CutMix(Mixing):
         ):
             start, length = jnp.atleast_1d(start), jnp.atleast_1d(length)
             first = jnp.clip(start, 0, side)
-            parts.append((first, jnp.clip(start + length, first, side) - first))
+            # Start and length are never added where both are positive: the sum may leave int32.
+            inside = jnp.minimum(start, 0) + jnp.maximum(length, 0)
+            parts.append((first, jnp.clip(inside, 0, side - first)))
         (top, height), (left, width) = parts
-        share = (height * width).astype(jnp.float32) / (size[0] * size[1])
+        share = _share(height, width, size)
         box = jnp.stack(jnp.broadcast_arrays(top, left, height, width), axis=-1)
         return np.ones(1, np.float32), box.astype(jnp.int32), 1.0 - share
+
+
+def _share(height: Any, width: Any, size: tuple[int, int]) -> Any:
+    """What part of an image a box takes; in float32, as the number of pixels may leave int32."""
+    return height.astype(jnp.float32) * width.astype(jnp.float32) / float(size[0] * size[1])

@@ -12,6 +12,8 @@ import numpy as np
 
 MAX_SEGMENTS = 8
 MAX_ERASURES = 16
+MAX_SIZE = 1 << 24  # of a height or width, of a source or of anything on the way
+MAX_PIXELS = 1 << 31  # of an output
 CHANNEL_COUNTS = (1, 3, 4)
 
 GEOMETRY_FIELDS = (

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.integers import to_int32
 from jaxkern.xpcs import checks, ops
 from jaxkern.xpcs.models import Model
 
@@ -113,11 +114,10 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
             f"g2_at wants a phase A [n_t] that all angles share; the model's is {A.shape}: take "
             "the points out of g2"
         )
-    if points.dtype.itemsize > 4:  # what int32 cannot hold is outside, not wrapped around
-        points = jnp.where((points >= 0) & (points < 2**31), points, 2**31 - 1)
+    points = to_int32(points, "index")  # what int32 cannot hold is outside, not wrapped around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     values: jax.Array = ops.two_time_g2_at(
-        A[0], X, contrast, offset, points.astype(jnp.int32), shear_power=model.shear_power
+        A[0], X, contrast, offset, points, shear_power=model.shear_power
     )
     return values
 

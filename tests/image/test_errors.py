@@ -144,7 +144,7 @@ def test_keys_and_size():
         aug(0, U8)
     with pytest.raises(TypeError, match=r"keys is float32 \(2,\)"):
         aug(jnp.zeros(2), U8)
-    with pytest.raises(ValueError, match="height=0; wanted at least 1"):
+    with pytest.raises(ValueError, match="height=0; wanted 1 to"):
         aug.sample(jax.random.split(key, 2), (0, 8))
     with pytest.raises(ValueError, match=r"wanted an integer, or an integer array \[2\]"):
         aug.sample(jax.random.split(key, 2), (np.zeros(3, np.int32), 8))
