@@ -80,6 +80,7 @@ bench-native: install
 	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
 	build/bench/bench_xpcs --json build/bench/native-xpcs.json
 	$(BIN)/python benchmarks/xpcs_native.py build/bench/native-xpcs.json
+	build/bench/bench_pages
 	build/bench/bench_ring --json build/bench/native-ring.json
 	$(BIN)/python benchmarks/ring_handover.py build/bench/native-ring.json
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "huge_pages.h"
 #include "parallel.h"
 
 #pragma GCC diagnostic push

@@ -92,6 +92,7 @@ ffi::Error ChainImpl(ffi::ThreadPool pool, ffi::AnyBuffer images, ffi::AnyBuffer
   read_dense(call, images, &plan, &operands);
   read_parameters(call, plan, geometry, affine, fill, erase_box, erase_value, &operands);
   operands.out = call.result("out", *out, ffi::DataType::INVALID, {kAnySize, kAnySize, kAnySize});
+  advise_results(*out);
   return run(call, plan, operands, pool);
 }
 
@@ -109,6 +110,7 @@ ffi::Error ChainRaggedImpl(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::Any
   read_ragged(call, buffer, offset, height, width, &plan, &operands);
   read_parameters(call, plan, geometry, affine, fill, erase_box, erase_value, &operands);
   operands.out = call.result("out", *out, ffi::DataType::INVALID, {kAnySize, kAnySize, kAnySize});
+  advise_results(*out);
   return run(call, plan, operands, pool);
 }
 
@@ -121,6 +123,7 @@ ffi::Error MixImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer partne
   if (!call.ok()) return call.error();
   const bool empty = mix.height == 0 || mix.width == 0 || mix.channels == 0;
   if (empty) return ffi::Error::Success();  // however many samples
+  advise_results(*out);
   parallel_for(executor_of(pool), call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       mix_sample(mix.dtype, mix.layout, mix.height, mix.width, mix.channels, mix.x.at<char>(i),

@@ -73,6 +73,7 @@ ffi::Future Pop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out,
     if (const std::string text = differs(ring->leaves()[i], i, **result); !text.empty()) {
       return settled(refused(kPop, text));
     }
+    advise_results(**result);
     leaves.push_back({static_cast<char*>((*result)->untyped_data()), (*result)->size_bytes()});
   }
   std::memmove(token_out->untyped_data(), words, token.size_bytes());

@@ -2,16 +2,15 @@
 #include "ring/memory.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "core/huge_pages.h"
+
 namespace jaxkern::ring {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
 
 void* allocate(size_t bytes) {
   // First touches of fresh memory are page faults: 512 times fewer with huge pages. A block that
@@ -22,10 +21,7 @@ void* allocate(size_t bytes) {
   const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* data = nullptr;
   if (posix_memalign(&data, alignment, whole == 0 ? kAlignment : whole) != 0) return nullptr;
-#ifdef MADV_HUGEPAGE
-  // Whole pages only, so that no memory beyond the block becomes resident. Advice may be refused.
-  if (huge) (void)madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-#endif
+  if (huge) advise_huge_pages(data, bytes);
   return data;
 }
 

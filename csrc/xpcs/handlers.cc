@@ -73,6 +73,7 @@ ffi::Error G2Impl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer x, ffi:
   const Operand outs = call.result("out", *out, o.real, {o.n, o.n});
   if (!call.ok()) return call.error();
   if (o.n == 0) return ffi::Error::Success();
+  advise_results(*out);
   const Executor executor = executor_of(pool);
   const PhaseTables tables = tables_of(executor, o.a, o.x, call.samples(), o.n, shear_power);
   std::vector<MatrixWork> work = matrix_work(o, tables, call.samples());
@@ -98,6 +99,7 @@ ffi::Error G2TangentImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer 
   const Operand outs = call.result("out", *out, o.real, {o.n, o.n});
   if (!call.ok()) return call.error();
   if (o.n == 0) return ffi::Error::Success();
+  advise_results(*out);
   const Executor executor = executor_of(pool);
   const PhaseTables tables = tables_of(executor, o.a, o.x, call.samples(), o.n, shear_power);
   std::vector<MatrixWork> work = matrix_work(o, tables, call.samples());
@@ -128,6 +130,7 @@ ffi::Error G2CotangentImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffe
   const Operand out_contrast = call.result("contrast_bar", *bar_contrast, o.real, {});
   const Operand out_offset = call.result("offset_bar", *bar_offset, o.real, {});
   if (!call.ok()) return call.error();
+  advise_results(*bar_a, *bar_x, *bar_contrast, *bar_offset);
   const Executor executor = executor_of(pool);
   const int64_t samples = call.samples();
   const PhaseTables tables = tables_of(executor, o.a, o.x, samples, o.n, shear_power);
@@ -163,6 +166,7 @@ ffi::Error ResidualImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer x
   const Operand outs = call.result("out", *out, o.real, {o.n, o.n});
   if (!call.ok()) return call.error();
   if (o.n == 0) return ffi::Error::Success();
+  advise_results(*out);
   const Executor executor = executor_of(pool);
   const PhaseTables tables = tables_of(executor, o.a, o.x, call.samples(), o.n, shear_power);
   std::vector<MatrixWork> work = matrix_work(o, tables, call.samples());
@@ -197,6 +201,7 @@ ffi::Error G2AtImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer x,
   const Operand outs = call.result("out", *out, real, {points});
   if (!call.ok()) return call.error();
   if (points == 0) return ffi::Error::Success();  // however many samples
+  advise_results(*out);
   const Executor executor = executor_of(pool);
   for (int64_t i = 0; i < call.samples(); ++i) {
     const PointWork work = {n,
@@ -240,6 +245,7 @@ ffi::Error NormalEquationsImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyB
       return call.error();
     }
   }
+  advise_results(*state);
   const Executor executor = executor_of(pool);
   const PhaseTables tables = tables_of(executor, o.a, o.x, samples, n, shear_power);
   std::vector<NormalWork> work(samples);
