@@ -77,7 +77,7 @@ class Workers:
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""
         found = self.ring.stats()
-        return dataclasses.replace(found, bytes=found.bytes + sum(self._beside.values()))
+        return dataclasses.replace(found, bytes=found.bytes + sum(list(self._beside.values())))
 
     def close(self) -> None:
         """Ends the threads; idempotent."""
