@@ -18,7 +18,7 @@ from jaxkern.image.ops import plan_attributes
 from jaxkern.image.plan import Layout, Operands, Plan
 from jaxkern.random import _epoch_key, _fold_records, _halves
 
-# Records whose parameters one call draws: 1.3 ms for a crop, a flip and a box to erase.
+# Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -127,4 +128,4 @@ def _length(total: int, buffer_size: int | str | None) -> int:
         step = 1 << max(total.bit_length() - 3, 0)
         # Offsets stay within int32 where those of the images do.
         return min(-(-total // step) * step, max(total, _INT32_MAX))
-    return buffer_size
+    return operator.index(buffer_size)

@@ -95,6 +95,7 @@ def test_errors(batch):
         im.Ragged.from_list([IMAGES[0], IMAGES[0][..., :1]])
     with pytest.raises(ValueError, match="max_width=5 is below"):
         im.Ragged.from_list(IMAGES, max_width=5)
+    assert im.Ragged.from_list(IMAGES, buffer_size=np.int64(9000)).buffer.shape == (9000,)
     with pytest.raises(ValueError, match="buffer_size=3"):
         im.Ragged.from_list(IMAGES, buffer_size=3)
     with pytest.raises(ValueError, match="empty list needs channels"):
