@@ -248,7 +248,7 @@ def _section(kind: type[_T], tree: Any, place: str) -> _T:
         example = next((key for key in hints if place and _fits(tree, hints[key])), None)
         raise ConfigError(
             f"{place or 'the settings'}: {_shown(tree)}; wanted keys with values: "
-            f"{', '.join(hints)}" + (f"; such as {{{example}: {tree}}}" if example else "")
+            f"{', '.join(hints)}" + (f"; such as {{{example}: {_shown(tree)}}}" if example else "")
         )
     found = {}
     for key, value in tree.items():
@@ -302,7 +302,7 @@ def _value(value: Any, kind: Any, name: str) -> Any:
         return number
     example = ""
     if origin is tuple and parts[-1] is Ellipsis and _fits(value, parts[0]):
-        example = f", such as [{value}]"
+        example = f", such as [{_shown(value)}]"
     raise ConfigError(f"{name} is {_shown(value)}; wanted {_wanted(kind)}{example}")
 
 

@@ -96,7 +96,7 @@ def test_flags_replace_the_file(tmp_path):
         ),
         (
             "initial_parameters: {hold: D0}",
-            r"initial_parameters.hold is 'D0'; wanted a list, each of it text, such as \[D0\]",
+            r"initial_parameters.hold is 'D0'; wanted a list, each of it text, such as \['D0'\]",
         ),
         ("analysis: {frames: {bad: 7}}", r"frames.bad is 7; wanted a list, .*, such as \[7\]"),
         ("a: " + "[" * 2_000, "config.yaml is nested far deeper than settings are"),
