@@ -60,7 +60,7 @@ def load(path: str | Path) -> Measurement:
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         return from_dict(record)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} holds no measurement that can be read: {error}") from error
 
 

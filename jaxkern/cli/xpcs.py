@@ -97,7 +97,7 @@ def _config(chosen: argparse.Namespace) -> int:
 
     if chosen.path.exists() and not chosen.force:
         raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
-    chosen.path.write_text(template())
+    chosen.path.write_text(template(), encoding="utf-8")
     if chosen.json:
         print_json({"files": [chosen.path]})
     else:
@@ -137,14 +137,10 @@ def _settings(chosen: argparse.Namespace) -> Config:
 
 def _parsed(name: str, text: str) -> Any:
     """What a flag's text means as YAML."""
-    import yaml
+    from jaxkern.xpcs.config import parse_yaml
 
-    from jaxkern.xpcs.config import ConfigError
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is {text!r}, which is not valid YAML") from error
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    return parse_yaml(text, f"{name} is {shown!r}, which")
 
 
 def _simulate(chosen: argparse.Namespace) -> int:

@@ -316,7 +316,7 @@ def _read(path: Path, identity: dict[str, Any]) -> Ceilings | None:
                 "notes": tuple(fields["notes"]),
             }
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found
 

@@ -102,7 +102,7 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measu
                     f"{[list(pair) for pair in analysis.phi_filtering.ranges]}; there are "
                     f"{some(file.phi)}"
                 )
-        ring = choose_ring(files, file.q, file.phi, inside, path)
+        ring = choose_ring(files, file.q, file.phi, inside, path, grid=file.layout == "aps-u")
         dt, dt_told, dt_notes = time_step(config.experiment, file.dt, path)
         gap = gap_of(config)
         n_t = file.shape[1]

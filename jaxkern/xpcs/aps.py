@@ -63,7 +63,10 @@ class ApsData:
 
 
 class ApsFile:
-    """One file's two-time correlations as a source of row slabs; nothing is kept in memory.
+    """One file's two-time correlations as a source of row slabs.
+
+    Nothing is kept in memory, except the matrix that was read last where the file packs matrices
+    whole (in chunks of a quarter of a matrix or more).
 
     Attributes:
       shape: (n, n_t, n_t), n matrices of (q, phi) in the file's order.
@@ -107,6 +110,7 @@ class ApsFile:
         n_t = int(self._sets[0].shape[0])
         self.shape = (len(self._sets), n_t, n_t)
         self.dtype = np.dtype(self._sets[0].dtype)
+        self._kept: tuple[int, Array] | None = None
 
     def read(self, angle: int, first_row: int, stop_row: int) -> Array:
         """Rows ``first_row`` to ``stop_row`` of matrix ``angle``: [stop_row - first_row, n_t]."""
@@ -115,8 +119,9 @@ class ApsFile:
             raise IndexError(f"rows {first_row} to {stop_row} of a matrix of {n_t} rows")
         stored = self._sets[angle]
         try:
-            rows = stored[first_row:stop_row, :]
-            columns = stored[:, first_row:stop_row].T
+            matrix = self._matrix(angle)
+            rows = np.array(matrix[first_row:stop_row, :])
+            columns = matrix[:, first_row:stop_row].T
         except OSError as error:
             raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
         inside = np.array(rows[:, first_row:stop_row])
@@ -138,7 +143,23 @@ class ApsFile:
         rows[:, first_row:stop_row] = half + half.T + np.diag(np.diag(inside))
         return np.asarray(rows)
 
+    def _matrix(self, angle: int) -> Any:
+        """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
+
+        boost-corr packs each matrix as one chunk, of which any row costs as much as all. The matrix
+        that was read last is kept.
+        """
+        stored = self._sets[angle]
+        chunk = stored.chunks
+        if chunk is None or 4 * chunk[0] * chunk[1] < stored.size:
+            return stored
+        kept = self._kept
+        if kept is None or kept[0] != angle:
+            kept = self._kept = (angle, stored[()])
+        return kept[1]
+
     def close(self) -> None:
+        self._kept = None
         self._file.close()
 
     def __enter__(self) -> ApsFile:

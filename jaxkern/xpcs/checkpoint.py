@@ -97,8 +97,15 @@ def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
         os.close(folder)
 
 
-def load(path: Path, fingerprint: dict[str, Any]) -> PassLog:
+def load(
+    path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int] | None = None
+) -> PassLog:
     """Reads a checkpoint of the fit with this fingerprint.
+
+    Args:
+      path: the file.
+      fingerprint: of the fit.
+      sizes: free parameters, angles and numbers of a state; None compares them with each other.
 
     Raises:
       CheckpointError: if the file is damaged or belongs to another fit, with the reason.
@@ -113,12 +120,28 @@ def load(path: Path, fingerprint: dict[str, Any]) -> PassLog:
             f"{path} is damaged: its checksum does not match its {len(payload)} bytes of content; "
             "delete it to start the fit anew"
         )
+    damaged = f"{path} is damaged: it holds no passes of this fit; delete it to start the fit anew"
+    try:
+        theirs, log = _unpack(payload)
+    except Exception as error:  # of JSON, zip and NumPy, which have no kind in common
+        raise CheckpointError(f"{damaged} ({error})") from error
+    # Through JSON, so that both sides went the same way.
+    ours = json.loads(json.dumps(fingerprint, sort_keys=True))
+    if theirs != ours:
+        raise CheckpointError(_difference(path, ours, theirs))
+    try:
+        _check_shapes(log, sizes)
+    except ValueError as error:
+        raise CheckpointError(f"{damaged} ({error})") from error
+    return log
+
+
+def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
+    """The inverse of `_pack`, with any exception for what it did not write."""
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
         theirs = json.loads(arrays["fingerprint"].tobytes().decode())
-        # Through JSON, so that both sides went the same way.
-        ours = json.loads(json.dumps(fingerprint, sort_keys=True))
-        if theirs != ours:
-            raise CheckpointError(_difference(path, ours, theirs))
+        if not isinstance(theirs, dict):
+            raise ValueError("the fingerprint is no mapping")
         log = PassLog(
             excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
             start=arrays.get("start"),
@@ -131,7 +154,29 @@ def load(path: Path, fingerprint: dict[str, Any]) -> PassLog:
             log.partial = PartialPass(
                 arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])
             )
-    return log
+    return theirs, log
+
+
+def _check_shapes(log: PassLog, sizes: tuple[int, int, int] | None) -> None:
+    """Raises ValueError for arrays that are not float64 of the fit's sizes."""
+    points, states = list(log.points), list(log.states)
+    if len(points) != len(states):
+        raise ValueError(f"{len(points)} points and {len(states)} states")
+    if log.partial is not None:
+        points.append(log.partial.x)
+        states.append(log.partial.states)
+    wanted = None if sizes is None else (sizes[1], sizes[2])
+    if wanted is None and states:
+        wanted = states[0].shape
+    if log.start is not None:
+        points.append(log.start)
+    size = sizes[0] if sizes is not None else points[0].size if points else 0
+    for array, shape in [(p, (size,)) for p in points] + [(s, wanted) for s in states]:
+        if array.dtype != np.float64 or array.shape != shape:
+            raise ValueError(f"{array.dtype} {list(array.shape)} where float64 {shape} belongs")
+    counts = [log.earlier, *(n for pair in log.excluded for n in pair)]
+    if min(counts) < 0 or (log.partial is not None and log.partial.chunks < 0):
+        raise ValueError("a negative count")
 
 
 def _difference(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> str:

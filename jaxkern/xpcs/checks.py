@@ -25,6 +25,13 @@ def choice(value: Any, name: str, options: Sequence[Any]) -> int:
     raise ValueError(f"{name}={value!r}; wanted one of {', '.join(map(repr, options))}")
 
 
+def whole_number(value: Any, name: str, least: int) -> int:
+    """A whole number that is not below `least`."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
+        return int(value)
+    raise ValueError(f"{name} is {value!r}; wanted a whole number of {least} or more")
+
+
 def per_angle(value: Any, name: str, n_phi: int, dtype: Any) -> jax.Array:
     """One number, or one for each angle, as [n_phi]."""
     array = jnp.asarray(value, dtype)
@@ -46,6 +53,14 @@ def data_of(data: Any, shape: tuple[int | None, ...]) -> jax.Array:
         raise ValueError(f"data has shape {array.shape}; wanted [n_phi, n_t, n_t] = ({wanted})")
     if array.dtype.name not in _DATA_DTYPES:
         raise ValueError(f"data is {array.dtype}; wanted one of {', '.join(_DATA_DTYPES)}")
+    if isinstance(data, np.ndarray) and data.shape[-1] == data.shape[-2] > 2:
+        # Where that costs nothing; `fit` looks at all kinds of data, and at more of them.
+        empty = [~part.any(axis=-1) for part in (data[:, 0, 1:], data[:, 1:, 0])]
+        if (empty[0] != empty[1]).any():
+            raise ValueError(
+                f"data has one triangle only at angle {int((empty[0] != empty[1]).argmax())}; "
+                "wanted both, c2 + c2.T with the diagonal once"
+            )
     return array
 
 

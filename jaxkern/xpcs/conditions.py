@@ -41,8 +41,13 @@ def choose_ring(
     phi: NDArray[np.float64],
     inside: NDArray[np.bool_],
     path: Path,
+    *,
+    grid: bool,
 ) -> Ring:
-    """The entries at the settings' q, of those `inside`: at each angle the nearest, see `select_q`.
+    """The entries at the settings' q, of those `inside`.
+
+    At each angle the nearest, see `select_q`; those of the nearest q alone where the file has a
+    `grid` of q and phi, so that an empty cell is not replaced by one of the next ring.
 
     Raises:
       ConfigError: q is not set and the file has several, or no entry is near enough.
@@ -57,6 +62,8 @@ def choose_ring(
     wanted = float(q.mean()) if files.q is None else files.q
     try:
         taken = select_q(q, wanted, files.q_tolerance, phi=phi)
+        if grid and files.q is not None:
+            taken = np.isclose(q, q[np.abs(q - wanted).argmin()], rtol=1e-9, atol=0)
     except ValueError as error:
         if files.q is not None:
             raise ConfigError(f"{path}: {error}") from error
@@ -77,8 +84,9 @@ def choose_ring(
     notes = []
     if left:
         notes.append(
-            f"{len(left)} angles are left out, which have no q within {files.q_tolerance:.3g} of "
-            f"{wanted:.6g} (data_files.q_tolerance): phi {some(np.array(left))}"
+            f"{len(left)} angles of the file have no matrix "
+            + (f"of q {mean:.6g}" if grid else f"within {files.q_tolerance:.3g} of q {wanted:.6g}")
+            + f" and are left out: phi {some(np.array(left))}"
         )
     return Ring(chosen, mean, told, tuple(notes))
 

@@ -11,6 +11,7 @@ import difflib
 import json
 import math
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -175,8 +176,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     Raises:
       FileNotFoundError: no such file.
-      ConfigError: a file that is no YAML mapping, an unknown key (the nearest is suggested), or a
-        value of the wrong type.
+      ConfigError: a file that is no YAML mapping in UTF-8, an unknown key (the nearest is
+        suggested), or a value of the wrong type.
 
     Example:
       >>> from jaxkern import xpcs
@@ -186,21 +187,38 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
       >>> xpcs.load_config(tmp / "fit.yaml").optimization.loss
       'huber'
     """
-    import yaml
-
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
             f"there is no settings file {str(path)!r}; `python -m jaxkern xpcs config` writes one"
         )
+    content = path.read_bytes()
     try:
-        tree = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path} is not UTF-8 text: byte 0x{content[error.start]:02x} in line {line}; save it "
+            "as UTF-8"
+        ) from error
+    tree = parse_yaml(text, str(path))
     try:
         return parse_config({} if tree is None else tree, overrides)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """What a text of YAML means; errors begin with `what` it is of."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested far deeper than settings are") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # A date or a number that Python refuses is a ValueError.
+        raise ConfigError(f"{what} is not valid YAML: {error}") from error
 
 
 def parse_config(tree: Any, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -226,9 +244,13 @@ def _replace(section: _T, keys: Sequence[str], value: Any, name: str) -> _T:
 
 
 def _section(kind: type[_T], tree: Any, place: str) -> _T:
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{place or 'the settings'}: {_shown(tree)}; wanted keys with values")
     hints = typing.get_type_hints(kind)
+    if not isinstance(tree, Mapping):
+        example = next((key for key in hints if place and _fits(tree, hints[key])), None)
+        raise ConfigError(
+            f"{place or 'the settings'}: {_shown(tree)}; wanted keys with values: "
+            f"{', '.join(hints)}" + (f"; such as {{{example}: {_shown(tree)}}}" if example else "")
+        )
     found = {}
     for key, value in tree.items():
         name = f"{place}.{key}" if place else str(key)
@@ -279,7 +301,21 @@ def _value(value: Any, kind: Any, name: str) -> Any:
         return value
     elif kind is float and (number := _number(value)) is not None:
         return number
-    raise ConfigError(f"{name} is {_shown(value)}; wanted {_wanted(kind)}")
+    example = ""
+    if origin is tuple and parts[-1] is Ellipsis and _fits(value, parts[0]):
+        example = f", such as [{_shown(value)}]"
+    raise ConfigError(f"{name} is {_shown(value)}; wanted {_wanted(kind)}{example}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value is what a setting of this type takes."""
+    if not isinstance(value, bool | int | float | str):
+        return False
+    try:
+        _value(value, kind, "")
+    except ConfigError:
+        return False
+    return True
 
 
 def _number(value: Any) -> float | None:
@@ -288,7 +324,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
@@ -310,7 +346,13 @@ def _wanted(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """A value in at most 60 characters; not repr itself, since YAML's aliases nest without end."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 4, 60, 60
+    try:
+        text = short.repr(value)
+    except ValueError:
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -45,9 +45,11 @@ class CheckpointStore:
         self._max_overhead = max_overhead
         self._free_from = 0.0
 
-    def load(self) -> PassLog:
+    def load(self, sizes: tuple[int, int, int]) -> PassLog:
         """The log so far; an empty one where there is no checkpoint."""
-        return checkpoint.load(self._path, self._fingerprint) if self._path.exists() else PassLog()
+        if not self._path.exists():
+            return PassLog()
+        return checkpoint.load(self._path, self._fingerprint, sizes)
 
     def is_due(self, chunks: int) -> bool:
         return chunks % self._frequency == 0 and time.monotonic() >= self._free_from
@@ -87,7 +89,8 @@ class Evaluation:
         self._after_pass = after_pass
         # Set by the owner, since a way through the data reports its chunks to this object.
         self.way: Pass
-        self.log = PassLog() if store is None else store.load()
+        sizes = (int(free.sum()), layout.n_phi, basis.state_size)
+        self.log = PassLog() if store is None else store.load(sizes)
         bad.excluded |= set(self.log.excluded)
         self._served = 0
         self._excluded_before = 0

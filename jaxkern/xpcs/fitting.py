@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.checks import whole_number
 from jaxkern.xpcs.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fingerprint import fingerprint_of
 from jaxkern.xpcs.input import FitData, open_data
@@ -152,13 +153,16 @@ def fit(
     begin = time.perf_counter()
     _import_ahead("scipy.optimize")
     streaming = streaming or StreamingOptions()
-    options = SolverOptions(ftol, xtol, gtol, max_nfev, x_scale)
     if loss not in LOSSES:
         raise ValueError(f"loss is {loss!r}; wanted one of {', '.join(LOSSES)}")
     if not f_scale > 0:
         raise ValueError(f"f_scale is {f_scale!r}; wanted a number above 0")
-    if multistart < 1:
-        raise ValueError(f"multistart is {multistart}; wanted 1 start or more")
+    multistart, seed = whole_number(multistart, "multistart", 1), whole_number(seed, "seed", 0)
+    if max_nfev is not None:
+        max_nfev = whole_number(max_nfev, "max_nfev", 1)
+    if isinstance(hold, str):
+        raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
+    options = SolverOptions(ftol, xtol, gtol, max_nfev, x_scale)
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
     if not isinstance(model, Model):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxkern.xpcs.checks import whole_number
 from jaxkern.xpcs.passes import OnBadChunk
 
 
@@ -35,18 +36,16 @@ class StreamingOptions:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.checkpoint_frequency < 1:
-            raise ValueError(
-                f"checkpoint_frequency is {self.checkpoint_frequency}; wanted 1 chunk or more"
-            )
+        whole_number(self.checkpoint_frequency, "checkpoint_frequency", 1)
+        whole_number(self.retries, "retries", 0)
+        if self.chunk_points is not None:
+            whole_number(self.chunk_points, "chunk_points", 1)
         if not 0 < self.max_checkpoint_overhead <= 1:
             raise ValueError(
                 f"max_checkpoint_overhead is {self.max_checkpoint_overhead}; wanted 0 < part <= 1"
             )
         if self.on_bad_chunk not in ("exclude", "raise"):
             raise ValueError(f"on_bad_chunk is {self.on_bad_chunk!r}; wanted 'exclude' or 'raise'")
-        if self.chunk_points is not None and self.chunk_points < 1:
-            raise ValueError(f"chunk_points is {self.chunk_points}; wanted 1 or more, or None")
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,7 @@ class Prepared:
         self.shape = (len(chosen), stop - first, stop - first)
         self.dtype = np.dtype(source.dtype)
         self.symmetric = bool(getattr(source, "symmetric", False))
+        self.quantization = getattr(source, "quantization", None)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> Array:
         """Rows ``first_row`` to ``stop_row`` of angle ``angle``, counted among the shown ones."""

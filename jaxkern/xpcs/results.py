@@ -93,6 +93,7 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
 
     Raises:
       FileNotFoundError: no results in the directory.
+      ValueError: a file that is damaged, or of something else.
     """
     directory = Path(directory)
     text, binary = directory / "results.json", directory / "results.npz"
@@ -101,8 +102,16 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
             raise FileNotFoundError(
                 f"there is no {str(path)!r}; `python -m jaxkern xpcs fit` writes it"
             )
-    with np.load(binary) as arrays:
-        return json.loads(text.read_text()), {name: arrays[name] for name in arrays.files}
+    reading = text
+    try:
+        summary = json.loads(text.read_bytes())
+        reading = binary
+        with np.load(binary) as arrays:
+            return summary, {name: arrays[name] for name in arrays.files}
+    except Exception as error:  # of JSON, zip and NumPy, which have no kind in common
+        raise ValueError(
+            f"{reading} cannot be read as a result: {error}; `python -m jaxkern xpcs fit` writes it"
+        ) from error
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from jaxkern.xpcs.aps_writer import TILE, ApsWriter
+from jaxkern.xpcs.checks import whole_number
 from jaxkern.xpcs.correlation import g2_at
 from jaxkern.xpcs.models import Model
 
@@ -133,6 +134,7 @@ def _slabs(
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
     if not noise >= 0:
         raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
+    whole_number(seed, "seed", 0)
     scales = []
     for name, given in (("contrast", contrast), ("offset", offset)):
         value = np.asarray(given, np.float64)

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.aps_entries import natural_order
+
 # What the kernels read as it is; the rest is converted to float64 a chunk at a time.
 KERNEL_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
 
@@ -21,8 +23,8 @@ KERNEL_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
 class Source(Protocol):
     """Two-time correlations [n_phi, n, n] that are read by rows.
 
-    Attributes a source may have besides: `quantization` (step, zero) of uint16 data, where a value
-    is zero + step * stored (default 1, 0); `symmetric`, True where every matrix is mirrored by
+    Attributes a source may have besides: `quantization` (step, zero), which uint16 data must have,
+    where a value is zero + step * stored; `symmetric`, True where every matrix is mirrored by
     construction; `in_memory`, True where a read costs nothing.
     """
 
@@ -161,7 +163,8 @@ def as_source(
     Args:
       data: a `Source`; an array or memory map [n_phi, n, n] (or [n, n] for one angle); the path of
         a ``.npy`` file, which is mapped; an HDF5 data set [n_phi, n, n], or an HDF5 group, mapping
-        or sequence of data sets or arrays [n, n], one an angle in its own order.
+        or sequence of data sets or arrays [n, n], one an angle in its own order (names of a group
+        in natural order, 2 before 10).
       quantization: (step, zero) of uint16 data, where a value is zero + step * stored.
       name: what errors call it.
 
@@ -187,7 +190,7 @@ def as_source(
             )
         return data
     if isinstance(data, Mapping):
-        return DatasetsSource(list(data.values()), quantization)
+        return DatasetsSource([data[name] for name in _in_order(data)], quantization)
     if isinstance(data, Sequence):
         return DatasetsSource([_as_matrix(item) for item in data], quantization)
     if hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "chunks"):
@@ -198,6 +201,14 @@ def as_source(
         f"{name} is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
         "data set or group, or an object with shape, dtype and read(angle, first_row, stop_row)"
     )
+
+
+def _in_order(data: Mapping[str, Any]) -> list[str]:
+    """Names of a group: in the order of their numbers where the file has that of the alphabet."""
+    names = list(data)
+    if isinstance(data, dict) or names != sorted(names):
+        return names
+    return natural_order(names)
 
 
 def _as_matrix(item: Any) -> Any:

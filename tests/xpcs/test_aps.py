@@ -120,6 +120,44 @@ def test_larger_than_a_tile_and_a_slab(tmp_path):
     assert path.stat().st_size < 0.9 * c2.nbytes
 
 
+class Counted:
+    """A data set that counts how often it is read."""
+
+    def __init__(self, dataset):
+        self._dataset, self.reads = dataset, 0
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+    def __getitem__(self, where):
+        self.reads += 1
+        return self._dataset[where]
+
+
+@pytest.mark.parametrize("chunk", [N_T, 2])
+def test_a_matrix_that_is_packed_whole_is_unpacked_once(tmp_path, chunk):
+    """As boost-corr packs it: a band of three rows costs as much as the matrix."""
+    c2 = _matrices(2)
+    path = _old(tmp_path / "old.h5", c2, [0.1, 0.1], [0.0, 1.0])
+    with h5py.File(path, "a") as file:
+        for k, matrix in enumerate(c2):
+            del file[f"exchange/C2T_all/g2_{k:05d}"]
+            file.create_dataset(
+                f"exchange/C2T_all/g2_{k:05d}",
+                data=np.triu(matrix),
+                chunks=(chunk, chunk),
+                compression="lzf",
+            )
+    with ApsFile(path) as file:
+        file._sets = [Counted(item) for item in file._sets]
+        for angle in (0, 1):
+            for first in range(0, N_T - 2, 3):
+                rows = file.read(angle, first, first + 3)
+                np.testing.assert_array_equal(rows, c2[angle, first : first + 3])
+        reads = [item.reads for item in file._sets]
+    assert reads == ([1, 1] if chunk == N_T else [10, 10])
+
+
 def test_some_entries_only(tmp_path):
     c2 = _matrices(3)
     path = write_aps(tmp_path / "file.h5", c2, q=0.01, phi=[0.0, 1.0, 2.0])

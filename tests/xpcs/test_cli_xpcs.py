@@ -7,6 +7,7 @@ result that cannot be plotted again, an error that is a traceback.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -119,6 +120,16 @@ def test_errors_are_one_line_that_names_what_is_wrong(folder, flags, names, caps
     assert error.startswith("error: ")
     assert names in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.npz"])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff\xfe\x00"])
+def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
+    results = tmp_path / "results"
+    shutil.copytree(folder / "results", results)
+    (results / name).write_bytes(content)
+    assert run(folder, "plot", "--output-dir", str(results)) == 2
+    assert f"error: {results / name} cannot be read as a result" in capsys.readouterr().err
 
 
 def test_a_file_of_something_else_is_refused(folder, tmp_path, capsys):

@@ -99,8 +99,8 @@ def test_a_ring_whose_q_varies(tmp_path):
         assert measurement.model.geometry.q == pytest.approx(ring[:5].mean())
         text = measurement.describe()
         assert "q 0.0054216 1/Angstrom (the mean of 0.00513 to 0.00567, asked for 0.0054)" in text
-        assert "1 angles are left out" in measurement.notes[0]
-        assert measurement.notes[0].endswith("phi 150")
+        assert "1 angles of the file have no matrix within 0.1 of q 0.0054" in measurement.notes[0]
+        assert measurement.notes[0].endswith("are left out: phi 150")
     with opened(path, data_files__q=0.0054, data_files__q_tolerance=0.3) as measurement:
         assert measurement.data.shape[0] == 6
     # The mean is of the angles that are fitted.
@@ -111,6 +111,18 @@ def test_a_ring_whose_q_varies(tmp_path):
         pass
     with pytest.raises(ConfigError, match="is relative"), opened(path, data_files__q_tolerance=2):
         pass
+
+
+def test_an_empty_cell_is_not_filled_from_the_next_ring(tmp_path):
+    """Rings of a grid 8% apart; at 60 degrees only the outer one has pixels."""
+    q, phi = [0.0050, 0.0050, 0.0054, 0.0054, 0.0054], [0.0, 30.0, 0.0, 30.0, 60.0]
+    path = measured(tmp_path / "m.h5", q=q, phi=phi, dt=1.0)
+    with opened(path, data_files__q=0.00501) as measurement:
+        assert measurement.model.geometry.phi.tolist() == [0.0, 30.0]
+        assert "q 0.005 1/Angstrom (asked for 0.00501)" in measurement.describe()
+        assert measurement.notes == (
+            "1 angles of the file have no matrix of q 0.005 and are left out: phi 60",
+        )
 
 
 def test_one_ring_needs_no_q(tmp_path):

@@ -89,12 +89,45 @@ def test_flags_replace_the_file(tmp_path):
         ("simulation: {contrast: [0.1, x]}", r"simulation.contrast is .*wanted a number or a list"),
         ("- 1", r"the settings: \[1\]; wanted keys"),
         ("a: [", "is not valid YAML"),
+        (
+            "optimization: {multistart: 8}",
+            r"optimization.multistart: 8; wanted keys with values: starts, seed; such as "
+            r"\{starts: 8\}",
+        ),
+        (
+            "initial_parameters: {hold: D0}",
+            r"initial_parameters.hold is 'D0'; wanted a list, each of it text, such as \['D0'\]",
+        ),
+        ("analysis: {frames: {bad: 7}}", r"frames.bad is 7; wanted a list, .*, such as \[7\]"),
+        ("a: " + "[" * 2_000, "config.yaml is nested far deeper than settings are"),
+        ("experiment: {dt: 2001-99-99}", "is not valid YAML: month must be in"),
+        ("experiment: {dt: 0x" + "f" * 9000 + "}", "dt is a number of thousands of digits; wanted"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, words):
     with pytest.raises(cf.ConfigError, match=words) as caught:
         _load(tmp_path, text)
     assert "config.yaml" in str(caught.value)
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes("# Settings\n# für é\nscaling: fixed\n".encode("latin-1"))
+    with pytest.raises(cf.ConfigError, match=r"config.yaml is not UTF-8 text: byte 0xfc in line 2"):
+        cf.load_config(path)
+    path.write_bytes("scaling: fixed".encode("utf-16"))
+    with pytest.raises(cf.ConfigError, match="byte 0xff in line 1; save it as UTF-8"):
+        cf.load_config(path)
+    path.write_text("# für é\nscaling: fixed\n", encoding="utf-8-sig")
+    assert cf.load_config(path).scaling == "fixed"
+
+
+def test_aliases_that_nest_without_end_are_shown_in_short(tmp_path):
+    """Ten levels of ten aliases each: repr would write ten billion letters."""
+    levels = "\n".join(f"  - &x{k} [{', '.join([f'*x{k - 1}'] * 10)}]" for k in range(1, 11))
+    with pytest.raises(cf.ConfigError, match=r"scaling is .*wanted one of") as caught:
+        _load(tmp_path, f"scaling:\n  - &x0 lol\n{levels}\n")
+    assert len(str(caught.value)) < 300
 
 
 def test_no_file(tmp_path):

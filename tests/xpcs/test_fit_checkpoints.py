@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -237,3 +240,70 @@ def test_saving_takes_its_share_of_time_only(tmp_path, monkeypatch):
     now = 20.0
     assert store.is_due(3)
     assert not store.is_due(4)
+
+
+def rewritten(path, change):
+    """Replaces what a checkpoint holds, with the checksum that belongs to it."""
+    content = path.read_bytes()
+    payload = change(content[content.index(b"\n") + 66 :])
+    digest = hashlib.sha256(payload).hexdigest().encode() + b"\n"
+    path.write_bytes(checkpoint._MAGIC + digest + payload)
+
+
+def with_arrays(**changed):
+    """The archive with some arrays replaced, or left out where they are None."""
+
+    def change(payload):
+        arrays = {**np.load(io.BytesIO(payload)), **changed}
+        stream = io.BytesIO()
+        np.savez(stream, **{k: v for k, v in arrays.items() if v is not None})
+        return stream.getvalue()
+
+    return change
+
+
+def text(content):
+    return np.frombuffer(content, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda payload: b"",
+        lambda payload: b"no archive",
+        lambda payload: payload[: len(payload) // 2],
+        lambda payload: pickle.dumps({"fingerprint": 1}),
+        with_arrays(fingerprint=None),
+        with_arrays(fingerprint=text(b"\xff\xfe")),
+        with_arrays(fingerprint=text(b"[1]")),
+        with_arrays(fingerprint=text(b"[" * 100_000)),
+        with_arrays(excluded=np.zeros((2, 3), np.int64)),
+        with_arrays(excluded=np.array([[0, -1]])),
+        with_arrays(earlier=np.zeros(2)),
+        with_arrays(states=None),
+        with_arrays(points=np.zeros((1, 3))),
+        with_arrays(points=np.zeros((2, 4))),
+        with_arrays(states=np.zeros((2, 3, 7))),
+        with_arrays(states=np.array(["a", "b"])),
+        with_arrays(partial_x=np.zeros(3, np.float32)),
+        with_arrays(partial_chunks=np.int64(-1)),
+        with_arrays(partial_states=None),
+        with_arrays(start=np.zeros(5)),
+    ],
+)
+def test_a_bad_content_with_its_checksum_is_refused(tmp_path, change):
+    path = tmp_path / "fit.checkpoint"
+    log = PassLog(
+        [np.ones(3)] * 2, [np.ones((2, 7))] * 2, PartialPass(np.ones(3), np.ones((2, 7)), 5)
+    )
+    checkpoint.save(path, {"a": 1}, log)
+    assert checkpoint.load(path, {"a": 1}, (3, 2, 7)).partial.chunks == 5
+    rewritten(path, change)
+    with pytest.raises(CheckpointError, match=r"fit\.checkpoint is damaged: it holds no passes"):
+        checkpoint.load(path, {"a": 1}, (3, 2, 7))
+
+
+def test_passes_of_other_sizes_are_refused_by_the_fit(case, interrupted):
+    rewritten(interrupted / "fit.checkpoint", with_arrays(points=np.zeros((2, 12))))
+    with pytest.raises(CheckpointError, match=r"float64 \[12\] where float64 \(13,\) belongs"):
+        run(case, InterruptedSource(case.data), interrupted)

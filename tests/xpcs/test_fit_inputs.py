@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fit_problems as problems
+import h5py
 import jax
 import numpy as np
 import pytest
@@ -63,6 +64,19 @@ def fit(case, data=None, **arguments):
         ({"strategy": "FAST"}, "strategy is 'FAST'; wanted one of STANDARD"),
         ({"symmetric": "maybe"}, "symmetric is 'maybe'"),
         ({"multistart": 0}, "multistart is 0"),
+        ({"multistart": 1.5}, "multistart is 1.5; wanted a whole number of 1 or more"),
+        ({"seed": 0.5}, "seed is 0.5; wanted a whole number of 0 or more"),
+        ({"max_nfev": 1.5}, "max_nfev is 1.5; wanted a whole number"),
+        ({"hold": "D0"}, r"hold is 'D0'; wanted a sequence of names, such as \['D0'\]"),
+        ({"data": np.ones((3, 40, 40), np.uint16)}, r"uint16, and quantization is missing; give"),
+        (
+            {"data": jk.xpcs.as_source([np.ones((40, 40), np.uint16)] * 3)},
+            "uint16, and quantization is missing",
+        ),
+        (
+            {"data": np.ones((3, 40, 40), np.uint16), "quantization": (0.0, 1.0)},
+            r"quantization is \(0.0, 1.0\); wanted \(step, zero\), step not 0",
+        ),
         ({"keep": np.ones(39, bool)}, r"keep has the shape \(39,\)"),
         ({"start_frame": 38}, "leave 2 of 40 frames"),
         ({"quantization": (1.0, 0.0)}, "quantization is given for data of float64"),
@@ -127,6 +141,8 @@ def test_too_few_points_leave_held_parameters_alone():
         ({"max_checkpoint_overhead": 0.0}, "max_checkpoint_overhead is 0.0"),
         ({"on_bad_chunk": "ignore"}, "on_bad_chunk is 'ignore'"),
         ({"chunk_points": 0}, "chunk_points is 0"),
+        ({"chunk_points": 1e6}, "chunk_points is 1000000.0; wanted a whole number"),
+        ({"retries": -1}, "retries is -1; wanted a whole number of 0 or more"),
     ],
 )
 def test_wrong_streaming_options(options, message):
@@ -197,3 +213,30 @@ def test_the_result_reads_well(case):
     assert "NOT converged" in str(stopped)
     with pytest.raises(RuntimeError, match="did not converge"):
         jk.xpcs.curve_fit(model_of(case), case.data, problems.START, max_nfev=2, progress=False)
+
+
+@pytest.mark.parametrize("half", [np.triu, np.tril])
+@pytest.mark.parametrize("kind", ["array", "device", "source", "nan", "uint16"])
+def test_one_triangle_is_refused(case, half, kind):
+    """Its zeros would be read as correlations."""
+    data, options = np.stack([half(matrix) for matrix in case.data]), {}
+    if kind == "nan":
+        other = {np.triu: np.tril, np.tril: np.triu}[half](np.ones(data.shape[1:]), 0) > 0
+        data = np.where(other & ~np.eye(N, dtype=bool), np.nan, data)
+    if kind == "uint16":
+        data, options = np.round(data * 1e4).astype(np.uint16), {"quantization": (1e-4, 0.0)}
+    where = "above" if half is np.triu else "below"
+    given = {"device": jax.numpy.asarray, "source": list}.get(kind, np.asarray)(data)
+    with pytest.raises(ValueError, match=f"only {where} the diagonal at angle 0; wanted both"):
+        fit(case, given, **options)
+    if kind == "array":
+        with pytest.raises(ValueError, match="data has one triangle only at angle 0"):
+            jk.xpcs.log_likelihood(model_of(case), problems.TRUTH, 0.3, 1.0, data, 0.01)
+
+
+def test_a_group_is_read_in_natural_order(tmp_path):
+    with h5py.File(tmp_path / "g.h5", "w") as file:
+        for k in range(12):
+            file[f"c2/{k + 1}"] = np.full((4, 4), float(k))
+        source = jk.xpcs.as_source(file["c2"])
+        assert [source.read(k, 0, 1)[0, 0] for k in range(12)] == list(range(12))

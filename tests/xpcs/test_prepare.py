@@ -144,6 +144,13 @@ def test_prepared_without_correction_takes_a_mask():
         prepare.Prepared(Memory(c2), frames=(2, 9))
 
 
+def test_prepared_says_how_its_numbers_are_meant():
+    source = Memory(np.zeros((1, 4, 4), np.uint16))
+    assert prepare.Prepared(source).quantization is None
+    source.quantization = (0.5, 1.0)
+    assert prepare.Prepared(source).quantization == (0.5, 1.0)
+
+
 def test_frames_count_from_one():
     assert prepare.frame_window(50) == (0, 50)
     assert prepare.frame_window(50, 1, -1) == (0, 50)
