@@ -199,9 +199,9 @@ def _checked(
     if freedom == 0:
         return None, []
     scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.nanmedian(np.where(sampled.sigma > 0, sampled.sigma, np.nan), axis=(1, 2))
-        floor = np.nan_to_num((SIGMA_FLOOR / spread) ** 2)
+    # Of points without weight, which are judged by no one, it may be as large as it likes.
+    spread = np.median(np.where(sampled.sigma > 0, sampled.sigma, SIGMA_FLOOR), axis=(1, 2))
+    floor = (SIGMA_FLOOR / spread) ** 2
     verdict = judge(
         Residuals.of(outcome.data.sample, sampled.fitted, sampled.sigma),
         sampled.memory,
