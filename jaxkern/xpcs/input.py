@@ -319,6 +319,25 @@ class DeviceData(FitData):
         empty = ~np.isfinite(row[:, away].astype(np.float64)).any(1)
         return bool((has_numbers & empty).any())
 
+    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
+        step, zero = self.step_zero
+        searched = np.isfinite(centers)
+        counts = self.frames[:, None] & self.frames & ~np.eye(self.shape[1], dtype=bool)
+
+        def furthest(d: Any) -> Any:
+            """[n_phi, n, 2]: column and value of what is furthest off in each row."""
+            value = zero + step * d.astype(jnp.float64)
+            far = jnp.abs(value - jnp.where(searched, centers, 0.0)[:, None, None])
+            far = jnp.where(counts & jnp.isfinite(far), far, -1.0)
+            column = far.argmax(2, keepdims=True)
+            return jnp.concatenate([column, jnp.take_along_axis(value, column, 2)], 2)
+
+        columns, found = np.moveaxis(self._replicated(furthest), 2, 0)
+        far = np.abs(found - centers[:, None])
+        far[~searched] = far[:, ~self.frames] = -1.0
+        angle, row = np.unravel_index(int(far.argmax()), far.shape)
+        return int(angle), int(row), int(columns[angle, row]), float(found[angle, row])
+
     def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
         whole = WholePass(context, self._data)
         self.ways.append(whole)

@@ -67,7 +67,7 @@ def test_frames_of_inf_beside_an_angle_of_nan(case):
 
 
 def test_or_fail_the_fit(case):
-    with pytest.raises(jk.xpcs.BadDataError, match="frames 40, 41, 90 .*on_bad_chunk='exclude'"):
+    with pytest.raises(jk.xpcs.BadDataError, match=r"frames 40, 41, 90 .*on_bad_chunk='exclude'"):
         jk.xpcs.fit(
             model_of(case), with_frames(case, 0), streaming=streaming(on_bad_chunk="raise"), **TIGHT
         )
@@ -100,6 +100,17 @@ def test_an_angle_of_zeros_is_left_out_and_named(strategy, scaling):
     with pytest.warns(RuntimeWarning, match="3 of 9 row blocks"):
         alike = jk.xpcs.fit(model_of(case), nan, scaling=scaling, **TIGHT)
     np.testing.assert_allclose(found.physics, alike.physics, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["STANDARD", "STREAMING"])
+def test_a_value_whose_square_overflows(case, strategy):
+    """Its rows are left out by name: the model is not to blame for a cost that is infinite."""
+    data = case.data.copy()
+    data[1, 40, 60] = data[1, 60, 40] = 1e200
+    with pytest.warns(RuntimeWarning, match=r"row blocks .*angle 1, rows 32 to 63 .*beyond 1e100"):
+        found = jk.xpcs.fit(model_of(case), data, strategy=strategy, streaming=streaming(), **TIGHT)
+    assert found.success
+    assert found.success_rate < 1
 
 
 def test_nothing_but_zeros(case):

@@ -86,7 +86,7 @@ def test_one_outlier_pair_is_named(case):
     assert "worst angles 1 (phi 40:" in found.message
     assert "5 (" in found.message.split("worst frames")[1]
     assert "30 (" in found.message.split("worst frames")[1]
-    with pytest.raises(RuntimeError, match="did not converge.*not noise"):
+    with pytest.raises(RuntimeError, match=r"did not converge.*not noise"):
         jk.xpcs.curve_fit(
             model_of(case), with_pair(case, 30.0), problems.START, progress=False, symmetric=True
         )
