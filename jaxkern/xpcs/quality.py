@@ -245,11 +245,14 @@ def judge(
             return Verdict(None, ())
         return Verdict(None, (f"some frames stand out: {_frames(level, standing)}",))
     worst = np.argsort(-np.where(known, size, -1.0), kind="stable")[:3]
-    named = ", ".join(f"{k} (phi {phi[k]:g}: {size[k]:.3g})" for k in worst if known[k])
+    named = ", ".join(
+        f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst if known[k]
+    )
     frames = standing or _largest(level)
     text = (
         f"the residuals are not noise: their mean square is {total:.4g} times that of the noise, "
-        f"which allows {whole:.3g}; worst angles {named}; {_frames(level, frames)}"
+        f"which allows {whole:.3g}; worst angles (and what they are allowed) {named}; "
+        f"{_frames(level, frames)}"
     )
     sampled = _mean((residuals.z**2).sum((1, 2)), residuals.counts)
     top = int(worst[0])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.evaluation import Evaluation
+from jaxkern.xpcs.faults import listed
 from jaxkern.xpcs.input import FitData
 from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.models import Model
@@ -85,7 +86,7 @@ def summarize(outcome: Outcome) -> FitResult:
     notes += more
     notes += outcome.bad.reasons
     if outcome.empty_frames:
-        named = ", ".join(map(str, outcome.empty_frames))
+        named = listed(outcome.empty_frames)
         notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
         warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
     if freedom <= 0:

@@ -83,7 +83,7 @@ def test_one_outlier_pair_is_named(case):
     found = fit(case, with_pair(case, 30.0))
     assert found.reduced_chi2 > 1e4
     assert not found.success
-    assert "worst angles 1 (phi 40:" in found.message
+    assert "allowed) 1 (phi 40:" in found.message
     assert "5 (" in found.message.split("worst frames")[1]
     assert "30 (" in found.message.split("worst frames")[1]
     with pytest.raises(RuntimeError, match=r"did not converge.*not noise"):
@@ -192,3 +192,38 @@ def test_speckle_noise_is_noise(mean, rate):
         start = {"D0": rate, "alpha": -0.1, "D_offset": 100.0}
         found = jk.xpcs.fit(model, data, p0=start, hold=["D_offset"], progress=False)
         assert found.success, found.message
+
+
+@pytest.mark.slow
+def test_right_fits_of_speckles_are_hardly_ever_refused():
+    """From dim to bright, from fast dynamics to a sample that hardly moves: 2% at most."""
+    refused, fits = [], 0
+    for frames, angles in ((40, 1), (100, 3)):
+        t, phi = 0.1 * np.arange(frames), np.linspace(0, 90, angles)
+        model = jk.xpcs.Static(jk.xpcs.Geometry(0.0054, None, 0.1, t, phi))
+        for rate in (3e4, 3e3, 5e2):
+            for mean in (0.05, 2.0, 20.0):
+                for seed in range(6):
+                    data = speckles(model, [rate, -0.1, 100.0], mean, 500, seed)
+                    start = {"D0": rate, "alpha": -0.1, "D_offset": 100.0}
+                    found = jk.xpcs.fit(model, data, p0=start, hold=["D_offset"], progress=False)
+                    fits += 1
+                    if not found.success:
+                        refused.append((frames, rate, mean, seed, found.message))
+    assert len(refused) <= 0.02 * fits, refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.004, 0.012])
+def test_every_wrong_minimum_is_refused(noise):
+    """From starts all over the bounds: what ends elsewhere than the best is told."""
+    case = problems.simulate(N, noise, seed=61)
+    low, high = np.transpose(model_of(case).bounds)
+    best = fit(case).reduced_chi2
+    wrong = 0
+    for seed in range(20):
+        start = low + (high - low) * np.random.default_rng(seed).random(7)
+        found = fit(case, p0=start)
+        assert found.success == (found.status > 0 and found.reduced_chi2 < 1.4 * best), start
+        wrong += found.reduced_chi2 > 1.4 * best
+    assert wrong > 2
