@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     for name, about in (
         ("simulate", "write a simulated data set to an APS file"),
-        ("fit", "fit a data set; exits with 1 when the fit does not converge"),
+        ("fit", "fit a data set; exits with 1 when it does not converge or does not describe it"),
         ("plot", "draw data, model and residuals of a fit that was made before"),
     ):
         action = actions.add_parser(name, help=about, description=about)
@@ -56,7 +56,9 @@ def add_parser(commands: Any) -> None:
             help="any other setting, such as analysis.frames.end=500; may be repeated",
         )
         action.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-        action.add_argument("--quiet", action="store_true", help="no progress bar, no report")
+        action.add_argument(
+            "--quiet", action="store_true", help="no progress bar, no report; warnings stay"
+        )
         if name == "fit":
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
     config = actions.add_parser("config", help="write a commented template of the settings")
@@ -178,6 +180,14 @@ def _fit(chosen: argparse.Namespace) -> int:
     if not chosen.quiet:
         print(result)
         print("wrote " + ", ".join(str(path) for path in paths))
+    else:
+        # Quiet is the report, not what is wrong.
+        for line in result.warnings:
+            print(f"warning: {line}", file=sys.stderr)
+    if not result.success:
+        first = config.analysis.frames.start
+        print(f"the fit is no success: {result.message}", file=sys.stderr)
+        print(f"(frame 0 of the fit is number {first} of analysis.frames)", file=sys.stderr)
     return 0 if result.success else 1
 
 

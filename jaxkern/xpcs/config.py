@@ -159,8 +159,8 @@ class Config:
     initial_parameters: InitialParameters = _key("", factory=InitialParameters)
     scaling: Literal["auto", "individual", "constant", "fixed"] = _key(
         "contrast and offset: one pair for each angle, for all, or not fitted;"
-        " auto: one for all from 3 angles on",
-        "auto",
+        " auto: one for all from 3 angles on, each its own below",
+        "individual",
     )
     optimization: Optimization = _key("", factory=Optimization)
     simulation: Simulation = _key("what `simulate` writes to data_files.file", factory=Simulation)

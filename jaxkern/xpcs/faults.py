@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,12 @@ def frames_without_numbers(sample: RowSample) -> NDArray[np.intp]:
     seen = (rows[:, :, None] & away).any(axis=1)
     found = (numbers & rows[:, :, None] & away).any(axis=1)
     return np.flatnonzero((seen & ~found).any(axis=0))
+
+
+def listed(frames: Sequence[int], most: int = 10) -> str:
+    """The numbers of frames for a message, the first ones of many."""
+    more = f" and {len(frames) - most} more" if len(frames) > most else ""
+    return ", ".join(map(str, frames[:most])) + more
 
 
 def angles_without_signal(sample: RowSample) -> NDArray[np.bool_]:

@@ -106,12 +106,14 @@ def fit(
       data: [n_phi, n_t, n_t]: an array, memory map, ``.npy`` path, HDF5 data set or group, any
         `Source`, or a ``jax.Array``, also one that is sharded over angles or rows.
       sigma: noise: a number, [n_phi] or the shape of the data; None to estimate it (the result says
-        how). Points with sigma <= 1e-10, and the diagonal, do not count.
+        how), and to have the residuals judged by it: where they are not noise, the result is no
+        success. Points with sigma <= 1e-10, and the diagonal, do not count.
       p0: physics parameters [p], or a mapping of some by name; None for the model's defaults.
       contrast0, offset0: start (a number or [n_phi]); None to estimate them from the data. With
         ``scaling="fixed"`` they stay as they are.
-      scaling: contrast and offset ``"individual"`` for each angle, ``"constant"`` for all,
-        ``"auto"`` (constant from three angles on), or ``"fixed"``.
+      scaling: contrast and offset ``"individual"`` for each angle, ``"constant"`` for all, or
+        ``"fixed"``; ``"auto"`` is what other software calls so: constant from three angles on.
+        Where angles differ in truth, constant scaling biases the physics beyond its errors.
       bounds: None for the model's; a mapping name -> (lower, upper) that replaces some; or a pair
         of arrays for all fitted parameters, or for the physics.
       hold: names of physics parameters that stay at their start.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.checkpoint import PartialPass
-from jaxkern.xpcs.faults import frames_without_numbers
+from jaxkern.xpcs.faults import frames_without_numbers, listed
 from jaxkern.xpcs.passes import (
     BadBlocks,
     BadDataError,
@@ -101,14 +102,17 @@ class FitData:
         Raises:
           BadDataError: where the fit shall fail on them, or when fewer than 3 others are left.
         """
-        empty = [int(k) for k in frames_without_numbers(self.sample) if self._is_empty(int(k))]
+        candidates = frames_without_numbers(self.sample)
+        if not candidates.size:
+            return ()
+        searched = np.isfinite(self.sample.values).any((1, 2))
+        empty = [int(k) for k in candidates if not self._numbers_in(int(k))[searched].all()]
         if not empty:
             return ()
-        named = ", ".join(map(str, empty[:10])) + (" ..." if len(empty) > 10 else "")
         if on_bad_chunk == "raise":
             raise BadDataError(
-                f"frames {named} (counted from 0) hold no finite number; on_bad_chunk='exclude' "
-                "leaves such frames out, keep masks bad frames"
+                f"frames {listed(empty)} (counted from 0) hold no finite number; "
+                "on_bad_chunk='exclude' leaves such frames out, keep masks bad frames"
             )
         frames = self.frames.copy()
         frames[empty] = False
@@ -118,8 +122,8 @@ class FitData:
         self.sample = replace(self.sample, good=frames)
         return tuple(empty)
 
-    def _is_empty(self, frame: int) -> bool:
-        """Whether a frame's row holds no finite number off the diagonal, at some angle."""
+    def _numbers_in(self, frame: int) -> NDArray[np.bool_]:
+        """[n_phi]: whether the frame's row holds a finite number off the diagonal."""
         raise NotImplementedError
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
@@ -190,17 +194,15 @@ class HostData(FitData):
     def _find_mirrored(self) -> NDArray[np.bool_]:
         return mirrored_angles(self.source)
 
-    def _is_empty(self, frame: int) -> bool:
+    def _numbers_in(self, frame: int) -> NDArray[np.bool_]:
         away = self.frames & (np.arange(self.shape[1]) != frame)
+        found = np.ones(self.shape[0], bool)
         for angle in range(self.shape[0]):
-            try:
+            # Rows that cannot be read are met again in the fit.
+            with contextlib.suppress(OSError):
                 row = self.source.read(angle, frame, frame + 1)[0]
-            except OSError:
-                continue
-            angle_has_numbers = bool(np.isfinite(self.sample.values[angle]).any())
-            if angle_has_numbers and not np.isfinite(row[away].astype(np.float64)).any():
-                return True
-        return False
+                found[angle] = np.isfinite(row[away].astype(np.float64)).any()
+        return found
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
         n_phi, n, _ = self.shape
@@ -276,6 +278,7 @@ class DeviceData(FitData):
         self.strategy = Strategy.STANDARD if data.size < 10**6 else Strategy.LARGE
         self.chunk_rows = n
         self._data = data
+        self._numbers: NDArray[np.bool_] | None = None
         if len(data.sharding.device_set) > 1:
             spec: Any = getattr(data.sharding, "spec", None)
             if spec is None or (len(spec) > 2 and spec[2] is not None):
@@ -312,12 +315,30 @@ class DeviceData(FitData):
 
         return np.array(self._replicated(equal))
 
-    def _is_empty(self, frame: int) -> bool:
-        away = self.frames & (np.arange(self.shape[1]) != frame)
-        row = self._replicated(lambda d: jax.lax.dynamic_slice_in_dim(d, frame, 1, 1))[:, 0]
-        has_numbers = np.isfinite(self.sample.values).any((1, 2))
-        empty = ~np.isfinite(row[:, away].astype(np.float64)).any(1)
-        return bool((has_numbers & empty).any())
+    def _numbers_in(self, frame: int) -> NDArray[np.bool_]:
+        if self._numbers is None:
+            away = self.frames & ~np.eye(self.shape[1], dtype=bool)
+            self._numbers = self._replicated(lambda d: (jnp.isfinite(d) & away).any(2))
+        return np.asarray(self._numbers[:, frame])
+
+    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
+        step, zero = self.step_zero
+        searched = np.isfinite(centers)
+        counts = self.frames[:, None] & self.frames & ~np.eye(self.shape[1], dtype=bool)
+
+        def furthest(d: Any) -> Any:
+            """[n_phi, n, 2]: column and value of what is furthest off in each row."""
+            value = zero + step * d.astype(jnp.float64)
+            far = jnp.abs(value - jnp.where(searched, centers, 0.0)[:, None, None])
+            far = jnp.where(counts & jnp.isfinite(far), far, -1.0)
+            column = far.argmax(2, keepdims=True)
+            return jnp.concatenate([column, jnp.take_along_axis(value, column, 2)], 2)
+
+        columns, found = np.moveaxis(self._replicated(furthest), 2, 0)
+        far = np.abs(found - centers[:, None])
+        far[~searched] = far[:, ~self.frames] = -1.0
+        angle, row = np.unravel_index(int(far.argmax()), far.shape)
+        return int(angle), int(row), int(columns[angle, row]), float(found[angle, row])
 
     def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
         whole = WholePass(context, self._data)

@@ -20,6 +20,9 @@ from jaxkern.xpcs.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]
 
+# What is larger was never measured, and its square may overflow.
+_NO_NUMBER = 1e100
+
 OnBadChunk = Literal["exclude", "raise"]
 
 
@@ -270,7 +273,7 @@ class ChunkedPass:
         return self._without_bad_blocks(operands, chunk, initial)
 
     def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> list[int]:
-        """Blocks of a chunk with a point that counts but is not finite."""
+        """Blocks of a chunk with a point that counts but is not finite, or beyond all measure."""
         block = self._bad.row_block
         found = []
         for first in range(0, len(rows), block):
@@ -280,7 +283,7 @@ class ChunkedPass:
                 deviation = np.asarray(sigma[first : first + block])
                 wanted &= ~(deviation <= SIGMA_FLOOR)
                 part = part + deviation
-            if not np.isfinite(part[wanted]).all():
+            if not (np.abs(part[wanted]) < _NO_NUMBER).all():
                 found.append((chunk.first_row + first) // block)
         return found
 
@@ -308,7 +311,7 @@ class ChunkedPass:
             if isinstance(loaded, OSError):
                 reason = f"cannot be read ({loaded})"
             elif self._not_finite(part, *loaded):
-                reason = "hold numbers that are not finite"
+                reason = "hold numbers that are not finite, or beyond 1e100"
             if reason is not None or isinstance(loaded, OSError):
                 self._report(
                     place,

@@ -25,9 +25,12 @@ Array = NDArray[np.float64]
 
 # e_h is taken over this part of the sampled frames.
 _REACH = 0.2
-# Frames with so many times the usual mean square do not say what noise is; nor do points of the
-# sample beyond so many standard deviations, which are cut there.
-_BAD_FRAME, _CUT = 10.0, 8.0
+# Frames with so many times the mean square of the usual frame, or of the usual one of the frames
+# around, do not say what noise is; nor do points of the sample beyond so many standard deviations,
+# which are cut there.
+_BAD_FRAME, _BAD_AMONG_NEIGHBOURS, _CUT = 10.0, 4.0, 8.0
+# Frames around a frame: on each side, and the part of all frames where that is more.
+_AROUND, _AROUND_PART = 5, 1 / 40
 # How far the model decorrelates over that reach, at least, for what is divided by it.
 _LEAST_CHANGE = 0.1
 # Where sigma is given, its scale is the user's affair, and only what no noise can be fails a fit.
@@ -75,6 +78,7 @@ class NoiseLevel:
     clipped: Array
     frames: Array  # [n]: mean square of each frame, NaN for those that do not count
     typical: float  # the median of these
+    bad: NDArray[np.bool_]  # [n]: frames far beyond the others
 
 
 def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
@@ -88,8 +92,7 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     frames = residuals.of_frames()
     usual = frames[np.isfinite(frames)]
     typical = float(np.median(usual)) if usual.size else np.nan
-    with np.errstate(invalid="ignore"):
-        bad = frames > _BAD_FRAME * typical
+    bad = _far_beyond(frames, typical)
     good = residuals.counts & ~bad & ~bad[residuals.rows][:, None]
     cut = _CUT * np.sqrt(typical)
     clipped = _mean((np.clip(residuals.z, -cut, cut) ** 2).sum((1, 2), where=good), good)
@@ -97,7 +100,22 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     reach = max(1, min((bands - 1) // 2, round(_REACH * (bands - 1))))
     single, _ = _differences(residuals, good, cut, memory, _neighbours(bands))
     over_time, change = _differences(residuals, good, cut, memory, _apart(bands, reach))
-    return NoiseLevel(single, over_time, change, clipped, frames, typical)
+    return NoiseLevel(single, over_time, change, clipped, frames, typical, bad)
+
+
+def _far_beyond(frames: Array, typical: float) -> NDArray[np.bool_]:
+    """[n]: the frames whose mean square is far beyond that of all, or of those around them."""
+    n = len(frames)
+    room = max(_AROUND, int(n * _AROUND_PART))
+    padded = np.pad(frames, room, constant_values=np.nan)
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * room + 1)
+    known = np.isfinite(frames)
+    local = np.full(n, np.inf)
+    local[known] = np.nanmedian(around[known], axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(
+            (frames > _BAD_FRAME * typical) | (frames > _BAD_AMONG_NEIGHBOURS * local)
+        )
 
 
 def _mean(total: Array, used: NDArray[np.bool_]) -> Array:
@@ -167,7 +185,7 @@ def allowed(level: NoiseLevel, single: Array, points: float) -> tuple[float, Arr
     decorrelation, or few points.
     """
     n_phi = len(level.single)
-    margin = 8.0 / np.sqrt(max(points, 1.0))
+    margin = 5.0 / np.sqrt(max(points, 1.0))
     change = np.maximum(np.where(np.isfinite(level.change), level.change, 0.0), _LEAST_CHANGE)
     ratio = level.over_time / single
     beyond = np.maximum(np.where(np.isfinite(ratio), ratio, 1.0) - 1.1, 0.0)
@@ -175,8 +193,8 @@ def allowed(level: NoiseLevel, single: Array, points: float) -> tuple[float, Arr
     mean_change = max(float(change[known].mean()) if known.any() else 0.0, _LEAST_CHANGE)
     mean_beyond = float(beyond[known].mean()) if known.any() else 0.0
     correlated = 2 * mean_beyond / mean_change
-    whole = 1.1 + 0.1 / mean_change + margin + correlated
-    each = 1.15 + 0.15 / change + margin * np.sqrt(n_phi)
+    whole = 1.1 + (0.04 + margin) / mean_change + correlated
+    each = 1.15 + (0.08 + margin * np.sqrt(n_phi)) / change
     return whole, each + np.maximum(2 * beyond / change, correlated)
 
 
@@ -225,13 +243,16 @@ def judge(
     if not outside:
         if not standing:
             return Verdict(None, ())
-        return Verdict(None, (f"{_frames(level, standing)} stand out from the others",))
+        return Verdict(None, (f"some frames stand out: {_frames(level, standing)}",))
     worst = np.argsort(-np.where(known, size, -1.0), kind="stable")[:3]
-    named = ", ".join(f"{k} (phi {phi[k]:g}: {size[k]:.3g})" for k in worst if known[k])
+    named = ", ".join(
+        f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst if known[k]
+    )
     frames = standing or _largest(level)
     text = (
         f"the residuals are not noise: their mean square is {total:.4g} times that of the noise, "
-        f"which allows {whole:.3g}; worst angles {named}; {_frames(level, frames)}"
+        f"which allows {whole:.3g}; worst angles (and what they are allowed) {named}; "
+        f"{_frames(level, frames)}"
     )
     sampled = _mean((residuals.z**2).sum((1, 2)), residuals.counts)
     top = int(worst[0])
@@ -246,12 +267,11 @@ def _largest(level: NoiseLevel) -> list[int]:
 
 def _standing_out(level: NoiseLevel, most: int = 5) -> list[int]:
     """Frames with residuals far beyond the others', the worst first."""
-    with np.errstate(invalid="ignore"):
-        bad = np.flatnonzero(level.frames > _BAD_FRAME * level.typical)
+    bad = np.flatnonzero(level.bad)
     return [int(k) for k in bad[np.argsort(-level.frames[bad], kind="stable")][:most]]
 
 
 def _frames(level: NoiseLevel, frames: Sequence[int]) -> str:
     scale = level.typical if level.typical > 0 else 1.0
     named = ", ".join(f"{k} ({level.frames[k] / scale:.3g})" for k in frames)
-    return f"worst frames, counted from 0, by their mean square beside the median: {named}"
+    return f"worst frames (counted from 0; their mean square over the median's) {named}"

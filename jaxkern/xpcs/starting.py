@@ -183,6 +183,8 @@ def check_residuals(sample: RowSample, fitted: Array, sigma: Array) -> ResidualC
     sigma = np.broadcast_to(sigma, sample.values.shape)
     usable = counts[None] & np.isfinite(sample.values) & (sigma > 1e-10)
     residual = np.where(usable, sample.values - fitted, 0.0) / np.where(usable, sigma, 1.0)
+    # Squares of what a flipped bit makes of a number shall not overflow.
+    residual = np.clip(residual, -1e100, 1e100)
     pairs = usable[:, :, 1:] & usable[:, :, :-1]
     # Mirrored points are the same number: only those above the diagonal.
     pairs &= (np.arange(1, residual.shape[2])[None, :] - 1 > sample.rows[:, None])[None]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.evaluation import Evaluation
+from jaxkern.xpcs.faults import listed
 from jaxkern.xpcs.input import FitData
 from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.models import Model
@@ -85,7 +86,7 @@ def summarize(outcome: Outcome) -> FitResult:
     notes += more
     notes += outcome.bad.reasons
     if outcome.empty_frames:
-        named = ", ".join(map(str, outcome.empty_frames))
+        named = listed(outcome.empty_frames)
         notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
         warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
     if freedom <= 0:
@@ -199,9 +200,9 @@ def _checked(
     if freedom == 0:
         return None, []
     scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.nanmedian(np.where(sampled.sigma > 0, sampled.sigma, np.nan), axis=(1, 2))
-        floor = np.nan_to_num((SIGMA_FLOOR / spread) ** 2)
+    # Of points without weight, which are judged by no one, it may be as large as it likes.
+    spread = np.median(np.where(sampled.sigma > 0, sampled.sigma, SIGMA_FLOOR), axis=(1, 2))
+    floor = (SIGMA_FLOOR / spread) ** 2
     verdict = judge(
         Residuals.of(outcome.data.sample, sampled.fitted, sampled.sigma),
         sampled.memory,

@@ -94,6 +94,40 @@ def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
     assert str(tmp_path / "new.h5") in made["files"]
 
 
+def test_a_fit_of_the_wrong_model_exits_with_1_and_says_why(folder, tmp_path, capsys):
+    """Also with --quiet, and with --json, which still prints nothing else."""
+    elsewhere = ["--output-dir", str(tmp_path), "--no-plots"]
+    wrong = ["--set", "initial_parameters.bounds={alpha: [-1.0, -0.5]}"]
+    wrong += ["--set", "initial_parameters.values={D0: 700.0, alpha: -0.6}"]
+    assert run(folder, "fit", *elsewhere, *wrong) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "warning: alpha is at its upper bound -0.5" in printed.err
+    assert "the residuals are not noise" in printed.err
+    assert run(folder, "fit", *elsewhere, *wrong, "--json") == 1
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["success"] is False
+    assert "the residuals are not noise" in record["message"]
+    assert "the residuals are not noise" in printed.err
+
+
+def test_scaling_is_individual_unless_told(folder, tmp_path):
+    """With angles whose contrasts differ by 10%, one for all would be off by many errors."""
+    text = SETTINGS.replace("scaling: individual\n", "").replace("run.h5", "other.h5")
+    text = text.replace("  noise: 0.01", "  noise: 0.003\n  contrast: [0.27, 0.3, 0.33]")
+    (tmp_path / "config.yaml").write_text(text)
+    assert run(tmp_path, "simulate") == 0
+    assert run(tmp_path, "fit", "--no-plots") == 0
+    found = json.loads((tmp_path / "results" / "results.json").read_text())["parameters"]
+    assert "contrast[2]" in found
+    assert abs(found["D0"]["value"] - 900.0) < 4 * found["D0"]["error"]
+    assert run(tmp_path, "fit", "--no-plots", "--scaling", "auto") == 1
+    found = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert "contrast" in found["parameters"]
+    assert "the residuals are not noise" in found["message"]
+
+
 def test_config_writes_a_template_that_loads(tmp_path, capsys):
     path = tmp_path / "config.yaml"
     assert main(["xpcs", "config", str(path)]) == 0

@@ -15,6 +15,7 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
+from jaxkern.xpcs.input import open_data
 
 N = 64
 
@@ -78,6 +79,36 @@ def test_what_cannot_be_done_is_said(case):
         jk.xpcs.fit(model_of(case), columns, progress=False)
     with pytest.raises(jk.xpcs.BadDataError, match=r"sums of angles \[1\] are not finite"):
         jk.xpcs.fit(model_of(case), broken, p0=problems.START, progress=False)
+
+
+def test_faults_of_sharded_data_are_named(case):
+    """A frame of NaN is masked, an angle of zeros left out, and one value far off is searched."""
+    mesh = jax.make_mesh((4,), ("d",))
+    where = jax.NamedSharding(mesh, jax.P(None, "d"))
+
+    def fit(data):
+        with jax.enable_x64(True):
+            data = jax.device_put(data, where)
+        return jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
+
+    broken = case.data.copy()
+    broken[:, 9] = broken[:, :, 9] = np.nan
+    broken[2] = 0
+    with pytest.warns(RuntimeWarning) as told:
+        found = fit(broken)
+    texts = [str(warning.message) for warning in told]
+    assert any("frames 9 (counted from 0) hold no finite number" in text for text in texts)
+    assert any("angle 2 has the value 0" in text for text in texts)
+    n = case.data.shape[1]
+    assert found.count == 3 * (n - 1) * (n - 2)
+    assert found.success
+    far = case.data.copy()
+    far[1, 5, 30] = far[1, 30, 5] = 40.0
+    assert not fit(far).success
+    with jax.enable_x64(True):
+        data = jax.device_put(far, where)
+        opened = open_data(data, far.shape, np.ones(n, bool), None, None, None)
+        assert opened.find_largest(np.ones(4)) == (1, 5, 30, 40.0)
 
 
 @pytest.mark.slow
