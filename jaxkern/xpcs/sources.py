@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.mapped import check_mapped
+
 # What the kernels read as it is; the rest is converted to float64 a chunk at a time.
 KERNEL_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
 
@@ -75,6 +77,7 @@ class ArraySource:
 
     @property
     def array(self) -> NDArray[Any]:
+        check_mapped("the data", self._array)
         return self._array
 
     @property
@@ -96,7 +99,9 @@ class ArraySource:
         return np.dtype(self._array.dtype)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        return np.asarray(self._array[angle, first_row:stop_row])
+        rows = self._array[angle, first_row:stop_row]
+        check_mapped(f"angle {angle}", rows)
+        return np.asarray(rows)
 
 
 class DatasetsSource:
