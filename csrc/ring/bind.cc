@@ -43,8 +43,8 @@ nb::tuple as_tuple(const Status& status) {
 }
 
 // Python runs a signal's handler behind a call, before what it returned is stored, so that a
-// KeyboardInterrupt drops it. Therefore what a call takes out of the ring is an object that gives it
-// back when it is dropped; the last step, which nothing may follow, is a store to an attribute.
+// KeyboardInterrupt drops it. Therefore what a call takes out of the ring is an object that gives
+// it back when it is dropped; the last step, which nothing may follow, is a store to an attribute.
 
 // Committed by `slot.committed = []`, to which the outcome is appended.
 struct PythonSlot {
@@ -237,9 +237,8 @@ class PythonRing {
 
   PythonTaken take(double timeout, bool interruptible) {
     Batch batch;
-    Status status = wait(timeout, interruptible, [&](Deadline deadline) {
-      return ring_->take(deadline, &batch, true);
-    });
+    Status status = wait(timeout, interruptible,
+                         [&](Deadline deadline) { return ring_->take(deadline, &batch, true); });
     return PythonTaken(ring_, std::move(status), std::move(batch), codes_);
   }
 

@@ -72,8 +72,8 @@ struct Status {
   bool ok() const { return outcome == Outcome::kOk; }
 };
 
-// A producer's message as everybody can show it: valid UTF-8 (other bytes become '?'), cut off where
-// it is long.
+// A producer's message as everybody can show it: valid UTF-8 (other bytes become '?'), cut off
+// where it is long.
 std::string printable(const std::string& message);
 
 struct Options {
@@ -189,7 +189,8 @@ class Ring : public std::enable_shared_from_this<Ring> {
   Status finish(int64_t end = kNextIndex);
   // With `returnable`, what was taken (a batch, or a failure) may be put back until it is settled.
   Status take(Deadline deadline, Batch* batch, bool returnable = false);
-  // As if it had not been taken: the next to be taken. `status` is what `take` returned.
+  // As if it had not been taken: the next to be taken. `status` is what `take` returned. Until then
+  // the ring stays, unless it is closed.
   void put_back(Status status, Batch&& batch);
   void close();  // wakes everybody; what was not delivered is dropped
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jaxkern.core.failures import note
+from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 
@@ -110,6 +111,8 @@ class ArraySource(BatchSource):
         """The rows of these records; one vectorised copy a field."""
         if records.size and not (records.min() >= 0 and records.max() < len(self)):
             raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        for name, array in self.arrays.items():
+            check_mapped(f"field {name!r}", array)
         if out is None:
             return {k: canonical(_rows(array, records)) for k, array in self.arrays.items()}
         for name, array in self.arrays.items():

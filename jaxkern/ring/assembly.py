@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxkern.core import registry
 from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring
 from jaxkern.ring.statistics import RingStats
@@ -64,8 +65,10 @@ class Assembly:
     Raises:
       IndexError: for a record that the arrays do not have. In an iterable, it is raised by `get`
         in the place of the batch.
+      OSError: where a mapped file has been cut short; likewise.
       TypeError, ValueError: for arrays of different lengths, without a leading axis, with gaps in
-        a row, or of dtypes that are not numbers of this machine's byte order.
+        a row, or of dtypes that are not numbers of this machine's byte order; and for batches
+        beyond index 2**62.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -273,6 +276,7 @@ class _Feed:
         short: dict[int, int],
     ):
         self._native, self._ring, self._batch, self._short = native, ring, batch, short
+        self._arrays = {name: field.array for name, field in fields.items()}
         self._producers = [field.producer for field in fields.values()]
         self._remainder, self._rows = remainder, rows
         self._next = start
@@ -325,6 +329,8 @@ class _Feed:
     def _submit(self, records: np.ndarray) -> None:
         if not len(records):
             return
+        for name, array in self._arrays.items():
+            check_mapped(f"field {name!r}", array)
         operands = [
             [] if producer is None else list(producer.operands(records))
             for producer in self._producers

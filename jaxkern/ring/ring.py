@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core import compat, registry
+from jaxkern.core import registry
 from jaxkern.core.failures import described, type_name
 from jaxkern.ring import errors
+from jaxkern.ring.placement import Placement, one_device
 from jaxkern.ring.statistics import RingStats
-from jaxkern.ring.structure import Structure, packed
+from jaxkern.ring.structure import Structure
 
 _NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex of csrc/ring/ring.h
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
@@ -141,7 +142,7 @@ class Ring:
                 "a smaller capacity or smaller batches"
             ) from None
         self._device = device
-        self._placement: _Placement | None = None
+        self._placement: Placement | None = None
         self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
         self._tickets = itertools.count(1)
         _open.add(self)
@@ -336,8 +337,8 @@ class Ring:
                 pass
         return index, error, batch
 
-    def _place(self) -> _Placement:
-        self._placement = _Placement(self._structure, self._device)
+    def _place(self) -> Placement:
+        self._placement = Placement(self._structure, self._device)
         return self._placement
 
     def _check(self, status: Any, timeout: float | None) -> int:
@@ -389,55 +390,12 @@ class Ring:
         raise errors.problem(taken.outcome, taken.message, timeout)
 
 
-class _Placement:
-    """How leaves become arrays where the ring delivers."""
-
-    def __init__(self, structure: Structure, device: Any):
-        self._structure, self._device = structure, device
-        one = _one_device(device)
-        self.zero_copy = one is not None and one.platform == "cpu"
-        self._one = one
-        self._arrays = len(structure.leaves)
-        self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
-
-    def batch(self, leaves: list[Any]) -> tuple[Any, tuple[int, int]]:
-        """The pytree of arrays; how many of them are the slot's memory, and how many copies."""
-        if self.zero_copy:
-            arrays = [self._own(i, leaf) for i, leaf in enumerate(leaves)]
-            counts = self._arrays - self._packed, self._packed
-        else:
-            # JAX keeps the host array, and that the slot, until the transfer has ended.
-            arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
-            counts = 0, self._arrays
-        return self._structure.treedef.unflatten(arrays), counts
-
-    def _own(self, i: int, leaf: Any) -> jax.Array:
-        if isinstance(leaf, np.ndarray):  # a dtype that DLPack has no code for
-            struct = self._structure.leaves[i]
-            view = leaf.view(struct.dtype).reshape(struct.shape)
-            placed: jax.Array = jax.device_put(view, self._one)
-            return placed
-        return compat.array_from_dlpack(leaf, self._one)
-
-
-def _one_device(device: Any) -> Any:
-    """The single device that arrays go to, or None."""
-    if device is None:
-        device = jax.config.jax_default_device  # type: ignore[attr-defined]
-        if device is None or isinstance(device, str):
-            return jax.local_devices(backend=device)[0]
-    if isinstance(device, jax.sharding.Sharding):
-        devices = list(device.device_set)
-        return devices[0] if len(devices) == 1 and device.memory_kind is None else None
-    return device
-
-
 def _allocator(device: Any) -> Any:
     """Page-locked memory where batches go to a GPU, else None."""
     library = registry.module("cuda")
     if library is None:
         return None
-    one = _one_device(device)
+    one = one_device(device)
     devices = [one] if one is not None else device.device_set
     return library.pinned_allocator() if all(d.platform == "gpu" for d in devices) else None
 

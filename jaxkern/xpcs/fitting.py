@@ -274,9 +274,14 @@ def fit(
                 begin=begin,
             )
         )
-    for store in (e.store for e in problem.evaluations):
-        if store is not None:
+    stores = [(e.store, e.log) for e in problem.evaluations if e.store is not None]
+    try:
+        for store, _ in stores:
             store.remove()
+    except BaseException:  # who is interrupted has no result: the next fit takes it from the logs
+        for store, log in stores:
+            store.save(log)
+        raise
     return result
 
 

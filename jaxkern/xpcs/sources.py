@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.mapped import check_mapped
 from jaxkern.xpcs.aps_entries import natural_order
 
 # What the kernels read as it is; the rest is converted to float64 a chunk at a time.
@@ -77,6 +78,7 @@ class ArraySource:
 
     @property
     def array(self) -> NDArray[Any]:
+        check_mapped("the data", self._array)
         return self._array
 
     @property
@@ -98,7 +100,9 @@ class ArraySource:
         return np.dtype(self._array.dtype)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        return np.asarray(self._array[angle, first_row:stop_row])
+        rows = self._array[angle, first_row:stop_row]
+        check_mapped(f"angle {angle}", rows)
+        return np.asarray(rows)
 
 
 class DatasetsSource:

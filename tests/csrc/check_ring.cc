@@ -141,8 +141,10 @@ void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
     }
     Batch batch;
     const uint64_t way = random() % 4;
+    const bool returnable = random() % 3 == 0;
     const Status status = ring->take(
-        way == 0 ? kNow : (way == 1 ? in(static_cast<int>(random() % 100)) : kNoDeadline), &batch);
+        way == 0 ? kNow : (way == 1 ? in(static_cast<int>(random() % 100)) : kNoDeadline), &batch,
+        returnable);
     if (status.outcome == Outcome::kTimeout) continue;
     if (status.outcome == Outcome::kFinished) break;
     expect(status.index == next, "batch " + std::to_string(status.index) + " came as " +
@@ -158,6 +160,12 @@ void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
         if (random() % 3 == 0) kept.push_back({next, leaf, batch.lease(leaf)});
       }
     }
+    if (returnable && random() % 2 == 0) {  // leases of it go on
+      ring->put_back(status, std::move(batch));
+      expect(ring->delivered() == next, "what was put back passes for delivered");
+      continue;
+    }
+    batch.settle();
     ++next;
     if (random() % 4 == 0) batch.release();
     while (!kept.empty() && random() % 3 != 0) {
@@ -217,9 +225,19 @@ void several_consumers(uint64_t seed) {
     threads.emplace_back([&, i] { produce(ring, plan, ticket, seed + i); });
   }
   for (int i = 0; i < 4; ++i) {  // more than the batches can wake: the end wakes the others
-    threads.emplace_back([&] {
+    threads.emplace_back([&, i] {
+      std::mt19937_64 random(seed + static_cast<uint64_t>(i));
       Batch batch;
-      while (ring->take(kNoDeadline, &batch).ok()) ++delivered;
+      for (;;) {
+        const Status status = ring->take(kNoDeadline, &batch, true);
+        if (!status.ok()) break;
+        if (random() % 4 == 0) {
+          ring->put_back(status, std::move(batch));
+        } else {
+          batch.settle();
+          ++delivered;
+        }
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -253,6 +271,8 @@ void refusals() {
   expect(last->fail(INT64_MAX, "far").outcome == Outcome::kInvalid, "the largest number");
   expect(last->finish(INT64_MAX).outcome == Outcome::kInvalid, "an end of the largest number");
   a.abandon();
+  expect(last->fail(kNextIndex, "last").ok(), "a failure at the last index");
+  expect(last->finish().index == jaxkern::ring::kLastIndex + 1, "the end behind the last index");
   for (const auto& bad :
        {std::pair<int64_t, int64_t>{0, 0}, {-1, 0}, {1, -1}, {1, jaxkern::ring::kLastIndex + 1}}) {
     bool refused = false;
@@ -329,6 +349,62 @@ void exhaustion() {
   expect(ring->acquire(kNextIndex, kNow, &slot).ok() && slot.index() == 2, "memory came back");
 }
 
+// What is put back, a failure too, is the next to be taken; a close drops it.
+void returns() {
+  const auto ring = make(2);
+  for (int i = 0; i < 2; ++i) {
+    Slot slot;
+    expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+    fill(slot);
+    expect(ring->commit(std::move(slot)).ok(), "commit");
+  }
+  expect(ring->fail(kNextIndex, "bad", 7).ok() && ring->finish().ok(), "fail and finish");
+  Batch first, second;
+  const Status one = ring->take(kNow, &first, true), two = ring->take(kNow, &second, true);
+  const char* address = first.leaf(0);
+  const std::unique_ptr<Lease> early = first.lease(0);
+  ring->put_back(two, std::move(second));
+  ring->put_back(one, std::move(first));
+  expect(ring->delivered() == 0 && ring->statistics().batches == 0, "two batches put back");
+  expect(ring->take(kNow, &first, true).index == 0 && first.leaf(0) == address, "the first again");
+  (void)first.lease(0);  // the last but one: the leaf stays
+  first.settle();
+  expect(holds(early->data(), 15 * sizeof(int64_t), 0, 0), "a leaf under an early lease");
+  expect(ring->take(kNow, &second).index == 1 && ring->delivered() == 2, "the second again");
+  for (int i = 0; i < 3; ++i) {
+    Batch none;
+    const Status failed = ring->take(kNow, &none, true);
+    expect(failed.outcome == Outcome::kFailed && failed.message == "bad" && failed.ticket == 7 &&
+               ring->statistics().failures == 1,
+           "the failure");
+    ring->put_back(failed, std::move(none));
+    expect(ring->statistics().failures == 0 && ring->delivered() == 2, "the failure put back");
+  }
+  ring->close();
+  Batch none;
+  expect(ring->take(kNow, &none).outcome == Outcome::kClosed, "a close drops what was put back");
+  ring->put_back({Outcome::kFailed, "late", 2, 0}, std::move(none));
+  expect(ring->take(kNow, &none).outcome == Outcome::kClosed, "put back behind the close");
+}
+
+// Bytes of a producer as text: what Python's strict decoder takes, and '?' for the rest.
+void messages() {
+  using jaxkern::ring::printable;
+  for (const std::string good : {"", "plain", "\xc2\xb5m \xe2\x82\xac \xf0\x9f\x8d\x8e",
+                                 "\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"}) {
+    expect(printable(good) == good, "a message was changed: " + good);
+  }
+  for (const std::string bad :
+       {"\x80", "\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
+        "\xf5\x80\x80\x80", "\xe2\x82", "\xff"}) {
+    expect(printable("a" + bad + "b") == "a" + std::string(bad.size(), '?') + "b", "no UTF-8");
+    expect(printable("a" + bad) == "a" + std::string(bad.size(), '?'), "no UTF-8 at the end");
+  }
+  expect(printable(std::string("a\0b", 3)) == "a?b", "a zero");
+  const std::string cut = printable(std::string(1 << 20, 'x'));
+  expect(cut.size() < 5000 && cut.substr(cut.size() - 4) == " ...", "a long message");
+}
+
 // Eight producers that each wait for a tenth of the time do not wait for longer than a consumer
 // that waits for a third of it.
 void verdicts() {
@@ -369,6 +445,8 @@ int main(int argc, char** argv) {
   refusals();
   memory();
   exhaustion();
+  returns();
+  messages();
   verdicts();
   keys();
   for (int i = 0; i < rounds && g_failures == 0; ++i) {

@@ -58,13 +58,17 @@ def pipeline(num_workers: int, *nodes: Any) -> Any:
     return iter(pipe)
 
 
+def items() -> Iterator[dict[str, Any]]:
+    for i in range(BATCHES):
+        yield {"x": np.full(2, 2 * i, np.int32)}
+
+
 def ring() -> jk.ring.Ring:
     made = jk.ring.Ring({"x": np.zeros(2, np.int32)}, capacity=2)
 
     def produce() -> None:
-        for i in range(BATCHES):
-            time.sleep(0.002)
-            made.put({"x": np.full(2, 2 * i, np.int32)})
+        for item in items():
+            made.put(slow(item))
         made.finish()
 
     threading.Thread(target=produce, daemon=True).start()
@@ -88,7 +92,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "ring": ring,
     "assembly": assembly,
     "prefetcher": lambda: jk.prefetch_to_device(pipeline(2, slow), 2),
-    "generator": lambda: jk.prefetch_to_device({"x": slow({"x": row})["x"]} for row in ROWS["x"].reshape(-1, 2)),
+    "generator": lambda: jk.prefetch_to_device(map(slow, items())),
 }
 
 
@@ -100,7 +104,7 @@ def interrupted(kind: str) -> dict[str, Any]:
         try:
             arm()
             for batch in batches:
-                found.append(batch)  # noqa: PERF402
+                found.append(batch)
             disarm()
             break
         except KeyboardInterrupt:

@@ -116,6 +116,76 @@ def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):
     assert list(interrupted.iterdir()) == []
 
 
+INTERRUPTS = """
+import random, signal, sys
+import fit_problems as problems
+import jaxkern as jk
+from fit_checks import model_of
+
+case = problems.simulate(64, seed=41)
+def fit(**options):
+    streaming = jk.xpcs.StreamingOptions(chunk_points=32 * 64, **options)
+    return jk.xpcs.fit(
+        model_of(case), case.data, p0=problems.START, strategy="STREAMING", progress=False,
+        streaming=streaming,
+    )
+straight = fit()
+draw = random.Random(0)
+interrupts = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+while True:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.05, 0.3) * 1.5**interrupts)
+        found = fit(
+            enable_checkpoints=True, checkpoint_frequency=1, checkpoint_dir=sys.argv[1],
+            max_checkpoint_overhead=1.0,
+        )
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        break
+    except KeyboardInterrupt:
+        interrupts += 1
+print(interrupts, found.popt.tobytes() == straight.popt.tobytes(), found.nfev == straight.nfev)
+"""
+
+
+def test_a_fit_that_is_interrupted_again_and_again(tmp_path):
+    root = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERRUPTS, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    interrupts, *same = done.stdout.split()
+    assert int(interrupts) > 2
+    assert same == ["True", "True"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_behind_the_fit_leaves_its_passes(case, tmp_path, monkeypatch):
+    """The files are gone by then, and the result is not there yet."""
+    first = InterruptedSource(case.data)
+    remove = checkpoint.remove
+
+    def interrupted(path):
+        remove(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(case, first, tmp_path)
+    monkeypatch.undo()
+    again = InterruptedSource(case.data)
+    found = run(case, again, tmp_path)
+    chunks = 2 * len(case.data)
+    assert again.reads == first.reads - chunks * found.nfev  # what is looked at besides
+    assert found.success
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_compiling_for_the_fingerprint_is_not_taken_off_the_passes(tmp_path):
     other = problems.simulate(N + 3, seed=44)  # sizes that nothing was compiled for
     timings = run(other, other.data, tmp_path).timings
