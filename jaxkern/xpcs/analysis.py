@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs import plot
 from jaxkern.xpcs.aps import ApsFile
 from jaxkern.xpcs.config import Config, ConfigError, as_tree
@@ -86,7 +87,7 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measu
       ValueError: a q that the file does not have, no angle in the ranges, frames it does not have.
     """
     files, analysis = config.data_files, config.analysis
-    path = Path(folder) / Path(files.file).expanduser()
+    path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
         if files.q is None and len(np.unique(file.q)) > 1:
             there = ", ".join(f"{q:.6g}" for q in np.unique(file.q))
@@ -199,7 +200,7 @@ def simulate_data(
 ) -> tuple[Path, dict[str, Any]]:
     """Writes simulated data to the settings' file; returns its path and the truth."""
     how = config.simulation
-    path = Path(folder) / Path(config.data_files.file).expanduser()
+    path = Path(folder) / home_path(config.data_files.file)
     model = make_model(config, how.q, np.asarray(how.phi), how.frames)
     params = model.defaults
     for name, value in how.parameters.items():
