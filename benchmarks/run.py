@@ -74,6 +74,7 @@ def _native(name: str, script: str, binary: str, record: str) -> Step:
 STEPS = (
     Step("image-augment", (_script("image_augment"),)),
     Step("overheads", (_script("overheads"),)),
+    Step("allocator", (_script("allocator"),)),
     Step("execution", (_script("execution"),)),
     Step("ring-batches", (_script("ring_batches"),)),
     Step("xpcs-kernels", (_script("xpcs_kernels"),)),

@@ -20,6 +20,7 @@ import jax
 from jaxkern.core import registry
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
+from jaxkern.core.paths import home_path
 from jaxkern.core.threads import num_threads
 
 # Of each kind of access and of arithmetic: the CPU has seven kinds, with one thread and with all.
@@ -120,8 +121,8 @@ class Ceilings:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-# What could not be kept in a file, for this process.
-_unwritten: dict[Path, Ceilings] = {}
+# What could not be kept in a file, for this process: by the file that it has none of, and identity.
+_unwritten: dict[tuple[Path | None, str], Ceilings] = {}
 
 _UNITS = {
     "load": "GB/s",
@@ -140,7 +141,8 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
 
     The figures are kept in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``), in a file for each
     processor or GPU, number of CPUs, SIMD level and version of jaxkern. A file that cannot be read
-    is measured anew; a folder that cannot be written is told in ``notes``.
+    is measured anew; a folder that cannot be written, or a user without a home folder, is told in
+    ``notes``.
 
     Args:
       device: JAX's; the first of the default backend when None.
@@ -171,20 +173,28 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
             f"{problem}; jaxkern.doctor() tells more"
         )
     identity = _cpu_identity(native) if name == "cpu" else _gpu_identity(device)
-    path = cache_folder() / f"ceilings-{_digest(identity)}.json"
-    kept = None if refresh else _read(path, identity) or _unwritten.get(path)
+    folder, digest = cache_folder(), _digest(identity)
+    path = None if folder is None else folder / f"ceilings-{digest}.json"
+    kept = None if refresh else _read(path, identity) or _unwritten.get((path, digest))
     if kept is not None:
         return kept
     found = _measure_cpu(native, identity) if name == "cpu" else _measure_gpu(native, device)
     return _write(path, identity, found)
 
 
-def cache_folder() -> Path:
-    """Where jaxkern keeps what it measured: ``$XDG_CACHE_HOME/jaxkern``."""
+def cache_folder() -> Path | None:
+    """Where jaxkern keeps what it measured: ``$XDG_CACHE_HOME/jaxkern``.
+
+    None for a user without a home folder, such as a number given to ``docker run --user``.
+    """
     given = os.environ.get("XDG_CACHE_HOME", "")
     # The standard wants a relative path to be ignored.
-    base = Path(given) if given and Path(given).is_absolute() else Path("~/.cache").expanduser()
-    return base / "jaxkern"
+    if given and Path(given).is_absolute():
+        return Path(given) / "jaxkern"
+    try:
+        return home_path("~/.cache/jaxkern")
+    except ValueError:
+        return None
 
 
 def _threads() -> int:
@@ -299,8 +309,10 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _read(path: Path, identity: dict[str, Any]) -> Ceilings | None:
+def _read(path: Path | None, identity: dict[str, Any]) -> Ceilings | None:
     """What a file has, or None where it is missing, of another machine, or not what was written."""
+    if path is None:
+        return None
     try:
         content = json.loads(path.read_text())
         if content["format"] != _FORMAT or content["identity"] != identity:
@@ -328,23 +340,26 @@ def _rates(fields: dict[str, float]) -> Rates:
     return rates
 
 
-def _write(path: Path, identity: dict[str, Any], found: Ceilings) -> Ceilings:
+def _write(path: Path | None, identity: dict[str, Any], found: Ceilings) -> Ceilings:
     """Keeps the figures; another process sees the old file or the whole new one."""
     content = {"format": _FORMAT, "identity": identity, "ceilings": found.as_dict()}
     temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        note = (
-            f"the figures are not kept for the next process: {error}; make {path.parent} writable "
-            "or set XDG_CACHE_HOME"
-        )
-        _unwritten[path] = found = dataclasses.replace(found, notes=(*found.notes, note))
+    if path is None:
+        problem = "this user has no home folder; set XDG_CACHE_HOME"
+    else:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1)
+            os.replace(temporary, path)
+            return found
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            problem = f"{error}; make {path.parent} writable or set XDG_CACHE_HOME"
+    note = f"the figures are not kept for the next process: {problem}"
+    found = dataclasses.replace(found, notes=(*found.notes, note))
+    _unwritten[path, _digest(identity)] = found
     return found

@@ -1,7 +1,8 @@
-"""Where the installed package keeps what other builds need."""
+"""Folders: of the C++ headers that other builds need, and of users."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -26,3 +27,19 @@ def get_include() -> str:
         f"no jaxkern headers below {list(jaxkern.__path__)}: install the package (pip install .) "
         "instead of importing its source tree"
     )
+
+
+def home_path(path: str | os.PathLike[str]) -> Path:
+    """A path whose leading ``~`` or ``~user`` is that user's home folder.
+
+    Raises:
+      ValueError: where there is none: HOME is not set and the user is not in the passwd database,
+        as in a container that runs under a number (``docker run --user 1234``).
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{os.fspath(path)} begins with a home folder and the user has none: HOME is not set "
+            "and the passwd database does not know the user; give a path without ~ or set HOME"
+        ) from error

@@ -14,6 +14,8 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxkern.core.paths import home_path
+
 _HIT = "/jax/compilation_cache/cache_hits"
 _MISS = "/jax/compilation_cache/cache_misses"
 
@@ -84,7 +86,7 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
       A `CacheReport` with the hits and misses from now on.
 
     Raises:
-      ValueError: when the path is empty.
+      ValueError: when the path is empty, or begins with ``~`` and the user has no home folder.
       NotADirectoryError: when it is a file.
       PermissionError: when the folder cannot be made or written to.
       OSError: when it cannot be made for another reason.
@@ -139,7 +141,7 @@ def _usable(directory: str | os.PathLike[str]) -> Path:
     wanted = "wanted a folder that this process may write to"
     if not os.fspath(directory):
         raise ValueError(f"the cache directory is empty text; {wanted}")
-    path = Path(directory).expanduser().absolute()
+    path = home_path(directory).absolute()
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"the cache directory {path} is a file; {wanted}")
     try:

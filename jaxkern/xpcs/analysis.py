@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs import plot
 from jaxkern.xpcs.aps import ApsFile
 from jaxkern.xpcs.conditions import choose_ring, gap_of, simulated, some, time_step
@@ -91,7 +92,7 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measu
       ValueError: frames that the file does not have.
     """
     files, analysis = config.data_files, config.analysis
-    path = Path(folder) / Path(files.file).expanduser()
+    path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
         inside = np.ones(len(file.phi), bool)
         if analysis.phi_filtering.enabled:
@@ -224,7 +225,7 @@ def simulate_data(
 ) -> tuple[Path, dict[str, Any]]:
     """Writes simulated data to the settings' file; returns its path and the truth."""
     how = config.simulation
-    path = Path(folder) / Path(config.data_files.file).expanduser()
+    path = Path(folder) / home_path(config.data_files.file)
     dt, gap = simulated(config)
     model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
     params = model.defaults

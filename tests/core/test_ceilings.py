@@ -7,6 +7,7 @@ the best of each counts, and the margins are wide.
 import dataclasses
 import json
 import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -16,8 +17,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxkern import performance
 from jaxkern.core import ceilings as module
-from jaxkern.core import machine, registry
+from jaxkern.core import machine, paths, registry
 from jaxkern.core.ceilings import Ceilings, Rates, ceilings
 
 CPU = registry.module("cpu")
@@ -112,6 +114,27 @@ def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
     assert "set XDG_CACHE_HOME" in str(found)
     assert ceilings() is found  # but for this process
     assert len(probes) == 2
+
+
+def test_a_user_without_a_home_folder(probes, monkeypatch, tmp_path):
+    """As `docker run --user 1234` without HOME."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    found = ceilings()
+    assert found.all_threads.load == 30.0
+    assert "this user has no home folder; set XDG_CACHE_HOME" in found.notes[-1]
+    assert ceilings() is found  # for this process
+    assert len(probes) == 2
+    assert list(tmp_path.iterdir()) == []
+    for wanting in (paths.home_path, performance.enable_persistent_cache):
+        with pytest.raises(ValueError, match=r"~/cache begins with a home folder.*or set HOME"):
+            wanting("~/cache")
+
+
+def unknown(_uid):
+    raise KeyError("getpwuid(): uid not found: 1234")
 
 
 def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):

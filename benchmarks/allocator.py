@@ -1,0 +1,104 @@
+"""Page faults of calls under ``tune_host_allocator``, in fresh processes.
+
+    python benchmarks/allocator.py               # prints, and writes benchmarks/results/
+    python benchmarks/allocator.py --runs 2      # fewer processes, writes nothing
+
+A process calls a jitted `x + 1`, which is XLA's own, and a native op, on results of several sizes.
+The heap grows in the first calls, until it holds what is alive at the same time; of the last 20 of
+40 calls at most 5% may fault. A call counts as faulting when it has more faults than a hundredth of
+its result's pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import harness
+
+SIZES_MIB = (16, 38, 64, 154)
+CALLS, LAST = 40, 20
+
+_CHILD = """
+import json, resource, sys
+import jax, jax.numpy as jnp
+import jaxkern as jk
+sizes, calls, tuned = json.loads(sys.argv[1])
+kept = jk.performance.tune_host_allocator() if tuned else False
+normalize = jk.image.Compose([jk.image.Normalize([.5] * 3, [.2] * 3)])
+add, native = jax.jit(lambda x: x + 1), jax.jit(lambda x: normalize.apply(x, ({},)))
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+found = []
+for size in sizes:
+    operands = jnp.zeros(size << 18), jnp.zeros(((size << 20) // 786432, 256, 256, 3), "u1")
+    for name, call, x in zip(("XLA", "jaxkern"), (add, native), operands):
+        counts = []
+        for _ in range(calls):
+            before = faults()
+            result = call(x).block_until_ready()
+            counts.append(faults() - before)
+            pages = result.nbytes // 4096
+            del result
+        found.append([name, size, pages, counts])
+print(json.dumps([kept, found]))
+"""
+
+
+def process(tuned: bool) -> list[Any]:
+    """Whether memory is kept, and (who, MiB, pages, faults of each call) of a new process."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "XLA_"))}
+    environment.pop("GLIBC_TUNABLES", None)
+    # -P: the installed package, not a source tree around the working directory.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _CHILD, json.dumps([SIZES_MIB, CALLS, tuned])],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | {"JAXKERN_BACKEND": "native"},
+    )
+    return json.loads(done.stdout)
+
+
+def faulting(pages: int, counts: list[int]) -> int:
+    return sum(count > pages / 100 for count in counts[-LAST:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20, help="processes; fewer write nothing")
+    parser.add_argument("--quick", action="store_true", help="two processes, and write nothing")
+    options = parser.parse_args()
+    runs = 2 if options.quick else options.runs
+    plain = process(False)[1]
+    tuned = [process(True) for _ in harness.progress(range(runs), "processes")]
+    lines = [
+        f"| result | of | faults a call, untuned | tuned: faulting calls of {LAST * runs} "
+        "| most in one process | |",
+        "|--:|---|--:|--:|--:|---|",
+    ]
+    for i, (name, size, pages, counts) in enumerate(plain):
+        bad = [faulting(pages, found[i][3]) for _, found in tuned]
+        verdict = "kept" if sum(bad) <= LAST * runs / 20 else "**not kept**"
+        lines.append(
+            f"| {size} MiB | {name} | {sorted(counts[-LAST:])[LAST // 2]:,} | {sum(bad)} "
+            f"| {max(bad)} | {verdict} |"
+        )
+    honest = sum(kept for kept, _ in tuned)
+    lines += ["", f"tune_host_allocator returned True in {honest} of {runs} processes."]
+    text = "\n".join(lines)
+    print(text)
+    if runs < 20:
+        return
+    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
+    body = f"# Memory kept between calls\n\n{harness.conditions(machine, versions)}.\n\n{text}\n"
+    record = {"machine": machine, "versions": versions, "untuned": plain, "tuned": tuned}
+    suffix = f"-jax-{versions['jax']}"
+    print(f"wrote {harness.write('allocator', record, body, suffix)}")
+
+
+if __name__ == "__main__":
+    main()
