@@ -118,16 +118,10 @@ class Op:
 
     def __call__(self, *operands: Any, batch_dims: int = 0, **static: Hashable) -> Any:
         """Applies the op to arrays with ``batch_dims`` leading batch axes, full or of size 1."""
-        if operator.index(batch_dims) < 0:
-            raise ValueError(
-                f"{self.name}: batch_dims is {batch_dims}; wanted the number of leading batch "
-                "axes, 0 or more"
-            )
-        for key, value in static.items():
-            _check_static(self.name, key, value)
         arrays = [jnp.asarray(x) for x in operands]
         varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
         arrays = [pvary(x, varying) for x in arrays]
+        _check_call(self.name, batch_dims, static)
         results = self.primitive.bind(
             *arrays,
             batch_dims=batch_dims,
@@ -231,19 +225,25 @@ def _check_declaration(name: str, functions: Mapping[str, Any], place: tuple[str
         )
 
 
-def _check_static(op: str, name: str, value: Any) -> None:
-    if any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value)):
-        raise TypeError(
-            f"{op}: the static argument {name!r} is or holds an array; make it an operand, or give "
-            "plain numbers, which every new value compiles anew"
+def _check_call(op: str, batch_dims: int, static: Static) -> None:
+    if operator.index(batch_dims) < 0:
+        raise ValueError(
+            f"{op}: batch_dims is {batch_dims}; wanted the number of leading batch axes, 0 or more"
         )
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{op}: the static argument {name!r} is a {type(value).__name__}, which has no hash; "
-            "wanted a number, a string, a tuple of them, or another value that does not change"
-        ) from None
+    for name, value in static.items():
+        if any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value)):
+            raise TypeError(
+                f"{op}: the static argument {name!r} is or holds an array; make it an operand, or "
+                "give plain numbers, which every new value compiles anew"
+            )
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(
+                f"{op}: the static argument {name!r} is a {type(value).__name__}, which has no "
+                "hash; wanted a number, a string, a tuple of them, or another value that does not "
+                "change"
+            ) from None
 
 
 def pvary(x: Any, axes: frozenset[str]) -> Any:
