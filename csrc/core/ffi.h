@@ -229,16 +229,13 @@ struct Described {
 
  private:
   static XLA_FFI_Error* described(XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
-    XLA_FFI_Error_GetMessage_Args got = {XLA_FFI_Error_GetMessage_Args_STRUCT_SIZE, nullptr, error,
-                                         nullptr};
-    frame->api->XLA_FFI_Error_GetMessage(&got);
-    const std::string said = got.message;
+    // XLA's helpers, because the call behind them has another name in newer headers.
+    const std::string said = ffi::internal::GetErrorMessage(frame->api, error);
     if (said.find("] Wrong number of ") == std::string::npos &&
         said.find("] Failed to decode ") == std::string::npos) {
       return error;
     }
-    XLA_FFI_Error_Destroy_Args old = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-    frame->api->XLA_FFI_Error_Destroy(&old);
+    ffi::internal::DestroyError(frame->api, error);
     const std::string text = std::string(target) + ": " + said + "\n" + attributes_text(frame);
     XLA_FFI_Error_Create_Args made = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(),
                                       XLA_FFI_Error_Code_INVALID_ARGUMENT};

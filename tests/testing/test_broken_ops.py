@@ -224,6 +224,15 @@ def test_a_wrong_attribute_is_named_with_its_op(attributes, said):
     assert f"The call's attributes are {given}." in text
 
 
+def test_the_own_handlers_are_named_too():
+    """Whose library may be built with older headers than the running jaxlib's."""
+    call = jax.ffi.ffi_call("jaxkern.image_mix.v1", jax.ShapeDtypeStruct((3,), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(call(*[jnp.ones(3, np.float32)] * 4, layout=0.5))
+    assert "jaxkern.image_mix.v1: " in str(caught.value)
+    assert "The call's attributes are 'layout' (float" in str(caught.value)
+
+
 def test_a_right_call_and_a_wrong_number_of_operands():
     call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
     given = {"eps": np.float32(1), "mode": np.int32(0)}
