@@ -12,23 +12,23 @@
 #include "xpcs/handlers.h"
 
 namespace nb = nanobind;
-using jaxkern::capsule;
+using jaxkern::add_handler;
 
 namespace {
 
 nb::dict registrations() {
   nb::dict table;
-  table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCpu);
-  table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCpu);
-  table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCpu);
-  table["jaxkern.ring_pop.v1"] = capsule(JaxkernRingPopCpu);
-  table["jaxkern.ring_push.v1"] = capsule(JaxkernRingPushCpu);
-  table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cpu);
-  table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCpu);
-  table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCpu);
-  table["jaxkern.two_time_residual.v1"] = capsule(JaxkernTwoTimeResidualCpu);
-  table["jaxkern.two_time_g2_at.v1"] = capsule(JaxkernTwoTimeG2AtCpu);
-  table["jaxkern.two_time_normal_equations.v1"] = capsule(JaxkernTwoTimeNormalEquationsCpu);
+  add_handler<JaxkernImageChainCpu>(table, "jaxkern.image_chain.v1");
+  add_handler<JaxkernImageChainRaggedCpu>(table, "jaxkern.image_chain_ragged.v1");
+  add_handler<JaxkernImageMixCpu>(table, "jaxkern.image_mix.v1");
+  add_handler<JaxkernRingPopCpu>(table, "jaxkern.ring_pop.v1");
+  add_handler<JaxkernRingPushCpu>(table, "jaxkern.ring_push.v1");
+  add_handler<JaxkernTwoTimeG2Cpu>(table, "jaxkern.two_time_g2.v1");
+  add_handler<JaxkernTwoTimeG2TangentCpu>(table, "jaxkern.two_time_g2_tangent.v1");
+  add_handler<JaxkernTwoTimeG2CotangentCpu>(table, "jaxkern.two_time_g2_cotangent.v1");
+  add_handler<JaxkernTwoTimeResidualCpu>(table, "jaxkern.two_time_residual.v1");
+  add_handler<JaxkernTwoTimeG2AtCpu>(table, "jaxkern.two_time_g2_at.v1");
+  add_handler<JaxkernTwoTimeNormalEquationsCpu>(table, "jaxkern.two_time_normal_equations.v1");
   return table;
 }
 

@@ -10,23 +10,23 @@
 #include "xpcs/cuda_handlers.h"
 
 namespace nb = nanobind;
-using jaxkern::capsule;
+using jaxkern::add_handler;
 
 namespace {
 
 nb::dict registrations() {
   nb::dict table;
-  table["jaxkern.image_chain.v1"] = capsule(JaxkernImageChainCuda);
-  table["jaxkern.image_chain_ragged.v1"] = capsule(JaxkernImageChainRaggedCuda);
-  table["jaxkern.image_mix.v1"] = capsule(JaxkernImageMixCuda);
-  table["jaxkern.ring_pop.v1"] = capsule(JaxkernRingPopCuda);
-  table["jaxkern.ring_push.v1"] = capsule(JaxkernRingPushCuda);
-  table["jaxkern.two_time_g2.v1"] = capsule(JaxkernTwoTimeG2Cuda);
-  table["jaxkern.two_time_g2_tangent.v1"] = capsule(JaxkernTwoTimeG2TangentCuda);
-  table["jaxkern.two_time_g2_cotangent.v1"] = capsule(JaxkernTwoTimeG2CotangentCuda);
-  table["jaxkern.two_time_residual.v1"] = capsule(JaxkernTwoTimeResidualCuda);
-  table["jaxkern.two_time_g2_at.v1"] = capsule(JaxkernTwoTimeG2AtCuda);
-  table["jaxkern.two_time_normal_equations.v1"] = capsule(JaxkernTwoTimeNormalEquationsCuda);
+  add_handler<JaxkernImageChainCuda>(table, "jaxkern.image_chain.v1");
+  add_handler<JaxkernImageChainRaggedCuda>(table, "jaxkern.image_chain_ragged.v1");
+  add_handler<JaxkernImageMixCuda>(table, "jaxkern.image_mix.v1");
+  add_handler<JaxkernRingPopCuda>(table, "jaxkern.ring_pop.v1");
+  add_handler<JaxkernRingPushCuda>(table, "jaxkern.ring_push.v1");
+  add_handler<JaxkernTwoTimeG2Cuda>(table, "jaxkern.two_time_g2.v1");
+  add_handler<JaxkernTwoTimeG2TangentCuda>(table, "jaxkern.two_time_g2_tangent.v1");
+  add_handler<JaxkernTwoTimeG2CotangentCuda>(table, "jaxkern.two_time_g2_cotangent.v1");
+  add_handler<JaxkernTwoTimeResidualCuda>(table, "jaxkern.two_time_residual.v1");
+  add_handler<JaxkernTwoTimeG2AtCuda>(table, "jaxkern.two_time_g2_at.v1");
+  add_handler<JaxkernTwoTimeNormalEquationsCuda>(table, "jaxkern.two_time_normal_equations.v1");
   return table;
 }
 

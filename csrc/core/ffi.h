@@ -79,6 +79,10 @@ inline const char* dtype_text(ffi::DataType dtype) {
       return "float32";
     case ffi::F64:
       return "float64";
+    case ffi::C64:
+      return "complex64";
+    case ffi::C128:
+      return "complex128";
     default:
       return "another dtype";
   }
@@ -211,6 +215,63 @@ class Call {
   size_t rank_ = 0;
   int64_t batch_[kMaxBatchRank] = {}, core_[kMaxCoreRank] = {};
   int64_t samples_ = 1;
+};
+
+// A handler that says which target it is when a call does not fit its binding. XLA's own text names
+// neither the target nor, for a wrong dtype, the attribute.
+template <XLA_FFI_Handler* handler>
+struct Described {
+  static inline const char* target = "";  // set before the handler is registered
+
+  static XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
+    XLA_FFI_Error* error = handler(frame);
+    return error == nullptr ? nullptr : described(frame, error);
+  }
+
+ private:
+  static XLA_FFI_Error* described(XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
+    // XLA's helpers, because the call behind them has another name in newer headers.
+    const std::string said = ffi::internal::GetErrorMessage(frame->api, error);
+    if (said.find("] Wrong number of ") == std::string::npos &&
+        said.find("] Failed to decode ") == std::string::npos) {
+      return error;
+    }
+    ffi::internal::DestroyError(frame->api, error);
+    const std::string text = std::string(target) + ": " + said + "\n" + attributes_text(frame);
+    XLA_FFI_Error_Create_Args made = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(),
+                                      XLA_FFI_Error_Code_INVALID_ARGUMENT};
+    return frame->api->XLA_FFI_Error_Create(&made);
+  }
+
+  static std::string attributes_text(const XLA_FFI_CallFrame* frame) {
+    std::string text;
+    for (int64_t i = 0; i < frame->attrs.size; ++i) {
+      const XLA_FFI_ByteSpan* name = frame->attrs.names[i];
+      text += (i ? ", '" : "'") + std::string(name->ptr, name->len) + "' (";
+      const void* value = frame->attrs.attrs[i];
+      switch (frame->attrs.types[i]) {
+        case XLA_FFI_AttrType_SCALAR:
+          text += dtype_of(static_cast<const XLA_FFI_Scalar*>(value)->dtype);
+          break;
+        case XLA_FFI_AttrType_ARRAY:
+          text += "an array of " + dtype_of(static_cast<const XLA_FFI_Array*>(value)->dtype);
+          break;
+        case XLA_FFI_AttrType_STRING:
+          text += "a string";
+          break;
+        default:
+          text += "a dictionary";
+      }
+      text += ")";
+    }
+    return "The call's attributes are " + (text.empty() ? "none" : text) +
+           ". From Python a float is float64 and an int int64: np.float32(x) and np.int32(n) "
+           "are narrower";
+  }
+
+  static std::string dtype_of(XLA_FFI_DataType dtype) {
+    return dtype_text(static_cast<ffi::DataType>(dtype));
+  }
 };
 
 // XLA's thread pool as an executor; valid during the call only. The pool's size is not the number

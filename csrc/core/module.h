@@ -4,18 +4,16 @@
 
 #include <nanobind/nanobind.h>
 
-#include <type_traits>
-
 #include "ffi.h"
 
 namespace jaxkern {
 
-// A handler as the capsule that jax.ffi.register_ffi_target takes.
-template <typename Handler>
-nanobind::capsule capsule(Handler* handler) {
-  static_assert(std::is_invocable_r_v<XLA_FFI_Error*, Handler, XLA_FFI_CallFrame*>,
-                "an XLA FFI handler is wanted");
-  return nanobind::capsule(reinterpret_cast<void*>(handler));
+// Adds a handler to a table of registrations, as the capsule that jax.ffi.register_ffi_target
+// takes.
+template <XLA_FFI_Handler* handler>
+void add_handler(nanobind::dict& table, const char* target) {
+  Described<handler>::target = target;
+  table[target] = nanobind::capsule(reinterpret_cast<void*>(&Described<handler>::call));
 }
 
 // Defines `abi()`, which the loader compares with the running jaxlib before it registers anything.

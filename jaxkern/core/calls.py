@@ -80,10 +80,10 @@ def op_calls(program: ClosedJaxpr | Jaxpr) -> Iterator[OpCall]:
     Example:
       >>> import jax
       >>> import jaxkern as jk
-      >>> double = jk.Op("docs.double", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+      >>> double = jk.Op("docs.called", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
       >>> thrice = lambda x: jax.lax.fori_loop(0, 3, lambda i, y: double(y), x)
       >>> [(call.op.name, call.count) for call in op_calls(jax.make_jaxpr(thrice)(1.0))]
-      [('docs.double', 3)]
+      [('docs.called', 3)]
     """
     yield from _calls(_open(program), 1, False, 1, ())
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import operator
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxkern.core import compat, registry
@@ -23,6 +27,7 @@ Static = Mapping[str, Any]
 
 _OPS: dict[str, Op] = {}
 _BY_PRIMITIVE: dict[Primitive, Op] = {}
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def ops() -> dict[str, Op]:
@@ -43,7 +48,9 @@ class Op:
     it with stride 0.
 
     Args:
-      name: dotted, such as ``"jaxkern.image_chain"``. The FFI target is ``f"{name}.v{version}"``.
+      name: dotted, such as ``"jaxkern.image_chain"``, of one op in the process. The module that
+        declared an op may declare it again, as a notebook does. The FFI target is
+        ``f"{name}.v{version}"``.
       version: of the target's contract: raise it whenever operands, attributes or meaning change.
       abstract: ``abstract(*operands, **static)`` takes a ``jax.ShapeDtypeStruct`` for each operand
         of one sample and returns one for the result, or a tuple of them. It raises on bad input:
@@ -61,6 +68,10 @@ class Op:
         cotangent for each operand, None for the others.
       cost: ``cost(*operands, **static)`` returns the `Cost` of one sample.
       aliases: ``{operand: result}`` indices where the result may overwrite the operand.
+
+    Raises:
+      ValueError: for a name without a dot, or one that another module's op has.
+      TypeError: where ``abstract``, ``impl`` or a rule is no function.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -83,6 +94,12 @@ class Op:
         cost: Callable[..., Cost] | None = None,
         aliases: Mapping[int, int] | None = None,
     ) -> None:
+        functions = {"abstract": abstract, "impl": impl}
+        rules = {"attributes": attributes, "supports": supports, "jvp": jvp}
+        rules |= {"transpose": transpose, "cost": cost}
+        functions |= {role: rule for role, rule in rules.items() if rule is not None}
+        self.place = _place_of(inspect.currentframe())
+        _check_declaration(name, functions, self.place)
         self.name = name
         self.version = version
         self.target = f"{name}.v{version}"
@@ -111,6 +128,7 @@ class Op:
         arrays = [jnp.asarray(narrowable(x, f"operand {i}")) for i, x in enumerate(operands)]
         varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
         arrays = [pvary(x, varying) for x in arrays]
+        _check_call(self.name, batch_dims, static)
         results = self.primitive.bind(
             *arrays,
             batch_dims=batch_dims,
@@ -125,7 +143,9 @@ class Op:
         full = batch_shape(operands, batch_dims)
 
         def one(*xs: Any) -> tuple[Any, ...]:
-            return as_tuple(self.impl(*xs, **static))
+            results = as_tuple(self.impl(*xs, **static))
+            self._check_impl(xs, results, static)
+            return results
 
         fn, arrays = one, list(operands)
         # The innermost batch axis is mapped first; an operand of size 1 there is squeezed instead.
@@ -166,9 +186,71 @@ class Op:
             reason = self.supports(*structs, **static)
         return reason
 
+    def _check_impl(self, operands: Sequence[Any], results: Sequence[Any], static: Static) -> None:
+        wanted = as_tuple(self.core_results(operands, 0, static))
+        pair = [
+            [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in some]
+            for some in (map(jax.typeof, results), wanted)
+        ]
+        if pair[0] != pair[1]:
+            raise TypeError(
+                f"{self.name}: impl returns {', '.join(pair[0])} and abstract says "
+                f"{', '.join(pair[1])}, for one sample; wanted the same shapes and dtypes"
+            )
+
     def core_results(self, operands: Sequence[Any], batch_dims: int, static: Static) -> Any:
         result = self.abstract(*core_structs(operands, batch_dims), **static)
         return tuple(result) if isinstance(result, (tuple, list)) else result
+
+
+def _place_of(frame: Any) -> tuple[str, str]:
+    """Module and file that declare an op, whose constructor runs in ``frame``."""
+    caller = frame.f_back if frame is not None else None
+    if caller is None:
+        return "", ""
+    return str(caller.f_globals.get("__name__", "")), caller.f_code.co_filename
+
+
+def _check_declaration(name: str, functions: Mapping[str, Any], place: tuple[str, str]) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"an op's name is {name!r}; wanted one with a dot, such as 'my_package.my_op': all "
+            "packages of a process share the names of XLA's targets"
+        )
+    for role, function in functions.items():
+        if not callable(function):
+            raise TypeError(
+                f"{name}: {role} is {function!r}; wanted a function"
+                + (" in pure JAX: it is the fallback and the reference" if role == "impl" else "")
+            )
+    earlier = _OPS.get(name)
+    # A module that is run twice (a notebook, a reload, `python -m`) replaces what it declared.
+    if earlier is not None and all(a != b for a, b in zip(earlier.place, place, strict=True)):
+        raise ValueError(
+            f"an op named {name!r} is declared in {earlier.place[0]} ({earlier.place[1]}) already; "
+            f"give the one in {place[0]} another name: both would call one target"
+        )
+
+
+def _check_call(op: str, batch_dims: int, static: Static) -> None:
+    if operator.index(batch_dims) < 0:
+        raise ValueError(
+            f"{op}: batch_dims is {batch_dims}; wanted the number of leading batch axes, 0 or more"
+        )
+    for name, value in static.items():
+        if any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value)):
+            raise TypeError(
+                f"{op}: the static argument {name!r} is or holds an array; make it an operand, or "
+                "give plain numbers, which every new value compiles anew"
+            )
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(
+                f"{op}: the static argument {name!r} is a {type(value).__name__}, which has no "
+                "hash; wanted a number, a string, a tuple of them, or another value that does not "
+                "change"
+            ) from None
 
 
 def pvary(x: Any, axes: frozenset[str]) -> Any:

@@ -52,7 +52,7 @@ def _abstract_eval(
     def stand_in(*operands: Any) -> list[Any]:
         total: Any = 0.0
         for x in operands:
-            y = lax.convert_element_type(x, jnp.float32)
+            y = lax.convert_element_type(jnp.real(x), jnp.float32)
             total = total + jnp.sum(y, axis=tuple(range(batch_dims, y.ndim)))
         return [
             lax.convert_element_type(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,74 +12,164 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.batch import as_tuple
 from jaxkern.core.op import Op
+from jaxkern.testing.differentials import is_inexact
+from jaxkern.testing.twin import Twin
 
 DEVICES = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class OpCheck:
-    """One op with samples to check it on: what every check of the table receives."""
+    """One op with samples to check it on: what every check of the table receives.
+
+    Operands and wanted results are NumPy arrays, so that handling them compiles nothing. Keep it to
+    run checks one by one: the programs that they share compile once.
+    """
 
     op: Op
     samples: Sequence[Sequence[Any]]
     static: Mapping[str, Any] = field(default_factory=dict)
     rtol: float = 1e-5
     atol: float = 1e-5
+    integer_atol: int = 0
     native: bool = True
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.samples = [tuple(np.asarray(jnp.asarray(x)) for x in s) for s in self.samples]
+        self.static = dict(self.static)
+        self.random = np.random.default_rng(0)
+        _check_samples(self)
 
     @property
     def count(self) -> int:
         return len(self.samples)
 
-    @property
-    def stacked(self) -> list[jax.Array]:
+    @functools.cached_property
+    def stacked(self) -> list[Any]:
         """The operands of all samples, each with one leading batch axis."""
-        return [jnp.stack([jnp.asarray(x) for x in xs]) for xs in zip(*self.samples, strict=True)]
+        return [np.stack(xs) for xs in zip(*self.samples, strict=True)]
 
     @property
-    def first(self) -> list[jax.Array]:
-        return [jnp.asarray(x) for x in self.samples[0]]
+    def first(self) -> list[Any]:
+        return list(self.samples[0])
 
-    @property
+    @functools.cached_property
     def floats(self) -> list[int]:
         """The operands with respect to which the op can be differentiated."""
-        return [i for i, x in enumerate(self.first) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        return [i for i, x in enumerate(self.first) if is_inexact(x)]
+
+    @property
+    def differentiable(self) -> bool:
+        return bool(self.floats) and any(map(is_inexact, self.results))
+
+    @functools.cached_property
+    def results(self) -> tuple[Any, ...]:
+        """Shapes and dtypes of one sample's results."""
+        return as_tuple(self.op.core_results(self.first, 0, self.static))
 
     def call(self, *operands: Any, batch_dims: int = 0) -> tuple[Any, ...]:
         """The op itself; always a tuple."""
         result = self.op(*operands, batch_dims=batch_dims, **self.static)
         return result if isinstance(result, tuple) else (result,)
 
-    def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """The pure-JAX implementation of one sample; always a tuple."""
-        result = self.op.impl(*operands, **self.static)
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    def call_batch(self, *operands: Any) -> tuple[Any, ...]:
+        """The op over one leading batch axis."""
+        return self.call(*operands, batch_dims=1)
 
-    def references(self, *stacked: Any) -> tuple[Any, ...]:
-        return tuple(jax.jit(jax.vmap(self.reference))(*stacked))
+    @functools.cached_property
+    def batched(self) -> Any:
+        """`call_batch`, jitted once for all checks."""
+        return jax.jit(self.call_batch)
 
-    def equal(self, got: Any, wanted: Any, what: str) -> None:
-        """Raises where two pytrees of arrays differ by more than the tolerances."""
+    @functools.cached_property
+    def twin(self) -> Twin:
+        """The pure-JAX implementation over samples."""
+        return Twin(self.op, dict(self.static), self.floats, self.count)
+
+    @functools.cached_property
+    def wanted(self) -> tuple[Any, ...]:
+        """The results of all samples, by the pure-JAX implementation."""
+        return self.twin.values(*self.stacked)
+
+    def mixed(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+        """Operands of which some are the first sample's, and the same spelled out for the twin."""
+        operands = [s if m else f for s, f, m in zip(self.stacked, self.first, mapped, strict=True)]
+        full = [
+            s if m else np.broadcast_to(f, s.shape)
+            for s, f, m in zip(self.stacked, self.first, mapped, strict=True)
+        ]
+        return operands, full
+
+    def halves(self) -> list[tuple[bool, ...]]:
+        """Every other operand mapped, and the others: each operand is broadcast in one of them."""
+        flags = [tuple((i + k) % 2 == 0 for i in range(len(self.first))) for k in (0, 1)]
+        return [f for f in flags if any(f) and not all(f)]
+
+    def noise(self, like: Iterable[Any], count: int | None = None) -> tuple[Any, ...]:
+        """Random arrays of these shapes and dtypes, behind a leading axis where one is asked."""
+        leading = () if count is None else (count,)
+
+        def one(x: Any) -> Any:
+            values = self.random.standard_normal((*leading, *x.shape))
+            if np.issubdtype(x.dtype, np.complexfloating):
+                values = values + 1j * self.random.standard_normal(values.shape)
+            return np.asarray(values).astype(x.dtype)
+
+        return tuple(map(one, like))
+
+    def directions(self) -> tuple[Any, ...]:
+        """A random direction of the float operands of each sample."""
+        return self.noise((self.first[i] for i in self.floats), self.count)
+
+    def cotangents(self) -> tuple[Any, ...]:
+        """Random cotangents of the float results of each sample."""
+        return self.noise(filter(is_inexact, self.results), self.count)
+
+    def equal(self, got: Any, wanted: Any, what: str, terms: Sequence[float] | None = None) -> None:
+        """Raises where two pytrees of arrays differ by more than the tolerances.
+
+        ``terms``: for sums, how large the terms' magnitudes are together: they bound the rounding.
+        """
         got_leaves, wanted_leaves = jax.tree.leaves(got), jax.tree.leaves(wanted)
         assert len(got_leaves) == len(wanted_leaves), f"{what}: another number of results"
-        for g, w in zip(got_leaves, wanted_leaves, strict=True):
+        sizes = terms if terms is not None else [0.0] * len(got_leaves)
+        for g, w, size in zip(got_leaves, wanted_leaves, sizes, strict=True):
             assert g.shape == w.shape, f"{what}: shape {g.shape}, wanted {w.shape}"
             assert g.dtype == w.dtype, f"{what}: dtype {g.dtype}, wanted {w.dtype}"
-            wide = np.float64 if jnp.issubdtype(g.dtype, jnp.inexact) else np.int64
-            np.testing.assert_allclose(
-                np.asarray(g).astype(wide),
-                np.asarray(w).astype(wide),
-                rtol=self.rtol,
-                atol=self.atol,
-                err_msg=what,
-            )
+            kind: Any = np.int64
+            rtol, atol = 0.0, float(self.integer_atol)
+            if is_inexact(w):
+                kind = np.complex128 if jnp.iscomplexobj(w) else np.float64
+                rtol, atol = self.rtol, self.atol + self.rtol * size
+            got_wide, wanted_wide = (np.asarray(x).astype(kind) for x in (g, w))
+            np.testing.assert_allclose(got_wide, wanted_wide, rtol=rtol, atol=atol, err_msg=what)
 
-    def custom_calls(self, fn: Callable[..., Any], *operands: Any) -> int:
-        """How often the compiled program of ``fn`` calls the op's native target."""
-        text = jax.jit(fn).lower(*operands).compile().as_text() or ""
-        return text.count(f'custom_call_target="{self.op.target}"')
+    def custom_calls(self, text: str | None) -> int:
+        """How often a compiled program, given as text, calls the op's native target."""
+        return (text or "").count(f'custom_call_target="{self.op.target}"')
+
+    def run(self, names: Iterable[str] | None = None) -> list[str]:
+        """Runs checks of the table, by default all; raises as `check_op` does."""
+        known = check_names()
+        chosen = list(known if names is None else names)
+        if unknown := set(chosen) - set(known):
+            raise ValueError(f"no check is named {sorted(unknown)}; wanted some of {known}")
+        failures = []
+        for name in chosen:
+            self.random = np.random.default_rng(0)
+            try:
+                _CHECKS[name](self)
+            except Exception as error:
+                where = "".join(traceback.format_exception(error, limit=-6))
+                failures.append(f"{name}: {error}\n{where}")
+        if failures:
+            raise AssertionError(
+                f"{self.op!r} fails {len(failures)} of {len(chosen)} checks:\n\n"
+                + "\n".join(failures)
+            )
+        return chosen
 
 
 Check = Callable[[OpCheck], None]
@@ -93,7 +184,8 @@ def check(fn: Check) -> Check:
 
 def check_names() -> list[str]:
     """The rows of the table, in the order in which they run."""
-    from jaxkern.testing import derivatives, placement, programs  # noqa: F401  they fill the table
+    # They fill the table.
+    from jaxkern.testing import batching, declaration, derivatives, placement, programs  # noqa: F401
 
     return list(_CHECKS)
 
@@ -105,22 +197,26 @@ def check_op(
     static: Mapping[str, Any] | None = None,
     rtol: float = 1e-5,
     atol: float = 1e-5,
+    integer_atol: int = 0,
     native: bool = True,
     only: Iterable[str] | None = None,
 ) -> list[str]:
     """Checks that an op keeps every promise of the recipe, against its pure-JAX implementation.
 
-    Covers jit, control flow, remat, every mix of vmap, forward and reverse derivatives and vmap of
-    them, Auto and Explicit meshes, shard_map, export and the compilation cache across processes,
-    donation, and the choice of backend.
+    Covers jit, control flow, remat, every mix of vmap, several batch axes, other sizes than the
+    samples', forward and reverse derivatives, those of an op that is broadcast, second ones where
+    the op has a ``jvp``, Auto and Explicit meshes, shard_map, export and the compilation cache
+    across processes, donation, the choice of backend, and the same bits from many runs in many
+    threads. Equal bits do not prove that a kernel has no race: none showed in these runs.
 
     Args:
       op: the op.
       samples: at least 4 samples with different values: each the operands of ONE sample, arrays of
         the same shapes and dtypes throughout. Their number must be a multiple of 4.
       static: the op's static arguments.
-      rtol: relative tolerance of every comparison.
-      atol: absolute tolerance of every comparison.
+      rtol: relative tolerance of every comparison of floats.
+      atol: absolute tolerance of every comparison of floats.
+      integer_atol: by how much integer results may differ.
       native: whether the default platform must run a native kernel for these samples.
       only: names of the checks to run; by default all (``jaxkern.testing.check.check_names()``).
 
@@ -139,30 +235,15 @@ def check_op(
       >>> jk.testing.check_op(double, samples, native=False, only=["eager_and_jit"])
       ['eager_and_jit']
     """
-    case = OpCheck(op, [tuple(s) for s in samples], dict(static or {}), rtol, atol, native)
-    _check_samples(case)
-    names = check_names()
-    chosen = list(names if only is None else only)
-    if unknown := set(chosen) - set(names):
-        raise ValueError(f"no check is named {sorted(unknown)}; wanted some of {names}")
-    failures = []
-    for name in chosen:
-        try:
-            _CHECKS[name](case)
-        except Exception as error:
-            where = "".join(traceback.format_exception(error, limit=-6))
-            failures.append(f"{name}: {error}\n{where}")
-    if failures:
-        raise AssertionError(
-            f"{op!r} fails {len(failures)} of {len(chosen)} checks:\n\n" + "\n".join(failures)
-        )
-    return chosen
+    given = [tuple(s) for s in samples]
+    case = OpCheck(op, given, static or {}, rtol, atol, integer_atol, native)
+    return case.run(only)
 
 
 def _check_samples(case: OpCheck) -> None:
     if case.count < 4 or case.count % 4:
         raise ValueError(f"got {case.count} samples; wanted a multiple of 4, to shard them")
-    shapes = {tuple((np.shape(x), jnp.asarray(x).dtype) for x in s) for s in case.samples}
+    shapes = {tuple((x.shape, x.dtype) for x in s) for s in case.samples}
     if len(shapes) > 1:
         raise ValueError(f"the samples differ in shape or dtype: {sorted(map(str, shapes))}")
     if len(jax.devices()) < DEVICES:

@@ -16,9 +16,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxkern.core import registry
 from jaxkern.testing.check import DEVICES, OpCheck, check
-from jaxkern.testing.derivatives import gradient, nothing_to_do
+from jaxkern.testing.derivatives import gradient_sums
+from jaxkern.testing.differentials import gradient, is_inexact, weighted
 
 _COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
+_DATA, _BOTH = PartitionSpec("data"), PartitionSpec(("data", "model"))
 
 
 def _mesh(kind: AxisType) -> Mesh:
@@ -27,67 +29,58 @@ def _mesh(kind: AxisType) -> Mesh:
     )
 
 
-def _put(mesh: Mesh, operands: Any, *specs: PartitionSpec) -> list[jax.Array]:
-    chosen = specs if len(specs) > 1 else specs * len(operands)
+def _put(mesh: Mesh, arrays: Any, *specs: PartitionSpec) -> list[jax.Array]:
+    chosen = specs if len(specs) > 1 else specs * len(arrays)
     return [
-        jax.device_put(x, NamedSharding(mesh, spec))
-        for x, spec in zip(operands, chosen, strict=True)
+        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, chosen, strict=True)
     ]
 
 
 def _check_mesh(case: OpCheck, kind: AxisType) -> None:
-    mesh, stacked = _mesh(kind), case.stacked
-    wanted = case.references(*stacked)
-    differentiable = not nothing_to_do(case)
-    if differentiable:
-        gradients = jax.jit(jax.vmap(gradient(case, case.reference)))(*stacked)
-    fn = jax.jit(lambda *xs: case.call(*xs, batch_dims=1))
+    mesh = _mesh(kind)
     with jax.set_mesh(mesh):
-        for batch in (PartitionSpec("data"), PartitionSpec(("data", "model"))):
-            operands = _put(mesh, stacked, batch)
-            text = fn.lower(*operands).compile().as_text() or ""
+        for batch in (_DATA, _BOTH):
+            operands = _put(mesh, case.stacked, batch)
+            program = jax.jit(case.call_batch).lower(*operands).compile()
+            text = program.as_text() or ""
             found = [c for c in _COLLECTIVES if c in text]
             assert not found, f"batch-sharded over {batch}: the compiled text holds {found}"
-            result = fn(*operands)
-            case.equal(result, wanted, f"batch-sharded over {batch}")
+            result = program(*operands)
+            case.equal(result, case.wanted, f"batch-sharded over {batch}")
             for r in result:
                 assert r.sharding.shard_shape(r.shape)[0] < case.count, "the result is replicated"
-            if differentiable:
-                batched = gradient(case, lambda *xs: case.call(*xs, batch_dims=1))
-                case.equal(
-                    jax.jit(batched)(*operands),
-                    gradients,
-                    f"grad of a batch sharded over {batch}",
-                )
-        _check_other_shardings(case, mesh, fn, wanted)
+        if case.differentiable:
+            # Each kind of mesh takes the gradient on one of the two placements.
+            batch = _DATA if kind == AxisType.Auto else _BOTH
+            cotangents = case.cotangents()
+            got = jax.jit(gradient(case.call_batch, case.floats))(
+                _put(mesh, case.stacked, batch), _put(mesh, cotangents, batch)
+            )
+            wanted = case.twin.gradients(case.stacked, cotangents)
+            case.equal(got, wanted, f"vjp of a batch sharded over {batch}")
+        _check_other_shardings(case, mesh)
 
 
-def _check_other_shardings(case: OpCheck, mesh: Mesh, fn: Any, wanted: Any) -> None:
-    stacked = case.stacked
-    some = [PartitionSpec("data") if i % 2 == 0 else PartitionSpec() for i in range(len(stacked))]
+def _check_other_shardings(case: OpCheck, mesh: Mesh) -> None:
+    stacked, fn = case.stacked, jax.jit(case.call_batch)
+    some = [_DATA if i % 2 == 0 else PartitionSpec() for i in range(len(stacked))]
     if len(some) > 1:
-        case.equal(fn(*_put(mesh, stacked, *some)), wanted, "only some operands sharded")
-    first = _put(mesh, case.first, PartitionSpec())
-    operands = _put(mesh, stacked, PartitionSpec("data"))
-    for i in range(len(stacked) if len(stacked) > 1 else 0):
-        axes = tuple(None if j == i else 0 for j in range(len(stacked)))
-        mixed = [f if j == i else x for j, (f, x) in enumerate(zip(first, operands, strict=True))]
-        plain = [
-            f if j == i else x for j, (f, x) in enumerate(zip(case.first, stacked, strict=True))
-        ]
-        case.equal(
-            jax.jit(jax.vmap(case.call, axes))(*mixed),
-            jax.jit(jax.vmap(case.reference, axes))(*plain),
-            f"sharded, with operand {i} not mapped",
-        )
-    # An operand that is sharded along another axis than the batch is gathered: slower, but right.
+        case.equal(fn(*_put(mesh, stacked, *some)), case.wanted, "only some operands sharded")
+    alone = [tuple(j != i for j in range(len(stacked))) for i in {0, len(stacked) - 1}]
+    for mapped in dict.fromkeys([*case.halves(), *(m for m in alone if any(m))]):
+        axes = tuple(0 if m else None for m in mapped)
+        operands, full = case.mixed(mapped)
+        specs = [_DATA if m else PartitionSpec() for m in mapped]
+        got = jax.jit(jax.vmap(case.call, axes))(*_put(mesh, operands, *specs))
+        case.equal(got, case.twin.values(*full), f"sharded, with in_axes={axes}")
+    # Operands that are sharded along another axis than the batch are gathered: slower, but right.
+    specs = [_DATA] * len(stacked)
     for i, x in enumerate(stacked):
         axis = next((a for a in range(1, x.ndim) if x.shape[a] and x.shape[a] % 2 == 0), None)
-        if axis is None:
-            continue
-        specs = [PartitionSpec("data")] * len(stacked)
-        specs[i] = PartitionSpec("data", *[None] * (axis - 1), "model")
-        case.equal(fn(*_put(mesh, stacked, *specs)), wanted, f"operand {i} sharded on axis {axis}")
+        if axis is not None:
+            specs[i] = PartitionSpec("data", *[None] * (axis - 1), "model")
+    if specs != [_DATA] * len(stacked):
+        case.equal(fn(*_put(mesh, stacked, *specs)), case.wanted, f"operands sharded as {specs}")
 
 
 @check
@@ -105,47 +98,57 @@ def mesh_explicit(case: OpCheck) -> None:
 @check
 def shard_map(case: OpCheck) -> None:
     """Inside shard_map, also with replicated operands, whose cotangents are summed."""
-    mesh, stacked = _mesh(AxisType.Auto), case.stacked
-    both = PartitionSpec(("data", "model"))
-    batched = lambda *xs: case.call(*xs, batch_dims=1)  # noqa: E731
-    local = jax.shard_map(batched, mesh=mesh, in_specs=both, out_specs=both)
-    case.equal(jax.jit(local)(*stacked), case.references(*stacked), "shard_map")
-    if nothing_to_do(case):
+    mesh = _mesh(AxisType.Auto)
+    local = jax.shard_map(case.call_batch, mesh=mesh, in_specs=_BOTH, out_specs=_BOTH)
+    case.equal(jax.jit(local)(*case.stacked), case.wanted, "shard_map")
+    if not case.differentiable:
         return
-    for i in case.floats:
-        specs = tuple(PartitionSpec() if j == i else both for j in range(len(stacked)))
-        axes = tuple(None if j == i else 0 for j in range(len(stacked)))
-        operands = [case.first[j] if j == i else x for j, x in enumerate(stacked)]
-        if len(stacked) == 1:
-            specs, axes, operands = (PartitionSpec(),), (None,), [case.first[0]]
-        gradients = []
-        for fn in (case.call, case.reference):
-            over = fn if axes == (None,) else jax.vmap(fn, axes)
-            summed = _summed(over, ("data", "model"))
-            loss = jax.shard_map(summed, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-            gradients.append(jax.jit(jax.grad(loss, i))(*operands))
-        case.equal(gradients[0], gradients[1], f"grad in shard_map, operand {i} replicated")
+    cotangents = tuple(np.concatenate([c, -2 * c]) for c in case.cotangents())
+    for mapped in case.halves() or [(False,)]:
+        # Twice the samples: each device sums over its own ones, and then the devices' sums.
+        axes = tuple(0 if m else None for m in mapped)
+        operands, full = case.mixed(mapped)
+        operands = [
+            np.concatenate([x, x]) if m else x for x, m in zip(operands, mapped, strict=True)
+        ]
+        full = [np.concatenate([x, x]) for x in full]
+        wanted, terms = gradient_sums(case, mapped, case.twin.gradients(full, cotangents))
+        # One operand alone is shared by all devices, and so are the results of its samples.
+        over = jax.vmap(case.call, axes) if any(mapped) else _repeated(case)
+        specs = tuple(_BOTH if m else PartitionSpec() for m in mapped)
+
+        def loss(xs: Any, cs: Any, over: Any = over) -> Any:
+            total = weighted([r for r in over(*xs) if is_inexact(r)], cs)
+            return jax.lax.psum(total, ("data", "model"))
+
+        summed = jax.shard_map(loss, mesh=mesh, in_specs=(specs, _BOTH), out_specs=PartitionSpec())
+
+        def of_floats(*xs: Any, summed: Any = summed, operands: Any = operands) -> Any:
+            full = list(operands)
+            for i, x in zip(case.floats, xs, strict=True):
+                full[i] = x
+            return summed(tuple(full), cotangents)
+
+        by_floats = jax.jit(jax.grad(of_floats, tuple(range(len(case.floats)))))
+        got = by_floats(*(operands[i] for i in case.floats))
+        what = f"vjp in shard_map with in_axes={axes}"
+        case.equal(got, wanted, what, terms)
 
 
-def _summed(fn: Any, axes: tuple[str, ...]) -> Any:
-    def loss(*operands: Any) -> Any:
-        floats = [r for r in fn(*operands) if jnp.issubdtype(r.dtype, jnp.inexact)]
-        total = sum(jnp.sum(r.astype(jnp.float32) ** 2) for r in floats)
-        missing = tuple(a for a in axes if a not in jax.typeof(total).manual_axis_type.varying)
-        total = jax.lax.pcast(total, missing, to="varying") if missing else total
-        return jax.lax.psum(total, axes)
-
-    return loss
+def _repeated(case: OpCheck) -> Any:
+    samples = jnp.zeros(2 * case.count // DEVICES)
+    return lambda x: jax.vmap(lambda _: case.call(x))(samples)
 
 
 _RUN_EXPORTED = """
 import pickle, sys
+folder, given = sys.argv[1], pickle.load(open(sys.argv[1] + "/process", "rb"))
+sys.path[:] = given["path"]
 import jax, numpy as np
 import jaxkern
 from jaxkern.core import registry
-folder, libraries, x64 = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2])), sys.argv[3]
-jax.config.update("jax_enable_x64", x64 == "True")
-for name, platform in libraries:
+jax.config.update("jax_enable_x64", given["x64"])
+for name, platform in given["libraries"]:
     registry.load(name, platform)
 jax.config.update("jax_compilation_cache_dir", folder + "/cache")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -163,31 +166,33 @@ print("hits", sum(e.endswith("compilation_cache/cache_hits") for e in events))
 @check
 def export_and_cache(case: OpCheck) -> None:
     """An exported program runs in a fresh process; a second process hits the compilation cache."""
-    batched = jax.jit(lambda *xs: case.call(*xs, batch_dims=1))
     disabled = [jax.export.DisabledSafetyCheck.custom_call(t) for t in registry.export_targets()]
-    exported = jax.export.export(batched, disabled_checks=disabled)(*case.stacked)
+    exported = jax.export.export(case.batched, disabled_checks=disabled)(*case.stacked)
     text = exported.mlir_module()
     assert "callback" not in text, "the exported program holds a Python callback"
     if case.native:
         assert case.op.target in text, f"the exported program does not call {case.op.target}"
-    # A library that comes with a test or an example is loaded by name in the new process too.
-    loaded = [(x.module, x.platform) for x in registry.libraries() if x.problem is None]
+    # A library that comes with a test or an example is loaded by name in the new process too, from
+    # where this one has it: the working directory may hold its sources.
+    process = {
+        "path": sys.path,
+        "libraries": [(x.module, x.platform) for x in registry.libraries() if x.problem is None],
+        "x64": bool(jax.config.read("jax_enable_x64")),
+    }
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program").write_bytes(exported.serialize())
-        with open(Path(folder, "operands"), "wb") as file:
-            pickle.dump([np.asarray(x) for x in case.stacked], file)
-        for process, wanted_hits in (("first", False), ("second", True)):
-            hits = _run_exported(folder, loaded)
-            with open(Path(folder, "results"), "rb") as file:
-                results = tuple(pickle.load(file))
-            case.equal(results, case.references(*case.stacked), f"exported, {process} process")
-            assert bool(hits) == wanted_hits, f"the {process} process hit the cache {hits} times"
+        Path(folder, "process").write_bytes(pickle.dumps(process))
+        Path(folder, "operands").write_bytes(pickle.dumps(list(case.stacked)))
+        for order, wanted_hits in (("first", False), ("second", True)):
+            hits = _run_exported(folder)
+            results = tuple(pickle.loads(Path(folder, "results").read_bytes()))
+            case.equal(results, case.wanted, f"exported, {order} process")
+            assert bool(hits) == wanted_hits, f"the {order} process hit the cache {hits} times"
 
 
-def _run_exported(folder: str, libraries: Any) -> int:
-    x64 = str(bool(jax.config.read("jax_enable_x64")))
+def _run_exported(folder: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", _RUN_EXPORTED, folder, pickle.dumps(libraries).hex(), x64],
+        [sys.executable, "-P", "-c", _RUN_EXPORTED, folder],
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,29 +1,31 @@
-"""Checks of programs: eager, jit, control flow, vmap, donation, backends, cost."""
+"""Checks of programs: eager, jit, control flow, donation, backends, and runs side by side."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkern.core.backend import Backend, backend
 from jaxkern.testing.check import OpCheck, check
+
+# Of the check `repeated_runs`.
+_RUNS, _THREADS, _SAMPLES, _BYTES = 10, 8, 4096, 1 << 20
 
 
 @check
 def eager_and_jit(case: OpCheck) -> None:
     """Each sample alone, eagerly and jitted, and all samples at once."""
-    jitted, reference = jax.jit(case.call), jax.jit(case.reference)
-    for sample in case.samples:
-        wanted = reference(*map(jnp.asarray, sample))
+    jitted = jax.jit(case.call)
+    for k, sample in enumerate(case.samples):
+        wanted = tuple(w[k] for w in case.wanted)
         case.equal(case.call(*sample), wanted, "eager")
         case.equal(jitted(*sample), wanted, "jit")
-    wanted = case.references(*case.stacked)
-    batched = jax.jit(lambda *xs: case.call(*xs, batch_dims=1))
-    case.equal(batched(*case.stacked), wanted, "a batch axis")
+    case.equal(case.batched(*case.stacked), case.wanted, "a batch axis")
 
 
 @check
@@ -31,8 +33,13 @@ def one_native_call(case: OpCheck) -> None:
     """One custom call for a whole batch, and no loop around it."""
     if not case.native:
         return
-    calls = case.custom_calls(lambda *xs: case.call(*xs, batch_dims=1), *case.stacked)
-    assert calls == 1, f"the compiled batch has {calls} custom calls to {case.op.target}; wanted 1"
+    programs: dict[str, Any] = {
+        "batch": case.batched,
+        "vmapped op": jax.jit(jax.vmap(case.call)),
+    }
+    for what, fn in programs.items():
+        calls = case.custom_calls(fn.lower(*case.stacked).compile().as_text())
+        assert calls == 1, f"the {what} has {calls} custom calls to {case.op.target}; wanted 1"
 
 
 @check
@@ -47,14 +54,14 @@ def no_retrace(case: OpCheck) -> None:
 
     jitted = jax.jit(fn)
     for sample in case.samples:
-        jitted(*map(jnp.asarray, sample))
+        jitted(*sample)
     assert traces == 1, f"traced {traces} times for {case.count} samples of one shape"
 
 
 @check
 def control_flow(case: OpCheck) -> None:
     """scan, while_loop, fori_loop, cond and remat."""
-    stacked, wanted = case.stacked, case.references(*case.stacked)
+    stacked, wanted = case.stacked, case.wanted
     scanned = jax.jit(lambda *xs: jax.lax.scan(lambda c, x: (c, case.call(*x)), 0, xs)[1])
     case.equal(scanned(*stacked), wanted, "scan")
 
@@ -69,129 +76,80 @@ def control_flow(case: OpCheck) -> None:
         return jax.lax.while_loop(condition, step, (0, outs))[1]
 
     case.equal(jax.jit(looped)(*stacked), wanted, "while_loop")
-    first = case.first
+    first, one = case.first, tuple(w[0] for w in wanted)
 
-    def zeros(*xs: Any) -> tuple[Any, ...]:
-        return tuple(jnp.zeros_like(w) for w in case.reference(*xs))
+    def zeros(*_: Any) -> tuple[Any, ...]:
+        return tuple(jnp.zeros(w.shape, w.dtype) for w in one)
 
     chosen = jax.jit(lambda on, *xs: jax.lax.cond(on, case.call, zeros, *xs))
-    case.equal(chosen(True, *first), case.reference(*first), "cond")
-    case.equal(chosen(False, *first), zeros(*first), "cond, the other branch")
-    case.equal(jax.jit(jax.checkpoint(case.call))(*first), case.reference(*first), "remat")
-
-
-@check
-def vmap_mixes(case: OpCheck) -> None:
-    """Every mix of mapped and unmapped operands, one kernel call each, nothing replicated."""
-    first, stacked = case.first, case.stacked
-    mixes = [m for m in itertools.product((True, False), repeat=len(first)) if any(m)]
-    if len(mixes) > 12:
-        mixes = [mixes[0], *(mixes[i] for i in case.random.choice(len(mixes), 11, replace=False))]
-    for mapped in mixes:
-        axes = tuple(0 if m else None for m in mapped)
-        operands = [s if m else f for s, f, m in zip(stacked, first, mapped, strict=True)]
-        fn = jax.vmap(case.call, axes)
-        wanted = jax.jit(jax.vmap(case.reference, axes))(*operands)
-        case.equal(jax.jit(fn)(*operands), wanted, f"vmap with in_axes={axes}")
-        for eqn in _op_equations(case, fn, operands):
-            for i, (var, m) in enumerate(zip(eqn.invars, mapped, strict=True)):
-                size = var.aval.shape[0]
-                assert size == (case.count if m else 1), (
-                    f"operand {i} has size {size} along the new axis with in_axes={axes}"
-                )
-    if case.native:
-        calls = case.custom_calls(jax.vmap(case.call), *stacked)
-        assert calls == 1, f"a vmapped op has {calls} custom calls; wanted 1"
-
-
-@check
-def vmap_axes(case: OpCheck) -> None:
-    """Mapped axes that are not the first, and other output axes."""
-    stacked, wanted = case.stacked, case.references(*case.stacked)
-    last = [jnp.moveaxis(x, 0, -1) for x in stacked]
-    fn = jax.vmap(case.call, in_axes=-1, out_axes=-1)
-    case.equal(jax.jit(fn)(*last), tuple(jnp.moveaxis(w, 0, -1) for w in wanted), "the last axis")
-
-
-@check
-def vmap_nested(case: OpCheck) -> None:
-    """Two nested vmaps that map the operands alternately, and a grid of 2 x N/2 samples."""
-    stacked, half = case.stacked, case.count // 2
-    grid = [x.reshape(2, half, *x.shape[1:]) for x in stacked]
-    wanted = tuple(w.reshape(2, half, *w.shape[1:]) for w in case.references(*stacked))
-    case.equal(jax.jit(jax.vmap(jax.vmap(case.call)))(*grid), wanted, "a grid")
-    for start in (0, 1):
-        inner = tuple(0 if (i + start) % 2 else None for i in range(len(stacked)))
-        outer = tuple(None if a == 0 else 0 for a in inner)
-        if all(a is None for a in inner) or all(a is None for a in outer):
-            continue
-        wanted = jax.jit(jax.vmap(jax.vmap(case.reference, inner), outer))(*stacked)
-        nested = jax.vmap(jax.vmap(case.call, inner), outer)
-        case.equal(jax.jit(nested)(*stacked), wanted, f"inner {inner}, outer {outer}")
-        if case.native:
-            calls = case.custom_calls(nested, *stacked)
-            assert calls == 1, f"nested vmaps have {calls} custom calls; wanted 1"
-
-
-@check
-def empty_batch(case: OpCheck) -> None:
-    """A batch of no samples gives results of no samples."""
-    none = [x[:0] for x in case.stacked]
-    wanted = tuple(w[:0] for w in case.references(*case.stacked))
-    case.equal(jax.jit(jax.vmap(case.call))(*none), wanted, "an empty batch")
+    case.equal(chosen(True, *first), one, "cond")
+    nothing = tuple(np.zeros_like(w) for w in one)
+    case.equal(chosen(False, *first), nothing, "cond, the other branch")
+    case.equal(jax.jit(jax.checkpoint(case.call))(*first), one, "remat")
 
 
 @check
 def donation(case: OpCheck) -> None:
     """Donated operands give the same results; where the op aliases, the program says so."""
-    wanted = case.references(*case.stacked)
-    batched = lambda *xs: case.call(*xs, batch_dims=1)  # noqa: E731
-    everything = tuple(range(len(case.first)))
-    donating = jax.jit(batched, donate_argnums=everything)
+    donating = jax.jit(case.call_batch, donate_argnums=tuple(range(len(case.first))))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        case.equal(donating(*[x.copy() for x in case.stacked]), wanted, "donated operands")
-        keep = case.stacked
-        jax.block_until_ready(jax.jit(batched)(*keep))
-        case.equal(tuple(keep), tuple(case.stacked), "operands that are not donated")
-        if case.op.aliases and case.native:
-            text = donating.lower(*case.stacked).compile().as_text() or ""
-            assert "output_to_operand_aliasing" in text, "the custom call aliases nothing"
+        program = donating.lower(*case.stacked).compile()
+        given = [jax.device_put(x.copy()) for x in case.stacked]
+        case.equal(program(*given), case.wanted, "donated operands")
+    keep = [jax.device_put(x.copy()) for x in case.stacked]
+    jax.block_until_ready(case.batched(*keep))
+    case.equal(tuple(keep), tuple(case.stacked), "operands that are not donated")
+    if case.op.aliases and case.native:
+        text = program.as_text() or ""
+        assert "output_to_operand_aliasing" in text, "the custom call aliases nothing"
 
 
 @check
 def backends(case: OpCheck) -> None:
     """'native' calls the kernel, 'jax' does not; a context entered after jit takes effect."""
-    batched = jax.jit(lambda *xs: case.call(*xs, batch_dims=1))
-    wanted = case.references(*case.stacked)
-    target = f'custom_call_target="{case.op.target}"'
+    target = f"@{case.op.target}("
     names: tuple[Backend, ...] = ("auto", "jax", "native", "jax", "auto")
     for name in names:
         native = name != "jax" and case.native
         with backend(name):
             if name == "native" and not case.native:
                 try:
-                    batched(*case.stacked)
+                    case.batched(*case.stacked)
                 except NotImplementedError:
                     continue
                 raise AssertionError("'native' ran an op that has no native kernel")
-            text = batched.lower(*case.stacked).compile().as_text() or ""
+            text = case.batched.lower(*case.stacked).as_text()
             assert (target in text) == native, f"backend {name!r}: custom call is {target in text}"
-            case.equal(batched(*case.stacked), wanted, f"backend {name!r}")
+            case.equal(case.batched(*case.stacked), case.wanted, f"backend {name!r}")
 
 
 @check
-def cost(case: OpCheck) -> None:
-    """The cost grows with the batch, and bytes count what must be read and written."""
-    one = case.op.cost(*case.first, **case.static)
-    many = case.op.cost(*case.stacked, batch_dims=1, **case.static)
-    assert one.bytes, f"a call moves {one.bytes} bytes"
-    assert many.bytes == case.count * one.bytes, f"{one} for one, {many} for all"
-    assert one.flops is None or many.flops == case.count * one.flops
+def repeated_runs(case: OpCheck) -> None:
+    """The same bits from many runs of a large batch, alone and in many threads at once.
 
+    Runs that differ show a race, or memory that is read before it is written. Equal runs do not
+    prove that there is none: another machine may interleave threads as this one never did.
+    """
+    if not case.native:
+        return
+    size = max(1, sum(x.nbytes for x in [*case.stacked, *case.wanted]))
+    copies = max(1, min(_SAMPLES // case.count, _BYTES // size))
+    operands = [jax.device_put(np.concatenate([x] * copies)) for x in case.stacked]
+    wanted = tuple(np.concatenate([w] * copies) for w in case.wanted)
+    program = jax.jit(case.call_batch).lower(*operands).compile()
 
-def _op_equations(case: OpCheck, fn: Any, operands: Any) -> list[Any]:
-    jaxpr = jax.make_jaxpr(fn)(*operands)
-    found = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is case.op.primitive]
-    assert len(found) == 1, f"the vmapped op is {len(found)} operations; wanted 1"
-    return found
+    def run(_: int = 0) -> list[bytes]:
+        return [np.asarray(r).tobytes() for r in program(*operands)]
+
+    case.equal(program(*operands), wanted, "a large batch")
+    first = run()
+    for k in range(_RUNS):
+        # Freed memory with other content, for a result that is not written everywhere.
+        junk = [jnp.array(np.full(len(bits), k, np.uint8)) for bits in first]
+        jax.block_until_ready(junk)
+        del junk
+        assert run() == first, f"run {k + 2} of one program on one input has other bits"
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for k, bits in enumerate(pool.map(run, range(_THREADS * _RUNS))):
+            assert bits == first, f"run {k + 1} in {_THREADS} threads at once has other bits"

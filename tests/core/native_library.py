@@ -58,12 +58,23 @@ MODULE = """
 import ctypes, jax
 _library = ctypes.CDLL({path!r})
 def abi(): return _library.abi_major(), _library.abi_minor()
-def registrations(): return {{"test.scale.v1": jax.ffi.pycapsule(_library.Scale)}}
+def registrations():
+    return {{t: jax.ffi.pycapsule(getattr(_library, f)) for t, f in {targets!r}.items()}}
 """
+TARGETS = {"test.scale.v1": "Scale"}
 
 
-def build(folder: Path, name: str, minor: int | None = None) -> Path:
-    """Compiles the library and writes module ``name`` into ``folder``; fakes the FFI's minor."""
+def build(
+    folder: Path,
+    name: str,
+    minor: int | None = None,
+    source_text: str = SOURCE,
+    targets: dict[str, str] = TARGETS,
+) -> Path:
+    """Compiles the library and writes module ``name`` into ``folder``; fakes the FFI's minor.
+
+    ``targets``: the handlers' symbols by the names of their targets.
+    """
     headers = Path(jax.ffi.include_dir())
     if minor is not None:
         headers = Path(shutil.copytree(headers, folder / f"headers-{name}"))
@@ -73,7 +84,7 @@ def build(folder: Path, name: str, minor: int | None = None) -> Path:
         c_api.chmod(0o644)
         c_api.write_text(text)
     source, library = folder / f"{name}.cc", folder / f"lib{name}.so"
-    source.write_text(SOURCE)
+    source.write_text(source_text)
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
         [
@@ -83,5 +94,5 @@ def build(folder: Path, name: str, minor: int | None = None) -> Path:
         ],
         check=True,
     )
-    (folder / f"{name}.py").write_text(MODULE.format(path=str(library)))
+    (folder / f"{name}.py").write_text(MODULE.format(path=str(library), targets=targets))
     return library

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from native_library import build
-from recipe_cases import CASES, case
+from recipe_cases import CASES, SCALE, case
 
 import jaxkern as jk
 
@@ -29,15 +29,7 @@ def _scale_library(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_recipe(name: str, check: str) -> None:
     with jax.enable_x64("f64" in name):
-        assert jk.testing.check_op(**case(name), only=[check]) == [check]
-
-
-def test_a_wrong_op_fails() -> None:
-    """The checks themselves can fail: a native kernel that differs from its twin is found."""
-    op = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s + 0.01)
-    samples = [(jnp.arange(3.0), jnp.float32(i)) for i in range(4)]
-    with pytest.raises(AssertionError, match="eager_and_jit"):
-        jk.testing.check_op(op, samples, only=["eager_and_jit", "mesh_auto"])
+        assert case(name).run([check]) == [check]
 
 
 def test_bad_samples() -> None:
@@ -51,7 +43,7 @@ def test_bad_samples() -> None:
 
 
 def test_batch_axes_must_agree() -> None:
-    op = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
+    op = SCALE
     with pytest.raises(ValueError, match=r"batch axis 0 has sizes \[3, 2\]"):
         op(jnp.ones((3, 4)), jnp.ones(2), batch_dims=1)
     with pytest.raises(ValueError, match="lacks the 1 leading batch axes"):

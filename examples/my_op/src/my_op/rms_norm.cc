@@ -11,6 +11,7 @@
 
 namespace nb = nanobind;
 namespace ffi = xla::ffi;
+using jaxkern::add_handler;
 using jaxkern::Call;
 using jaxkern::Operand;
 
@@ -92,8 +93,8 @@ XLA_FFI_DEFINE_HANDLER(RmsNormTangent, rms_norm_tangent_impl,
 
 nb::dict registrations() {
   nb::dict table;
-  table["my_op.rms_norm.v1"] = jaxkern::capsule(RmsNorm);
-  table["my_op.rms_norm_tangent.v1"] = jaxkern::capsule(RmsNormTangent);
+  add_handler<RmsNorm>(table, "my_op.rms_norm.v1");
+  add_handler<RmsNormTangent>(table, "my_op.rms_norm_tangent.v1");
   return table;
 }
 

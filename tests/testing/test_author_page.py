@@ -1,0 +1,59 @@
+"""Would catch what an author copies and cannot use: the page's C++, the example's commands."""
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+
+import jax
+from pages import ROOT, blocks
+
+import jaxkern as jk
+
+EXAMPLE = ROOT / "examples" / "my_op"
+
+
+def test_the_handler_of_the_page_compiles(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "write-your-own-op.md", "cpp")
+    source = tmp_path / "handler.cc"
+    source.write_text(
+        "#include <jaxkern/core/ffi.h>\nusing namespace jaxkern;\n"
+        f"{block.text}"
+        "XLA_FFI_DEFINE_HANDLER(Bound, LookUp, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()"
+        ".Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());\n"
+        "XLA_FFI_Handler* used() { return &Described<Bound>::call; }\n"
+    )
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    assert compiler is not None
+    subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+         f"-I{jk.get_include()}", "-isystem", jax.ffi.include_dir(), source],
+        check=True,
+    )  # fmt: skip
+
+
+def test_the_example_names_no_package_that_is_another_one_or_replaces_jaxlib():
+    """`jaxkern` on the package index is another project, and a pinned jaxlib breaks JAX."""
+    settings = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    project = settings["project"]
+    named = [
+        *settings["build-system"]["requires"],
+        *project["dependencies"],
+        *(x for extra in project["optional-dependencies"].values() for x in extra),
+    ]
+    assert {re.split(r"[^\w-]", name)[0] for name in named}.isdisjoint({"jaxkern", "jaxlib"})
+    installed = [
+        line
+        for page in (EXAMPLE / "README.md", ROOT / "docs" / "development.md")
+        for block in blocks(page, "sh")
+        for line in block.text.splitlines()
+        if line.startswith("pip install") and re.search("jaxlib|jaxkern", line)
+    ]
+    # Beside the environment, not into it.
+    assert all(" --no-deps --target " in line for line in installed), installed
+
+
+def test_the_sources_of_the_example_are_not_importable_from_its_folder():
+    assert not list(EXAMPLE.glob("*/__init__.py"))
+    assert (EXAMPLE / "src" / "my_op" / "__init__.py").exists()

@@ -1,0 +1,257 @@
+"""Would catch a check_op that passes an op which is wrong: each op here is, in one way.
+
+The checks named here fail on the broken op alone: a right one with the same samples passes them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from broken_kernels import load
+from jax.interpreters.ad import UndefinedPrimal
+
+import jaxkern as jk
+from jaxkern.testing.check import check_names
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library(tmp_path_factory):
+    load(tmp_path_factory.mktemp("broken"))
+
+
+def samples(dtype=np.float32, count=4, n=6):
+    random = np.random.default_rng(3)
+    if dtype == np.int32:
+        return [(random.integers(1 << 20, 1 << 21, n, np.int32), np.int32(3)) for _ in range(count)]
+    values = random.standard_normal((count, n + 1))
+    if dtype == np.complex64:
+        values = values + 1j * random.standard_normal(values.shape)
+    return [(v[:n].astype(dtype), dtype(v[n])) for v in values]
+
+
+def kernel(name):
+    return jk.Op(f"broken.{name}", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "check", "message"),
+    [
+        ("SixOnly", np.float32, "other_sizes", r"operands of shapes \[\(13,\)"),
+        ("TwoAxes", np.float32, "batch_axes", "batch axes"),
+        ("OffByOne", np.int32, "eager_and_jit", "Max absolute difference.*: 1"),
+        ("NoImaginary", np.complex64, "eager_and_jit", "Mismatched elements"),
+        ("BetweenSamples", np.float32, "repeated_runs", "has other bits|a large batch"),
+        ("WithinSample", np.float32, "repeated_runs", "has other bits|a large batch"),
+        ("Unwritten", np.float32, "repeated_runs", "has other bits|a large batch"),
+    ],
+)
+def test_a_wrong_kernel_fails(name, dtype, check, message):
+    with pytest.raises(AssertionError, match=message):
+        # A tolerance for floats is none for integers.
+        jk.testing.check_op(
+            kernel(name), samples(dtype), only=[check], atol=1.0 if dtype == np.int32 else 1e-4
+        )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_a_right_kernel_passes(dtype):
+    op = kernel("Right" if dtype == np.float32 else "Complex")
+    names = [n for n in check_names() if n != "export_and_cache"]
+    assert jk.testing.check_op(op, samples(dtype), only=names) == names
+
+
+# Derivatives, without kernels.
+
+
+def cube(tangent):
+    """x^3, with a rule for its tangent."""
+
+    def jvp(primals, tangents, *, batch_dims):
+        (x,), (t,) = primals, tangents
+        return op(x, batch_dims=batch_dims), tangent(x, t)
+
+    op = jk.Op("broken.cube", version=1, abstract=lambda x: x, impl=lambda x: x**3, jvp=jvp)
+    return op
+
+
+def test_a_wrong_second_derivative_fails():
+    given = [(x,) for x, _ in samples()]
+    check = {"native": False, "only": ["forward", "reverse", "second"]}
+    jk.testing.check_op(cube(lambda x, t: 3 * x**2 * t), given, **check)
+    wrong = cube(lambda x, t: 3 * jax.lax.stop_gradient(x) ** 2 * t)
+    with pytest.raises(AssertionError, match="fails 1 of 3 checks") as caught:
+        jk.testing.check_op(wrong, given, **check)
+    assert "second: \n" in str(caught.value)
+
+
+def product(reduce):
+    """x v, both [n], linear in v; its transpose reduces over the samples that share a v."""
+
+    def transpose(cotangents, x, v, *, batch_dims):
+        assert isinstance(v, UndefinedPrimal)
+        ct = cotangents[0] * x
+        axes = tuple(a for a in range(batch_dims) if v.aval.shape[a] == 1 and ct.shape[a] != 1)
+        return None, reduce(ct, axes, keepdims=True) if axes else ct
+
+    def tangent_jvp(primals, tangents, *, batch_dims):
+        (x, v), (dx, dv) = primals, tangents
+        total = jnp.zeros((), x.dtype)
+        if dx is not None:
+            total = total + dx * v
+        if dv is not None:
+            total = total + linear(x, dv, batch_dims=batch_dims)
+        return linear(x, v, batch_dims=batch_dims), total
+
+    linear = jk.Op(
+        "broken.linear",
+        version=1,
+        abstract=lambda x, v: x,
+        impl=lambda x, v: x * v,
+        jvp=tangent_jvp,
+        transpose=transpose,
+    )
+    return linear
+
+
+def test_a_wrong_sum_over_a_broadcast_operand_fails():
+    random = np.random.default_rng(4)
+    given = [tuple(random.standard_normal((2, 5)).astype(np.float32)) for _ in range(4)]
+    check = {"native": False, "only": ["reverse", "transposition", "shard_map"]}
+    jk.testing.check_op(product(jnp.sum), given, **check)
+    for wrong in (jnp.mean, jnp.max):
+        with pytest.raises(AssertionError, match="fails 3 of 3 checks"):
+            jk.testing.check_op(product(wrong), given, **check)
+
+
+# Declarations.
+
+
+def test_an_impl_that_disagrees_with_abstract_is_named():
+    op = jk.Op(
+        "broken.shape",
+        version=1,
+        abstract=lambda x: x,
+        impl=lambda x: jnp.concatenate([x, x]).astype(jnp.float16),
+    )
+    message = r"broken.shape: impl returns float16\[6\] and abstract says float32\[3\]"
+    one, batch = jnp.ones(3), jnp.ones((2, 3))
+    slope = jax.grad(lambda x: op(x).sum())
+    for call, x in ((op, one), (jax.jit(op), one), (jax.vmap(op), batch), (slope, one)):
+        with pytest.raises(TypeError, match=message) as caught:
+            call(x)
+        assert "stablehlo" not in str(caught.value)
+    with pytest.raises(AssertionError, match=message):
+        jk.testing.check_op(op, [(np.ones(3, np.float32),)] * 4, native=False, only=["declaration"])
+
+
+def test_two_ops_of_one_name():
+    given = [(x,) for x, _ in samples()]
+    first = jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: x)
+    # A notebook runs a cell again, and a module may be reloaded.
+    jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+    with pytest.raises(AssertionError, match=r"a later op is named 'broken.same' too"):
+        jk.testing.check_op(first, given, native=False, only=["declaration"])
+    other = {"__name__": "another_package", "jk": jk}
+    with pytest.raises(
+        ValueError, match=r"'broken.same' is declared in .*test_broken_ops.* give the"
+    ):
+        exec("jk.Op('broken.same', version=1, abstract=lambda x: x, impl=lambda x: x)", other)
+
+
+@pytest.mark.parametrize("name", ["double", "", "a.", ".a", "a b.c", "a..b", None])
+def test_a_name_without_a_dot(name):
+    with pytest.raises(ValueError, match="wanted one with a dot"):
+        jk.Op(name, version=1, abstract=lambda x: x, impl=lambda x: x)
+
+
+@pytest.mark.parametrize("role", ["abstract", "impl", "jvp", "cost"])
+def test_a_rule_that_is_no_function(role):
+    rules = {
+        "abstract": lambda x: x,
+        "impl": lambda x: x,
+        role: 0 if role in ("jvp", "cost") else None,
+    }
+    with pytest.raises(TypeError, match=f"broken.none: {role} is .*; wanted a function"):
+        jk.Op("broken.none", version=1, **rules)
+
+
+def test_batch_dims_and_static_arguments():
+    op = jk.Op("broken.add", version=1, abstract=lambda x, **_: x, impl=lambda x, by=0: x + by)
+    assert op(jnp.ones(2), by=np.float32(2)).tolist() == [3, 3]
+    with pytest.raises(ValueError, match=r"broken.add: batch_dims is -1; wanted"):
+        op(jnp.ones(3), batch_dims=-1)
+    with pytest.raises(TypeError, match="integer"):
+        op(jnp.ones(3), batch_dims=0.5)
+    for array in (np.ones(3), jnp.ones(3), (1, jnp.float32(1))):
+        with pytest.raises(
+            TypeError, match="static argument 'by' is or holds an array; make it an op"
+        ):
+            op(jnp.ones(3), by=array)
+    with pytest.raises(TypeError, match="static argument 'by' is or holds an array"):
+        jax.jit(lambda x, by: op(x, by=by))(jnp.ones(3), 1.0)
+    with pytest.raises(TypeError, match="'by' is a list, which has no hash"):
+        op(jnp.ones(3), by=[1, 2])
+    given = [(x,) for x, _ in samples()]
+    with pytest.raises(AssertionError, match="'by' is or holds an array"):
+        jk.testing.check_op(
+            op, given, static={"by": jnp.ones(6)}, native=False, only=["eager_and_jit"]
+        )
+
+
+# What a handler says of a call that does not fit its binding.
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"eps": np.float32(1)}, "Wrong number of attributes: expected 2 but got 1"),
+        ({"eps": np.float64(1), "mode": np.int32(1)}, "expected F32 but got F64"),
+        ({"eps": np.float32(1), "mode": "fast"}, "Failed to decode"),
+        ({"epsilon": np.float32(1), "mode": np.int32(1)}, "Failed to decode"),
+    ],
+)
+def test_a_wrong_attribute_is_named_with_its_op(attributes, said):
+    call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
+    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(call(jnp.ones(3, np.float32), **attributes))
+    text = str(caught.value)
+    assert "broken.Attributes.v1: " in text
+    assert said in text
+    kinds = {np.float32: "float32", np.float64: "float64", np.int32: "int32", str: "a string"}
+    given = ", ".join(f"'{k}' ({kinds[type(v)]})" for k, v in attributes.items())
+    assert f"The call's attributes are {given}." in text
+
+
+def test_the_own_handlers_are_named_too():
+    """Whose library may be built with older headers than the running jaxlib's."""
+    call = jax.ffi.ffi_call("jaxkern.image_mix.v1", jax.ShapeDtypeStruct((3,), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(call(*[jnp.ones(3, np.float32)] * 4, layout=0.5))
+    assert "jaxkern.image_mix.v1: " in str(caught.value)
+    assert "The call's attributes are 'layout' (float" in str(caught.value)
+
+
+def test_a_right_call_and_a_wrong_number_of_operands():
+    call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
+    given = {"eps": np.float32(1), "mode": np.int32(0)}
+    jax.block_until_ready(call(jnp.ones(3), **given))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"broken.Attributes.v1: .*of arguments"):
+        jax.block_until_ready(call(jnp.ones(3), jnp.ones(3), **given))
+
+
+def test_a_target_that_nobody_registered_is_in_docs_and_doctor():
+    call = jax.ffi.ffi_call("broken.unknown.v1", jax.ShapeDtypeStruct((3,), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for"):
+        jax.block_until_ready(call(jnp.ones(3)))
+    report = str(jk.doctor())
+    assert "No FFI handler registered for" in report
+    assert "  broken.Right.v1 [cpu]" in report
+
+
+def test_sources_in_the_working_directory_do_not_hide_a_library(tmp_path, monkeypatch):
+    """As from the folder of a package, whose sources lack the built module."""
+    (tmp_path / "broken_kernels_library.py").write_text("raise ImportError('only sources')")
+    monkeypatch.chdir(tmp_path)
+    jk.testing.check_op(kernel("Right"), samples(), only=["export_and_cache"])
