@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fingerprint import fingerprint_of
 from jaxkern.xpcs.input import FitData, open_data
+from jaxkern.xpcs.jackknife import check_errors, independent, jackknife
 from jaxkern.xpcs.layout import (
     Layout,
     Scaling,
@@ -83,6 +84,7 @@ def fit(
     f_scale: float = 1.0,
     symmetric: bool | Literal["auto"] = "auto",
     absolute_sigma: bool = False,
+    errors: Literal["jackknife", "independent"] = "jackknife",
     ftol: float | None = 1e-8,
     xtol: float | None = 1e-8,
     gtol: float | None = 1e-8,
@@ -120,7 +122,10 @@ def fit(
         `scipy.optimize.least_squares`.
       symmetric: whether data are mirrored, which halves the work; ``"auto"`` compares all of them
         once before the fit.
-      absolute_sigma: as in `scipy.optimize.curve_fit`.
+      errors: ``"jackknife"`` leaves out 10 blocks of frames one by one (angles, where there are few
+        frames), a pass over the data each, since the noise of speckles is correlated;
+        ``"independent"`` takes each point's noise as its own, as SciPy does. The result has both.
+      absolute_sigma: as in `scipy.optimize.curve_fit`; of the errors of independent noise.
       ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
       multistart: starts, the first at p0 and the others drawn within the bounds with `seed`; the
         best is returned.
@@ -157,6 +162,7 @@ def fit(
         raise ValueError(f"loss is {loss!r}; wanted one of {', '.join(LOSSES)}")
     if not f_scale > 0:
         raise ValueError(f"f_scale is {f_scale!r}; wanted a number above 0")
+    check_errors(errors)
     if multistart < 1:
         raise ValueError(f"multistart is {multistart}; wanted 1 start or more")
     if symmetric not in ("auto", True, False):
@@ -244,6 +250,17 @@ def fit(
         costs = [solutions[k].point.cost if k in solutions else np.inf for k in range(len(starts))]
         best = int(np.argmin(costs))
         evaluation = problem.evaluations[best]
+        left_out = independent()
+        if errors == "jackknife":
+            left_out = jackknife(
+                evaluation,
+                layout,
+                problem.context,
+                problem.bad,
+                solutions[best].x,
+                upper[free],
+                robust=loss != "linear",
+            )
         result = summarize(
             Outcome(
                 model=model,
@@ -260,6 +277,7 @@ def fit(
                 program=program,
                 bad=problem.bad,
                 absolute_sigma=absolute_sigma,
+                jackknife=left_out,
                 start_costs=tuple(costs) if multistart > 1 else (),
                 begin=begin,
             )
@@ -376,6 +394,7 @@ def _solve(problem: _Problem, x0: Array, number: int) -> Solution:
         free,
         store=store,
         after_pass=problem.progress.after_pass,
+        after_extra=problem.progress.after_extra,
     )
     evaluation.way = problem.data.way(
         problem.context,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.evaluation import Evaluation
 from jaxkern.xpcs.input import FitData
+from jaxkern.xpcs.jackknife import Jackknife, errors_of
 from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.models import Model
 from jaxkern.xpcs.noise import Noise
@@ -49,6 +50,7 @@ class Outcome:
     program: PassProgram
     bad: BadBlocks
     absolute_sigma: bool
+    jackknife: Jackknife
     start_costs: tuple[float, ...]
     begin: float
 
@@ -70,13 +72,17 @@ def summarize(outcome: Outcome) -> FitResult:
     found = covariance(normal.jtj, active=outcome.free)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = cost / pairs / freedom if freedom > 0 else np.inf
-    pcov = scaled_covariance(
-        found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=outcome.absolute_sigma
+    absolute = outcome.absolute_sigma
+    pcov_independent, by_sigma = (
+        scaled_covariance(found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=known)
+        for known in (absolute, True)
     )
+    errors = errors_of(outcome.jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
     names = layout.names
     notes = bound_warnings(x, outcome.lower, outcome.upper, names, outcome.free)
     notes += rank_warnings(found, names)
     notes += _autocorrelation(outcome, point)
+    notes += outcome.jackknife.notes
     notes += outcome.bad.reasons
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
@@ -93,7 +99,11 @@ def summarize(outcome: Outcome) -> FitResult:
         popt=x,
         names=names,
         units=layout.units,
-        pcov=pcov,
+        pcov=errors.pcov,
+        pcov_independent=pcov_independent,
+        errors=outcome.jackknife.method,
+        error_passes=outcome.jackknife.passes,
+        inflation=errors.inflation,
         chi2=chi2,
         cost=cost,
         count=int(count),
@@ -127,7 +137,7 @@ def _peak_memory(outcome: Outcome) -> int:
 
 
 def _autocorrelation(outcome: Outcome, point: PassPoint) -> list[str]:
-    """A warning where neighbouring residuals are alike: errors are then too small."""
+    """A warning where neighbouring residuals are alike: independent errors are then too small."""
     phases = outcome.evaluation.phases(point.physics)
     if phases is None:
         A, X = jax.jit(outcome.model.phases)(point.physics)
@@ -147,9 +157,11 @@ def _autocorrelation(outcome: Outcome, point: PassPoint) -> list[str]:
         check = check_residuals(sample, fitted, sigma[:, None, None])
     if not check.suspicious:
         return []
+    smaller = "errors" if outcome.jackknife.changes is None else "errors of independent noise"
     return [
         f"neighbouring residuals are correlated ({check.autocorrelation:.2f} at lag one): the "
-        "model does not describe all of the data, or the noise is correlated; errors are too small"
+        f"model does not describe all of the data, or the noise is correlated; {smaller} are too "
+        "small"
     ]
 
 
