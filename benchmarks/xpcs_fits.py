@@ -195,7 +195,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
                     flow, data, SIGMA, start[2 * angles :], start[:angles],
                     start[angles : 2 * angles], bounds=(lower, upper), symmetric=True,
                     strategy="LARGE" if kind == "plain" else "CHUNKED", streaming=options,
-                    progress=False,
+                    errors="independent", progress=False,
                 )
             )  # fmt: skip
 

@@ -94,6 +94,7 @@ def fit_case(path: str) -> dict[str, Any]:
         strategy="STREAMING",
         symmetric=True,
         absolute_sigma=True,
+        errors="independent",  # the simulated noise is
     )
     print(result, file=sys.stderr)
     return {

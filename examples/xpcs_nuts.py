@@ -83,7 +83,14 @@ def compare(draws: int) -> tuple[jk.xpcs.FitResult, dict[str, np.ndarray]]:
     with jax.enable_x64(True):
         model, data = simulate()
         found = jk.xpcs.fit(
-            model, data, SIGMA, {HELD: TRUTH[2]}, hold=[HELD], absolute_sigma=True, progress=False
+            model,
+            data,
+            SIGMA,
+            {HELD: TRUTH[2]},
+            hold=[HELD],
+            absolute_sigma=True,
+            errors="independent",
+            progress=False,
         )
         return found, sample(model, data, found, draws)
 

@@ -19,6 +19,7 @@ from jaxkern.xpcs.normal import (
 )
 from jaxkern.xpcs.options import StreamingOptions
 from jaxkern.xpcs.passes import BadDataError
+from jaxkern.xpcs.photons import simulate_photons
 from jaxkern.xpcs.prepare import (
     Prepared,
     correct_diagonal,
@@ -81,6 +82,7 @@ __all__ = [
     "select_phi",
     "select_q",
     "simulate",
+    "simulate_photons",
     "simulate_to_file",
     "state_size",
     "template",

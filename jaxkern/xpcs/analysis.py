@@ -136,6 +136,7 @@ def fit_measurement(
         loss=how.loss,
         f_scale=how.f_scale,
         absolute_sigma=how.absolute_sigma,
+        errors=how.errors,
         ftol=how.ftol,
         xtol=how.xtol,
         gtol=how.gtol,

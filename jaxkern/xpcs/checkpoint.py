@@ -43,7 +43,8 @@ class PassLog:
 
     `excluded` holds (angle, row block) pairs. When a block turns bad in the middle of a fit, the
     cost is another function from then on: the solver starts again from `start`, and the passes
-    before it are only counted, in `earlier`.
+    before it are only counted, in `earlier`. `extra` holds the states of the finished passes for
+    the errors, which follow the solver's last.
     """
 
     points: list[Array] = field(default_factory=list)
@@ -52,6 +53,7 @@ class PassLog:
     excluded: list[tuple[int, int]] = field(default_factory=list)
     start: Array | None = None
     earlier: int = 0
+    extra: list[Array] = field(default_factory=list)  # [n_phi, S] each
 
 
 def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
@@ -65,6 +67,8 @@ def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
     if log.points:
         arrays["points"] = np.stack(log.points)
         arrays["states"] = np.stack(log.states)
+    if log.extra:
+        arrays["extra"] = np.stack(log.extra)
     if log.partial is not None:
         arrays["partial_x"] = log.partial.x
         arrays["partial_states"] = log.partial.states
@@ -150,6 +154,8 @@ def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
         if "points" in arrays:
             log.points = list(arrays["points"])
             log.states = list(arrays["states"])
+        if "extra" in arrays:
+            log.extra = list(arrays["extra"])
         if "partial_x" in arrays:
             log.partial = PartialPass(
                 arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])

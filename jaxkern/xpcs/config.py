@@ -120,7 +120,10 @@ class Optimization:
     xtol: float = _key("relative change of the parameters that ends the fit", 1e-8)
     gtol: float = _key("norm of the gradient that ends the fit", 1e-8)
     max_nfev: int | None = _key("most passes over the data")
-    absolute_sigma: bool = _key("as in SciPy's curve_fit", False)
+    errors: Literal["jackknife", "independent"] = _key(
+        "jackknife: blocks of frames are left out one by one, as noise is correlated", "jackknife"
+    )
+    absolute_sigma: bool = _key("as in SciPy's curve_fit, of independent errors", False)
     memory_limit: float | None = _key("GB; null: JAXKERN_MEMORY_LIMIT, else the machine's")
     threads: int | None = _key("null: JAXKERN_NUM_THREADS, else the machine's")
     multistart: Multistart = _key("", factory=Multistart)

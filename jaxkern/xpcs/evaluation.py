@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs import checkpoint
 from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
 from jaxkern.xpcs.layout import Layout
-from jaxkern.xpcs.passes import BadBlocks, Pass
+from jaxkern.xpcs.passes import BadBlocks, Pass, PassContext
 from jaxkern.xpcs.program import AngleSums, Basis, PassProgram, assemble_states
 from jaxkern.xpcs.solver import NormalPoint
 
@@ -27,6 +29,14 @@ class StartAgain(Exception):
     def __init__(self, x: Array) -> None:
         super().__init__("blocks turned bad in the middle of the fit")
         self.x = x
+
+
+@dataclass(frozen=True)
+class ExtraPass:
+    """A pass at x (the free parameters) without some frames [n]."""
+
+    x: Array
+    frames: NDArray[np.bool_] | None = None
 
 
 class CheckpointStore:
@@ -43,7 +53,7 @@ class CheckpointStore:
         self._fingerprint = fingerprint
         self._frequency = frequency
         self._max_overhead = max_overhead
-        self._free_from = 0.0
+        self.free_from = 0.0
 
     def load(self, sizes: tuple[int, int, int]) -> PassLog:
         """The log so far; an empty one where there is no checkpoint."""
@@ -52,13 +62,13 @@ class CheckpointStore:
         return checkpoint.load(self._path, self._fingerprint, sizes)
 
     def is_due(self, chunks: int) -> bool:
-        return chunks % self._frequency == 0 and time.monotonic() >= self._free_from
+        return chunks % self._frequency == 0 and time.monotonic() >= self.free_from
 
     def save(self, log: PassLog) -> None:
         start = time.monotonic()
         checkpoint.save(self._path, self._fingerprint, log)
         end = time.monotonic()
-        self._free_from = end + (end - start) * (1.0 / self._max_overhead - 1.0)
+        self.free_from = end + (end - start) * (1.0 / self._max_overhead - 1.0)
 
     def remove(self) -> None:
         checkpoint.remove(self._path)
@@ -78,15 +88,17 @@ class Evaluation:
         *,
         store: CheckpointStore | None = None,
         after_pass: Callable[[int, float], None] | None = None,
+        after_extra: Callable[[int, int], None] | None = None,
     ) -> None:
         self._layout = layout
         self._basis = basis
         self._program = program
         self._bad = bad
         self._base = base
-        self._free = free
+        self.free = free
         self.store = store
         self._after_pass = after_pass
+        self._after_extra = after_extra
         # Set by the owner, since a way through the data reports its chunks to this object.
         self.way: Pass
         sizes = (int(free.sum()), layout.n_phi, basis.state_size)
@@ -98,11 +110,12 @@ class Evaluation:
         self.peak_bytes = anonymous_bytes()
         self.best: tuple[float, Array, AngleSums] | None = None
         self._best_phases: tuple[bytes, Array, Array] | None = None
+        self._at_solution: tuple[bytes, AngleSums] | None = None
 
     def full(self, x: Array) -> Array:
         """All fitted parameters, those that are held included."""
         vector = self._base.copy()
-        vector[self._free] = x
+        vector[self.free] = x
         return vector
 
     def __call__(self, x: Array) -> NormalPoint:
@@ -127,23 +140,19 @@ class Evaluation:
                 self._best_phases = self._program.phases
         if self._after_pass is not None:
             self._after_pass(log.earlier + self._served, normal.cost)
-        free = self._free
+        return self.of_free(normal)
+
+    def of_free(self, normal: NormalPoint) -> NormalPoint:
+        """The rows and columns of the free parameters."""
+        free = self.free
         if free.all():
             return normal
         return NormalPoint(normal.jtj[np.ix_(free, free)], normal.jtr[free], normal.cost)
 
     def _compute(self, x: Array) -> Array:
         log = self.log
-        partial = log.partial
-        if partial is not None and partial.x.tobytes() != x.tobytes():
-            partial = None
-        log.partial = None
         self._excluded_before = len(self._bad.excluded)
-        start, compiled = time.perf_counter(), self._program.compile_seconds
-        states = self.way.states(self._layout.split(self.full(x)), x, partial)
-        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
-        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-        log.partial = None
+        states = self._pass(x, x)
         self._check_excluded(x)
         if self.store is not None:
             log.points.append(x.copy())
@@ -151,6 +160,20 @@ class Evaluation:
             log.excluded = sorted(self._bad.excluded)
             if self.store.is_due(0):
                 self.store.save(log)
+        return states
+
+    def _pass(self, x: Array, key: Array) -> Array:
+        """The states at x; `key` tells an unfinished pass from that of another kind."""
+        log = self.log
+        partial = log.partial
+        if partial is not None and partial.x.tobytes() != key.tobytes():
+            partial = None
+        log.partial = None
+        start, compiled = time.perf_counter(), self._program.compile_seconds
+        states = self.way.states(self._layout.split(self.full(x)), key, partial)
+        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
+        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+        log.partial = None
         return states
 
     def after_chunk(self, x: Array, states: Array, done: int) -> None:
@@ -172,6 +195,7 @@ class Evaluation:
         log.earlier += self._served
         log.points.clear()
         log.states.clear()
+        log.extra.clear()
         log.partial, log.start = None, x.copy()
         log.excluded = sorted(self._bad.excluded)
         self._served = 0
@@ -190,7 +214,36 @@ class Evaluation:
             # The solver stopped at a point that is not the best one; its pass is run again. Blocks
             # that turn bad only now are left out of the sums, and there is no start to go back to.
             self._excluded_before = self._bad.total
-            states = self.way.states(self._layout.split(self.full(x)), x)
-            point = self._layout.split(self.full(x))
-            return assemble_states(states, self._basis, point.contrast)
+            if self._at_solution is None or self._at_solution[0] != x.tobytes():
+                states = self._pass(x, np.append(x, -1.0))
+                point = self._layout.split(self.full(x))
+                sums = assemble_states(states, self._basis, point.contrast)
+                self._at_solution = (x.tobytes(), sums)
+            return self._at_solution[1]
         return self.best[2]
+
+    def extra_passes(self, context: PassContext, passes: Sequence[ExtraPass]) -> list[AngleSums]:
+        """The sums of passes that follow the solver's, for its errors: the same in every life.
+
+        Blocks of rows that turn bad here are left out of the sums, as in `sums`.
+        """
+        log = self.log
+        self._excluded_before = self._bad.total
+        found = []
+        for number, wanted in enumerate(passes):
+            if number < len(log.extra):
+                states = log.extra[number]
+            else:
+                with contextlib.ExitStack() as left_out:
+                    if wanted.frames is not None:
+                        left_out.enter_context(context.without(wanted.frames))
+                    states = self._pass(wanted.x, np.append(wanted.x, number))
+                if self.store is not None:
+                    log.extra.append(states.copy())
+                    if self.store.is_due(0):
+                        self.store.save(log)
+            if self._after_extra is not None:
+                self._after_extra(number + 1, len(passes))
+            contrast = self._layout.split(self.full(wanted.x)).contrast
+            found.append(assemble_states(states, self._basis, contrast))
+        return found

@@ -19,6 +19,7 @@ from jaxkern.xpcs.checks import whole_number
 from jaxkern.xpcs.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fingerprint import fingerprint_of
 from jaxkern.xpcs.input import FitData, open_data
+from jaxkern.xpcs.jackknife import check_errors, independent, jackknife
 from jaxkern.xpcs.layout import (
     Layout,
     Scaling,
@@ -84,6 +85,7 @@ def fit(
     f_scale: float = 1.0,
     symmetric: bool | Literal["auto"] = "auto",
     absolute_sigma: bool = False,
+    errors: Literal["jackknife", "independent"] = "jackknife",
     ftol: float | None = 1e-8,
     xtol: float | None = 1e-8,
     gtol: float | None = 1e-8,
@@ -123,7 +125,10 @@ def fit(
         `scipy.optimize.least_squares`.
       symmetric: whether data are mirrored, which halves the work; ``"auto"`` compares all of them
         once before the fit.
-      absolute_sigma: as in `scipy.optimize.curve_fit`.
+      errors: ``"jackknife"`` leaves out 10 blocks of frames one by one (angles, where there are few
+        frames), a pass over the data each, since the noise of speckles is correlated;
+        ``"independent"`` takes each point's noise as its own, as SciPy does. The result has both.
+      absolute_sigma: as in `scipy.optimize.curve_fit`; of the errors of independent noise.
       ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
       multistart: starts, the first at p0 and the others drawn within the bounds with `seed`; the
         best is returned.
@@ -165,6 +170,7 @@ def fit(
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
     options = SolverOptions(ftol, xtol, gtol, max_nfev, x_scale)
+    check_errors(errors)
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
     if not isinstance(model, Model):
@@ -252,6 +258,17 @@ def fit(
         costs = [solutions[k].point.cost if k in solutions else np.inf for k in range(len(starts))]
         best = int(np.argmin(costs))
         evaluation = problem.evaluations[best]
+        left_out = independent()
+        if errors == "jackknife":
+            left_out = jackknife(
+                evaluation,
+                layout,
+                problem.context,
+                problem.bad,
+                solutions[best].x,
+                upper[free],
+                robust=loss != "linear",
+            )
         result = summarize(
             Outcome(
                 model=model,
@@ -270,6 +287,7 @@ def fit(
                 empty_frames=empty,
                 loss=loss,
                 absolute_sigma=absolute_sigma,
+                jackknife=left_out,
                 start_costs=tuple(costs) if multistart > 1 else (),
                 begin=begin,
             )
@@ -391,6 +409,7 @@ def _solve(problem: _Problem, x0: Array, number: int) -> Solution:
         free,
         store=store,
         after_pass=problem.progress.after_pass,
+        after_extra=problem.progress.after_extra,
     )
     evaluation.way = problem.data.way(
         problem.context,

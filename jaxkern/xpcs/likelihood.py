@@ -30,6 +30,7 @@ def log_likelihood(
     symmetric: bool | str = "auto",
     keep: Any = None,
     quantization: Any = None,
+    inflation: Any = 1.0,
 ) -> jax.Array:
     """Gaussian log-likelihood -sum(r^2) / 2 of the data, r = (data - g2) / sigma.
 
@@ -37,6 +38,10 @@ def log_likelihood(
     covariance 2 inv(J^T J) of a fit. Where only a part ``mirrored`` of ``count`` points is
     mirrored, the sum is weighted with 1 - mirrored / (2 count). The diagonal and points with
     sigma <= 1e-10 count for nothing.
+
+    The noise of speckles is correlated, which a sum over points does not know: its posterior is too
+    narrow, like the errors of independent noise. ``inflation=fit.inflation`` divides the sum by the
+    factor by which the variances of a fit's jackknife exceed those.
 
     The constant -sum(log(sigma sqrt(2 pi))) is left out: it does not depend on the parameters.
 
@@ -55,11 +60,14 @@ def log_likelihood(
       keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
       quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
 
+      inflation: a number above 0 that divides the sum, such as `FitResult.inflation`.
+
     Returns:
       A scalar, f64 (f32 in JAX's 32-bit mode).
 
     Raises:
-      ValueError: for arguments of a wrong shape, unknown words, and a negative or NaN sigma.
+      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and an
+        inflation that is not above 0.
       TypeError: when differentiated with respect to data, sigma or quantization.
 
     Example:
@@ -80,7 +88,10 @@ def log_likelihood(
     offsets = checks.per_angle(offset, "offset", n_phi, dtype)
     params = jnp.asarray(params, dtype)
     operands = (params, contrasts, offsets, measured, deviations, scale, frames)
-    value: jax.Array = _value(model, symmetric, *operands)
+    widening = jnp.asarray(inflation, dtype)
+    if widening.shape != () or (checks.is_concrete(widening) and not float(widening) > 0):
+        raise ValueError(f"inflation is {inflation!r}; wanted one number above 0")
+    value: jax.Array = _value(model, symmetric, *operands) / widening
     return value
 
 

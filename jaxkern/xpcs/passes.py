@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -43,7 +44,8 @@ class PassPoint:
 class PassContext:
     """What stays the same from pass to pass.
 
-    sigma is [n_phi] or a source of [n_phi, n, n]; keep [n] is 1 for frames that count.
+    sigma is [n_phi] or a source of [n_phi, n, n]; keep [n] is 1 for frames that count, fewer of
+    them in the passes of a jackknife.
     """
 
     program: PassProgram
@@ -53,6 +55,16 @@ class PassContext:
     keep: NDArray[np.uint8]
     f_scale: float
     step_zero: tuple[float, float]
+
+    @contextlib.contextmanager
+    def without(self, frames: NDArray[np.bool_]) -> Iterator[None]:
+        """Passes in this context leave frames [n] out of both times."""
+        keep = self.keep
+        self.keep = np.where(frames, 0, keep).astype(keep.dtype)
+        try:
+            yield
+        finally:
+            self.keep = keep
 
     def operands(self, point: PassPoint) -> dict[str, Any]:
         return {

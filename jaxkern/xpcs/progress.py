@@ -18,3 +18,7 @@ class ProgressBar(progress.ProgressBar):
     def after_pass(self, number: int, cost: float) -> None:
         """Pass `number` is finished."""
         self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
+
+    def after_extra(self, number: int, total: int) -> None:
+        """Pass `number` of the `total` for the errors is finished."""
+        self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")

@@ -32,8 +32,14 @@ class FitResult:
     Attributes:
       popt: fitted parameters [p].
       names, units: of the parameters.
-      pcov: covariance [p, p]; infinite for parameters that the data do not determine. Mirrored
-        points are counted once (physics: a two-time correlation holds each number twice).
+      pcov: covariance [p, p]; infinite for parameters that the data do not determine. That of a
+        jackknife over B blocks has the rank B - 1 at most.
+      pcov_independent: the covariance if the noise of each point were its own. Mirrored points are
+        counted once (physics: a two-time correlation holds each number twice).
+      errors: what pcov comes from: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
+      error_passes: passes over the data for pcov, besides `nfev`.
+      inflation: by how much the variances of the physics exceed those of independent noise of
+        sigma, on average: what `log_likelihood` takes to be as wide as pcov.
       chi2: sum of squared residuals over all points that count, mirrored ones twice.
       cost: what was minimized, times two: chi2, or the sum of rho for a robust loss.
       count, independent_count: points that count, and those with mirrored pairs counted once.
@@ -78,11 +84,20 @@ class FitResult:
     warnings: tuple[str, ...] = ()
     start_costs: tuple[float, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    pcov_independent: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    errors: str = "independent"
+    error_passes: int = 0
+    inflation: float = 1.0
 
     @property
     def perr(self) -> Array:
         """Standard errors [p]."""
         return np.sqrt(np.diag(self.pcov))
+
+    @property
+    def perr_independent(self) -> Array:
+        """Standard errors [p] if the noise of each point were its own."""
+        return np.sqrt(np.diag(self.pcov_independent))
 
     @property
     def as_dict(self) -> dict[str, float]:
@@ -91,12 +106,17 @@ class FitResult:
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.names), default=9)
+        both = self.errors != "independent"
         rows = [
-            f"  {name:<{width}}  {value: .6g} +/- {error:.2g}{' ' + unit if unit else ''}"
-            for name, value, error, unit in zip(
-                self.names, self.popt, self.perr, self.units, strict=True
+            f"  {name:<{width}}  {value: .6g} +/- {error:.2g}"
+            + (f" ({alone:.2g})" if both else "")
+            + (f" {unit}" if unit else "")
+            for name, value, error, alone, unit in zip(
+                self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
             )
         ]
+        if both:
+            rows.append(f"  errors: {self.errors} (in brackets: if all points were independent)")
         stopped = "converged but is NOT to be believed" if self.status > 0 else "NOT converged"
         state = "converged" if self.success else stopped
         lines = [

@@ -15,7 +15,17 @@ import numpy as np
 from jaxkern.xpcs.geometry import Geometry
 from jaxkern.xpcs.result import FitResult
 
-_ARRAYS = ("popt", "pcov", "perr", "contrast", "offset", "physics", "costs")
+_ARRAYS = (
+    "popt",
+    "pcov",
+    "perr",
+    "pcov_independent",
+    "perr_independent",
+    "contrast",
+    "offset",
+    "physics",
+    "costs",
+)
 _NUMBERS = (
     "chi2",
     "cost",
@@ -30,6 +40,9 @@ _NUMBERS = (
     "success_rate",
     "strategy",
     "sigma_method",
+    "errors",
+    "error_passes",
+    "inflation",
     "peak_memory",
 )
 
@@ -56,9 +69,19 @@ def save_result(
     sigma = None if result.sigma is None else np.asarray(result.sigma, np.float64)
     summary = {
         "parameters": {
-            name: {"value": _number(value), "error": _number(error), "unit": unit}
-            for name, value, error, unit in zip(
-                result.names, result.popt, result.perr, result.units, strict=True
+            name: {
+                "value": _number(value),
+                "error": _number(error),
+                "error_independent": _number(alone),
+                "unit": unit,
+            }
+            for name, value, error, alone, unit in zip(
+                result.names,
+                result.popt,
+                result.perr,
+                result.perr_independent,
+                result.units,
+                strict=True,
             )
         },
         **{name: _number(getattr(result, name)) for name in _NUMBERS},

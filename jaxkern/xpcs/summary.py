@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.evaluation import Evaluation
 from jaxkern.xpcs.faults import listed
 from jaxkern.xpcs.input import FitData
+from jaxkern.xpcs.jackknife import Jackknife, errors_of
 from jaxkern.xpcs.layout import Layout
 from jaxkern.xpcs.models import Model
 from jaxkern.xpcs.noise import Noise
@@ -53,6 +54,7 @@ class Outcome:
     loss: str
     empty_frames: tuple[int, ...]
     absolute_sigma: bool
+    jackknife: Jackknife
     start_costs: tuple[float, ...]
     begin: float
 
@@ -74,9 +76,12 @@ def summarize(outcome: Outcome) -> FitResult:
     found = covariance(normal.jtj, active=outcome.free)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = cost / pairs / freedom if freedom > 0 else np.inf
-    pcov = scaled_covariance(
-        found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=outcome.absolute_sigma
+    absolute = outcome.absolute_sigma
+    pcov_independent, by_sigma = (
+        scaled_covariance(found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=known)
+        for known in (absolute, True)
     )
+    errors = errors_of(outcome.jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
     names = layout.names
     notes = bound_warnings(x, outcome.lower, outcome.upper, names, outcome.free)
     notes += rank_warnings(found, names)
@@ -84,6 +89,7 @@ def summarize(outcome: Outcome) -> FitResult:
     notes += _autocorrelation(outcome, sampled)
     reason, more = _checked(outcome, sums, sampled, point, independent, freedom)
     notes += more
+    notes += outcome.jackknife.notes
     notes += outcome.bad.reasons
     if outcome.empty_frames:
         named = listed(outcome.empty_frames)
@@ -104,7 +110,11 @@ def summarize(outcome: Outcome) -> FitResult:
         popt=x,
         names=names,
         units=layout.units,
-        pcov=pcov,
+        pcov=errors.pcov,
+        pcov_independent=pcov_independent,
+        errors=outcome.jackknife.method,
+        error_passes=outcome.jackknife.passes,
+        inflation=errors.inflation,
         chi2=chi2,
         cost=cost,
         count=int(count),
@@ -174,13 +184,15 @@ def _sampled(outcome: Outcome, point: PassPoint) -> _Sampled:
 
 
 def _autocorrelation(outcome: Outcome, sampled: _Sampled) -> list[str]:
-    """A warning where neighbouring residuals are alike: errors are then too small."""
+    """A warning where neighbouring residuals are alike: independent errors are then too small."""
     check = check_residuals(outcome.data.sample, sampled.fitted, sampled.sigma)
     if not check.suspicious:
         return []
+    smaller = "errors" if outcome.jackknife.changes is None else "errors of independent noise"
     return [
         f"neighbouring residuals are correlated ({check.autocorrelation:.2f} at lag one): the "
-        "model does not describe all of the data, or the noise is correlated; errors are too small"
+        f"model does not describe all of the data, or the noise is correlated; {smaller} are too "
+        "small"
     ]
 
 

@@ -21,9 +21,9 @@ def assert_same_optimum(found, dense, scale=1e-3):
     freedom = len(dense.fun) - len(dense.x)
     deviation = np.sqrt(np.diag(inverse) * 2 * dense.cost / freedom)
     np.testing.assert_array_less(np.abs(found.popt - dense.x), scale * deviation + 1e-12)
-    np.testing.assert_allclose(found.perr, deviation, rtol=1e-3)
+    np.testing.assert_allclose(found.perr_independent, deviation, rtol=1e-3)
     np.testing.assert_allclose(
-        found.pcov / np.outer(deviation, deviation),
+        found.pcov_independent / np.outer(deviation, deviation),
         inverse * 2 * dense.cost / freedom / np.outer(deviation, deviation),
         atol=2e-3,
     )

@@ -186,6 +186,22 @@ def test_an_interrupt_behind_the_fit_leaves_its_passes(case, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_fit_that_is_killed_in_the_passes_for_its_errors_goes_on_there(case, tmp_path):
+    whole = InterruptedSource(case.data)
+    straight = run(case, whole, tmp_path)
+    reads = whole.reads - 6 * straight.error_passes
+    assert straight.error_passes == 10
+    with pytest.raises(Interrupted):
+        run(case, InterruptedSource(case.data, reads + 6 * 7 + 4), tmp_path)
+    rest = InterruptedSource(case.data)
+    found = run(case, rest, tmp_path)
+    assert rest.reads == whole.reads - 6 * straight.nfev - 6 * 7 - 4
+    for name in ("popt", "pcov", "pcov_independent"):
+        assert getattr(found, name).tobytes() == getattr(straight, name).tobytes()
+    assert (found.inflation, found.errors) == (straight.inflation, straight.errors)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_compiling_for_the_fingerprint_is_not_taken_off_the_passes(tmp_path):
     other = problems.simulate(N + 3, seed=44)  # sizes that nothing was compiled for
     timings = run(other, other.data, tmp_path).timings

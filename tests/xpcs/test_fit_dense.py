@@ -43,7 +43,7 @@ def test_absolute_sigma_and_sigma_point_by_point():
         model_of(case), case.data, sigma, problems.TRUTH, absolute_sigma=True, **TIGHT
     )
     inverse = np.linalg.inv(dense.jac.T @ dense.jac)
-    np.testing.assert_allclose(found.perr, np.sqrt(np.diag(inverse)), rtol=1e-3)
+    np.testing.assert_allclose(found.perr_independent, np.sqrt(np.diag(inverse)), rtol=1e-3)
     weighted = jk.xpcs.fit(
         model_of(case), case.data, p0=problems.TRUTH, weights=sigma**-2.0, **TIGHT
     )
@@ -149,7 +149,7 @@ def test_fifty_truths_are_recovered():
         found = jk.xpcs.fit(model_of(case), case.data, p0=start, progress=False)
         assert found.success
         truth = np.concatenate([case.contrast, case.offset, physics])
-        pulls.append((found.popt - truth) / found.perr)
+        pulls.append((found.popt - truth) / found.perr_independent)
     assert np.abs(pulls).max() < 5
     assert 0.85 < np.sqrt(np.mean(np.square(pulls))) < 1.15
 
