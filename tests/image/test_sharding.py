@@ -21,7 +21,6 @@ CROPS = im.Compose(
     [im.RandomResizedCrop(16), im.RandomHorizontalFlip(), im.Normalize(0.5, 0.25)],
     dtype=jnp.float32,
 )
-MIXED = im.Compose([im.RandomCrop(16), im.MixUp(0.4), im.CutMix(1.0)], dtype=jnp.float32)
 
 
 def sharded(kind, *values):
@@ -46,36 +45,20 @@ def test_a_sharded_batch_stays_where_it_is(kind):
     np.testing.assert_array_equal(out, wanted)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_mixing_rolls_over_shards(kind):
-    labels = jnp.eye(8, dtype=jnp.float32)
-    params = MIXED.sample(KEYS, (20, 24))
-    wanted = MIXED.apply(IMAGES, params, labels=labels)
-    mesh, (images, params, labels) = sharded(kind, IMAGES, params, labels)
-    with jax.set_mesh(mesh):
-        got = jax.jit(lambda x, p, y: MIXED.apply(x, p, labels=y))(images, params, labels)
-    for g, w in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(g, w, atol=1e-6)
-
-
-def test_a_ragged_buffer_is_shared_by_all_shards():
-    ragged = im.Ragged.from_list(list(IMAGES[:4]) + [x[:18, :20] for x in IMAGES[4:]])
-    params = CROPS.sample(KEYS, ragged)
-    wanted = CROPS.apply(ragged, params)
-    mesh, (params,) = sharded(AxisType.Auto, params)
-    with jax.set_mesh(mesh):
-        out = jax.jit(CROPS.apply)(ragged, params)
-    np.testing.assert_array_equal(out, wanted)
-
-
 LABELS = np.eye(8, dtype=np.float32)
 RESIZED = im.Compose([im.Resize(12), im.CenterCrop(14), im.MixUp(0.4, per_sample=True)], "f4")
 CROPPED = im.Compose(
     [im.RandomCrop(16, padding=2), im.RandomErasing(1.0), im.Pad(1), im.CutMix(1.0)], "f4"
 )
 FLIPPED = im.Compose(
-    [im.RandomResizedCrop(16), im.RandomHorizontalFlip(), im.RandomVerticalFlip()]
-    + [im.ToDtype(np.float32, scale=True), im.Normalize(0.5, 0.2), im.MixUp(0.4)]
+    [
+        im.RandomResizedCrop(16),
+        im.RandomHorizontalFlip(),
+        im.RandomVerticalFlip(),
+        im.ToDtype(np.float32, scale=True),
+        im.Normalize(0.5, 0.2),
+        im.MixUp(0.4),
+    ]
 )
 OF_RAGGED = im.Compose([im.RandomResizedCrop(16), im.CutMix(1.0, per_sample=True)])
 RAGGED = im.Ragged.from_list([x[: 20 - i % 3] for i, x in enumerate(IMAGES)])
