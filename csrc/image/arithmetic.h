@@ -52,7 +52,8 @@ JAXKERN_HD BilinearTaps bilinear_taps(int32_t i, int32_t box, int32_t resampled)
 }
 
 // The taps of output i under the antialias filter: inputs j in [begin, end), where the weight of j
-// is an integer, antialias_height, over the window's total.
+// is an integer, antialias_height, over the window's total. All of them are above 0, so that NaN
+// and infinities spread no further than to what has a part of them.
 struct AntialiasWindow {
   int32_t begin, end;
   int64_t center;  // (2 i + 1) * box; input j is centred at (2 j + 1) * resampled
@@ -67,7 +68,7 @@ JAXKERN_HD AntialiasWindow antialias_window(int32_t i, int32_t box, int32_t resa
   window.resampled = resampled;
   const int64_t denominator = 2 * static_cast<int64_t>(resampled);
   const int64_t low = larger(window.center - window.reach + resampled, 0);
-  const int64_t high = window.center + window.reach + resampled;
+  const int64_t high = window.center + window.reach + resampled - 1;
   window.begin = static_cast<int32_t>(low / denominator);
   window.end = static_cast<int32_t>(smaller(high / denominator, box));
   return window;
@@ -153,7 +154,9 @@ JAXKERN_HD float round_value(Rounding rounding, float value) {
   return truncf(positive < 255.999f ? positive : 255.999f);
 }
 
+// What has weight 0 takes no part, be it NaN.
 JAXKERN_HD float mix_value(float x, float partner, float lambda) {
+  if (lambda == 0.f) return partner;
   return lambda == 1.f ? x : lambda * x + (1.f - lambda) * partner;
 }
 

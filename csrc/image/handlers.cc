@@ -1,7 +1,10 @@
 // The CPU handlers of the image chain and of mixing: check everything, then run sample by sample.
 #include "image/handlers.h"
 
+#include <cstring>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "core/simd_level.h"
 #include "image/call.h"
@@ -11,45 +14,62 @@
 namespace jaxkern::image {
 namespace {
 
-int64_t offset_of(const Operands& operands, int64_t i) {
-  return operands.offset.dtype == ffi::S64 ? *operands.offset.at<int64_t>(i)
-                                           : *operands.offset.at<int32_t>(i);
+// What decides which memory a sample reads, taken once: an operand can be a caller's own memory,
+// which another thread writes to between a check and a use.
+struct Places {
+  int64_t offset = 0;
+  int32_t height = 0, width = 0;
+  Geometry geometry[kMaxSegments];
+};
+
+// A read that the compiler does not repeat.
+template <typename T>
+T read_once(const Operand& operand, int64_t i) {
+  return *static_cast<const volatile T*>(operand.at<T>(i));
 }
 
-// One sample's view of the operands; a ragged image is yet to be checked by `lies_inside`.
-Sample sample_at(const Operands& operands, int64_t i) {
+void read_places(const Operands& operands, const Plan& plan, int64_t i, Places* places) {
+  memcpy(places->geometry, operands.geometry.at<Geometry>(i),
+         sizeof(Geometry) * static_cast<size_t>(plan.segments));
+  if (operands.ragged) {
+    const bool wide = operands.offset.dtype == ffi::S64;
+    places->offset =
+        wide ? read_once<int64_t>(operands.offset, i) : read_once<int32_t>(operands.offset, i);
+    places->height = read_once<int32_t>(operands.height, i);
+    places->width = read_once<int32_t>(operands.width, i);
+  } else {
+    places->height = static_cast<int32_t>(operands.pixels.core[0]);
+    places->width = static_cast<int32_t>(operands.pixels.core[1]);
+  }
+}
+
+// One sample at checked places.
+Sample sample_at(const Operands& operands, const Places& places, int64_t i) {
   Sample sample;
-  sample.geometry = operands.geometry.at<Geometry>(i);
+  sample.geometry = places.geometry;
   sample.affine = operands.affine.at<float>(i);
   sample.fill = operands.fill.at<float>(i);
   sample.erase_box = operands.erase_box.at<EraseBox>(i);
   sample.erase_value = operands.erase_value.at<float>(i);
-  if (operands.ragged) {
-    sample.pixels = operands.pixels.at<uint8_t>(i) + offset_of(operands, i);
-    sample.height = *operands.height.at<int32_t>(i);
-    sample.width = *operands.width.at<int32_t>(i);
-  } else {
-    sample.pixels = operands.pixels.at<char>(i);
-    sample.height = static_cast<int32_t>(operands.pixels.core[0]);
-    sample.width = static_cast<int32_t>(operands.pixels.core[1]);
-  }
+  sample.pixels = operands.pixels.at<char>(i) + places.offset;
+  sample.height = places.height;
+  sample.width = places.width;
   return sample;
 }
 
-// Whether a ragged image lies inside its buffer; leaves a status in `call` where it does not.
-bool lies_inside(Call& call, const Operands& operands, const Plan& plan, int64_t i) {
-  if (!operands.ragged) return true;
-  const int64_t offset = offset_of(operands, i);
-  const int32_t height = *operands.height.at<int32_t>(i), width = *operands.width.at<int32_t>(i);
-  if (lies_in_buffer(offset, height, width, plan.channels, operands.buffer_size)) return true;
-  call.fail("image " + std::to_string(i) + " of " + std::to_string(height) + " x " +
-            std::to_string(width) + " x " + std::to_string(plan.channels) + " bytes at offset " +
-            std::to_string(offset) + " does not lie inside operand 'buffer' of " +
-            std::to_string(operands.buffer_size) + " bytes");
-  return false;
-}
-
-std::string text_of(const Problem& problem) {
+// What is wrong with a sample; empty where nothing is.
+std::string problem_of(const Operands& operands, const Plan& plan, const Places& places,
+                       int64_t i) {
+  if (operands.ragged && !lies_in_buffer(places.offset, places.height, places.width, plan.channels,
+                                         operands.buffer_size)) {
+    return "image " + std::to_string(i) + " of " + std::to_string(places.height) + " x " +
+           std::to_string(places.width) + " x " + std::to_string(plan.channels) +
+           " bytes at offset " + std::to_string(places.offset) +
+           " does not lie inside operand 'buffer' of " + std::to_string(operands.buffer_size) +
+           " bytes";
+  }
+  const Problem problem = check_sample(plan, sample_at(operands, places, i), i);
+  if (problem.argument == nullptr) return {};
   return std::string("operand or attribute '") + problem.argument + "' of sample " +
          std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) +
          " is out of range; wanted " + problem.wanted;
@@ -63,20 +83,27 @@ ffi::Error run(Call& call, const Plan& plan, const Operands& operands, ffi::Thre
               std::to_string(problem.segment) + " is out of range; wanted " + problem.wanted);
     return call.error();
   }
-  for (int64_t i = 0; i < call.samples(); ++i) {
-    if (!lies_inside(call, operands, plan, i)) return call.error();
-    const Problem problem = check_sample(plan, sample_at(operands, i), i);
-    if (problem.argument != nullptr) {
-      call.fail(text_of(problem));
-      return call.error();
-    }
-  }
+  std::mutex mutex;
+  int64_t first = call.samples();  // of the samples with a problem
+  std::string problem;
   parallel_for(executor_of(pool), call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      run_sample(plan, sample_at(operands, i), operands.out.at<char>(i));
+      Places places;
+      read_places(operands, plan, i, &places);
+      std::string found = problem_of(operands, plan, places, i);
+      if (found.empty()) {
+        run_sample(plan, sample_at(operands, places, i), operands.out.at<char>(i));
+        continue;
+      }
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (i < first) {
+        first = i;
+        problem = std::move(found);
+      }
     }
   });
-  return ffi::Error::Success();
+  if (!problem.empty()) call.fail(problem);
+  return call.ok() ? ffi::Error::Success() : call.error();
 }
 
 ffi::Error ChainImpl(ffi::ThreadPool pool, ffi::AnyBuffer images, ffi::AnyBuffer geometry,

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -36,7 +37,11 @@ void run_records(const ChainState& state, const JaxkernRecords& records) {
     sample.pixels = records.rows[i];
     sample.height = state.height;
     sample.width = state.width;
-    sample.geometry = parameter<Geometry>(records, kGeometry, i);
+    // Copied before the check: the operands can be a caller's own memory.
+    Geometry geometry[kMaxSegments];
+    memcpy(geometry, parameter<Geometry>(records, kGeometry, i),
+           sizeof(Geometry) * static_cast<size_t>(state.plan.segments));
+    sample.geometry = geometry;
     sample.affine = parameter<float>(records, kAffine, i);
     sample.fill = parameter<float>(records, kFill, i);
     sample.erase_box = parameter<EraseBox>(records, kEraseBox, i);

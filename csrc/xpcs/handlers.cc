@@ -237,8 +237,11 @@ ffi::Error NormalEquationsImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyB
                   {shear_power, loss, symmetric, sigma_rank});
   if (!call.ok()) return call.error();
   const int64_t samples = call.samples(), n = o.n;
+  // Taken once: an operand can be a caller's own memory, which another thread writes to.
+  std::vector<int32_t> first_rows(samples);
   for (int64_t i = 0; i < samples; ++i) {
-    const int64_t row = *o.first_row.at<int32_t>(i);
+    first_rows[i] = *static_cast<const volatile int32_t*>(o.first_row.at<int32_t>(i));
+    const int64_t row = first_rows[i];
     if (row < 0 || row > n - o.rows) {
       call.fail("operand 'first_row' is " + std::to_string(row) + " and 'data' has " +
                 std::to_string(o.rows) + " rows; wanted 0 to " + std::to_string(n - o.rows));
@@ -266,7 +269,7 @@ ffi::Error NormalEquationsImpl(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyB
     w.kept = kept[i].data();
     w.contrast = real_at(o.contrast, i);
     w.offset = real_at(o.offset, i);
-    w.first_row = *o.first_row.at<int32_t>(i);
+    w.first_row = first_rows[i];
     w.rows = o.rows;
     w.data = o.data.at<char>(i);
     w.data_type = o.data_type;

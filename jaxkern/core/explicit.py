@@ -31,7 +31,10 @@ def in_auto_mode(fn: Callable[..., Any], out_shardings: Any, axes: tuple[str, ..
 def batch_sharding(values: Sequence[Any], rank: int) -> Any:
     """The sharding of a result [N, ...] whose leading axis lies like the sharded one of values."""
     shardings = [jax.typeof(value).sharding for value in values]
-    best = max(shardings, key=lambda s: len(s.spec) > 0 and s.spec[0] is not None)
-    leading = best.spec[0] if len(best.spec) else None
-    spec = jax.sharding.PartitionSpec(leading, *[None] * (rank - 1))
+    best = max(shardings, key=lambda s: (_leading(s) is not None, not s.mesh.empty))
+    spec = jax.sharding.PartitionSpec(_leading(best), *[None] * (rank - 1))
     return jax.sharding.NamedSharding(best.mesh, spec)
+
+
+def _leading(sharding: Any) -> Any:
+    return sharding.spec[0] if len(sharding.spec) else None

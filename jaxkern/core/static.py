@@ -7,12 +7,12 @@ that was compiled for one of them is not the other's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-_LOOKED_INTO = (int, float, complex, np.generic, tuple, frozenset)
 
 
 def exact_key(value: Any) -> Any:
@@ -24,26 +24,34 @@ def exact_key(value: Any) -> Any:
     >>> exact_key(0.0) == exact_key(-0.0), exact_key((True,)) == exact_key((1,))
     (False, False)
     """
-    kind = type(value)
-    if isinstance(value, np.generic):  # before float: np.float64 is one
-        return kind, value.dtype, value.tobytes()
-    if isinstance(value, float):
-        return kind, struct.pack("d", value)
-    if isinstance(value, complex):
-        return kind, struct.pack("2d", value.real, value.imag)
-    if isinstance(value, tuple):
-        return kind, tuple(map(exact_key, value))
-    if isinstance(value, frozenset):
-        return kind, frozenset(map(exact_key, value))
+    kind: Any = type(value)
+    look = _look(kind)
+    return kind, value if look is None else look(value)
+
+
+@functools.lru_cache(1024)
+def _look(kind: Any) -> Callable[[Any], Any] | None:
+    """What tells the bits of a type's values; None where they compare themselves."""
+    if issubclass(kind, np.generic):  # before float: np.float64 is one
+        return lambda value: (value.dtype, value.tobytes())
+    if issubclass(kind, float):
+        return struct.Struct("d").pack
+    if issubclass(kind, complex):
+        return lambda value: struct.pack("2d", value.real, value.imag)
+    if issubclass(kind, tuple):
+        return lambda value: tuple(map(exact_key, value))
+    if issubclass(kind, frozenset):
+        return lambda value: frozenset(map(exact_key, value))
     if dataclasses.is_dataclass(kind):
-        # Beside the value: its own comparison may know more than its fields.
-        fields = (getattr(value, f.name) for f in dataclasses.fields(value) if f.compare)
-        return kind, value, tuple(exact_key(x) if _looked_into(x) else None for x in fields)
-    return kind, value
+        names = [field.name for field in dataclasses.fields(kind) if field.compare]
 
+        def fields(value: Any) -> Any:
+            # Beside the value: its own comparison may know more than its fields.
+            found = [getattr(value, name) for name in names]
+            return value, *(exact_key(x) for x in found if isinstance(x, int) or _look(x.__class__))
 
-def _looked_into(value: Any) -> bool:
-    return isinstance(value, _LOOKED_INTO) or dataclasses.is_dataclass(type(value))
+        return fields
+    return None
 
 
 class StaticArguments(tuple[tuple[str, Any], ...]):

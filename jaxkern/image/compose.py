@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import explicit_axes, in_auto_mode
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import to_int32
 from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
@@ -120,8 +120,19 @@ class Compose:
         """
         if is_single_key(keys):
             raise ValueError("keys holds one key; wanted one per image: jax.random.split(key, N)")
-        count = keys.shape[0]
-        start = _checked_size(size, count)
+        height, width = _checked_size(size, keys.shape[0])
+        arrays = (keys, *(side for side in (height, width) if not is_static(side)))
+
+        def draw(keys: Any, *sides: Any) -> Params:
+            given = iter(sides)
+            start = (side if is_static(side) else next(given) for side in (height, width))
+            return self._drawn(keys, tuple(start))
+
+        # XLA places what is inside: vmap and single keys need not follow Explicit mode's rules.
+        draw = in_auto_mode(draw, batch_sharding(arrays, 1), explicit_axes(arrays))
+        return tuple(draw(*arrays))
+
+    def _drawn(self, keys: Any, start: Any) -> Params:
         drawn: list[dict[str, Any]] = []
         for place, (transform, at) in enumerate(
             zip(self.transforms, self._sizes(start), strict=False)

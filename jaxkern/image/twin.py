@@ -2,6 +2,9 @@
 
 Runs on every platform and differentiates with respect to float pixels, affine, fill and
 erase_value. Boxes that leave the image are clamped into it, as pure JAX cannot raise.
+
+NaN and infinities reach the outputs that have a part of them, and no others: what has weight 0 is
+left out of a sum, not multiplied by 0. Where the source is u8 there are none.
 """
 
 from __future__ import annotations
@@ -59,15 +62,25 @@ def mix(
     x and partner are [H, W, C], or [C, H, W] for NCHW; u8 results are rounded to the nearest.
     """
     first, second = x.astype(jnp.float32), partner.astype(jnp.float32)
-    mixed = lam * first + (1.0 - lam) * second
+    mixed = lam * _taking_part(first, lam != 0) + (1.0 - lam) * _taking_part(second, lam != 1)
     height, width = x.shape[1:] if layout is Layout.NCHW else x.shape[:2]
     rows, columns = _inside(box, height, width)
     inside = rows[:, None] & columns
     inside = inside[None] if layout is Layout.NCHW else inside[..., None]
     mixed = jnp.where(inside, second, mixed)
     if x.dtype == jnp.uint8:
-        mixed = jnp.clip(jnp.round(mixed), 0, 255)
+        mixed = _levels(mixed)
     return mixed.astype(x.dtype)
+
+
+def _taking_part(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
+    """Pixels without what is not finite, unless they have a weight; derivatives are as they are."""
+    return jnp.where(weighted | jnp.isfinite(pixels), pixels, 0.0)
+
+
+def _levels(value: jax.Array) -> jax.Array:
+    """The nearest of the levels 0 to 255; 0 for NaN."""
+    return jnp.round(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0))
 
 
 class _Source(Protocol):
@@ -79,15 +92,16 @@ class _Source(Protocol):
     def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
         """Pixels at rows x columns as float32 [h, w, C]."""
 
-    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...]) -> jax.Array:
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
         """Pixels interpolated between two rows and two columns: (index, next, fraction)."""
 
     def dense(self) -> jax.Array:
         """All pixels as float32 [height or more, width or more, C]."""
 
 
-def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array) -> jax.Array:
-    return a + fraction * (b - a)
+def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.Array:
+    # The difference of infinities would be NaN.
+    return a + fraction * (b - a) if finite else (1.0 - fraction) * a + fraction * b
 
 
 def _float(pixels: jax.Array) -> jax.Array:
@@ -105,16 +119,16 @@ class _Dense:
         picked = self.pixels.at[rows[:, None], columns[None, :]]
         return _float(picked.get(mode=_CHECKED))
 
-    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...]) -> jax.Array:
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
         # Columns first: the row pass then copies whole rows, which XLA vectorizes on CPU.
         left, right, across = columns
         a = _float(self.pixels.at[:, left].get(mode=_CHECKED))
         b = _float(self.pixels.at[:, right].get(mode=_CHECKED))
-        narrowed = _lerp(a, b, across[None, :, None])
+        narrowed = _lerp(a, b, across[None, :, None], finite)
         upper, lower, down = rows
         a = narrowed.at[upper].get(mode=_CHECKED)
         b = narrowed.at[lower].get(mode=_CHECKED)
-        return _lerp(a, b, down[:, None, None])
+        return _lerp(a, b, down[:, None, None], finite)
 
     def dense(self) -> jax.Array:
         return _float(self.pixels)
@@ -143,12 +157,12 @@ class _Ragged:
         index = start[..., None] + jnp.arange(self.channels, dtype=start.dtype)
         return _float(self.buffer.at[index].get(mode="clip"))
 
-    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...]) -> jax.Array:
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
         (upper, lower, down), (left, right, across) = rows, columns
         across = across[None, :, None]
-        first = _lerp(self.grid(upper, left), self.grid(upper, right), across)
-        second = _lerp(self.grid(lower, left), self.grid(lower, right), across)
-        return _lerp(first, second, down[:, None, None])
+        first = _lerp(self.grid(upper, left), self.grid(upper, right), across, finite)
+        second = _lerp(self.grid(lower, left), self.grid(lower, right), across, finite)
+        return _lerp(first, second, down[:, None, None], finite)
 
     def dense(self) -> jax.Array:
         return self.grid(jnp.arange(self.max_height), jnp.arange(self.max_width))
@@ -170,17 +184,23 @@ class _Line:
     def position(self, half: bool) -> tuple[jax.Array, jax.Array]:
         """Whole and fractional part of (2 i + 1) box / (2 resampled), less 1/2 if `half`.
 
-        Exact for every size: the estimate in float32 is at most one off, and the remainder that
-        corrects it is small, so that int32 arithmetic which wraps around gives it exactly.
+        Exact for every size: see `offset`.
+        """
+        whole, rest = self.offset(half)
+        return whole, _float(rest) / _float(2 * self.resampled)
+
+    def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
+        """The same with the fraction as a remainder, of 2 resampled.
+
+        The estimate in float32 is a few off at most, and the remainder that corrects it is small,
+        so that int32 arithmetic which wraps around gives it exactly.
         """
         odd, double = 2 * self.index + 1, 2 * self.resampled
         estimate = _float(odd) * _float(self.box) / _float(double) - (0.5 if half else 0.0)
         whole = jnp.floor(estimate).astype(jnp.int32)
         rest = odd * self.box - (self.resampled if half else 0) - whole * double
-        above, below = rest >= double, rest < 0
-        whole = whole + above.astype(jnp.int32) - below.astype(jnp.int32)
-        rest = jnp.where(above, rest - double, jnp.where(below, rest + double, rest))
-        return whole, _float(rest) / _float(double)
+        more = rest // double
+        return whole + more, rest - more * double
 
     def direct(self) -> jax.Array:
         """Source indices without resampling."""
@@ -193,35 +213,62 @@ class _Line:
     def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The two source indices and the weight of the second."""
         whole, fraction = self.position(half=True)
-        fraction = jnp.where(whole < 0, 0.0, fraction)
         first = jnp.clip(whole, 0, self.box - 1)
         second = jnp.minimum(first + 1, self.box - 1)
+        # A second index of weight 0 is the first one's twin: two halves of it keep infinities.
+        single = (whole < 0) | (fraction == 0.0)
+        second = jnp.where(single, first, second)
+        fraction = jnp.where(second == first, 0.5, fraction)
         return self.start + first, self.start + second, fraction
 
     def triangle(self, columns: int) -> jax.Array:
         """Weights [size, columns] of all source pixels; rows add up to 1."""
-        whole, fraction = self.position(half=True)
-        support = jnp.maximum(_float(self.box) / _float(self.resampled), 1.0)
+        whole, rest = self.offset(half=True)
+        double = 2 * self.resampled
+        reach = jnp.maximum(2 * self.box, double)
         source = lax.iota(jnp.int32, columns) - self.start
-        away = _float(source[None, :] - whole[:, None]) - fraction[:, None]
-        weight = jnp.maximum(1.0 - jnp.abs(away) / support, 0.0)
-        weight = jnp.where((source >= 0) & (source < self.box), weight, 0.0)
+        # On a scale where all is an integer, so that a weight is 0 here where it is in the kernels.
+        # What lies beyond the reach could leave int32.
+        limit = reach // double + 2
+        away = jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
+        height = jnp.maximum(reach - jnp.abs(away), 0)
+        height = jnp.where((source >= 0) & (source < self.box), height, 0)
+        weight = _float(height)
         return weight / jnp.sum(weight, axis=1, keepdims=True)
 
 
-def _resampled(source: _Source, kind: Filter, rows: _Line, columns: _Line) -> jax.Array:
+def _weighted(weights: jax.Array, pixels: jax.Array, axis: int, finite: bool) -> jax.Array:
+    """Sums of pixels [h, w, C] along an axis; of the weights [outputs, inputs] most are 0."""
+
+    def product(values: jax.Array) -> jax.Array:
+        summed = jnp.tensordot(weights, values, (1, axis), precision=lax.Precision.HIGHEST)
+        return jnp.moveaxis(summed, 0, axis)
+
+    if finite:
+        return product(pixels)
+    # Infinities are counted apart, NaN as one of each sign, whose sum is NaN again.
+    channels = pixels.shape[-1]
+    known = jnp.isfinite(pixels)
+    up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
+    parts = [jnp.where(known, pixels, 0.0), _float(up), _float(down)]
+    summed = product(jnp.concatenate(parts, axis=-1))
+    value, up, down = (summed[..., k * channels : (k + 1) * channels] for k in range(3))
+    return value + jnp.where(up > 0, jnp.inf, 0.0) - jnp.where(down > 0, jnp.inf, 0.0)
+
+
+def _resampled(
+    source: _Source, kind: Filter, rows: _Line, columns: _Line, finite: bool
+) -> jax.Array:
     if kind is Filter.NONE:
         return source.grid(rows.direct(), columns.direct())
     if kind is Filter.NEAREST:
         return source.grid(rows.nearest(), columns.nearest())
     if kind is Filter.BILINEAR:
-        return source.separable(rows.bilinear(), columns.bilinear())
+        return source.separable(rows.bilinear(), columns.bilinear(), finite)
     pixels = source.dense()
-    height, width, channels = pixels.shape
-    down, across = rows.triangle(height), columns.triangle(width)
-    lines = jnp.dot(down, pixels.reshape(height, -1), precision=lax.Precision.HIGHEST)
-    lines = lines.reshape(-1, width, channels)
-    return jnp.einsum("wx,hxc->hwc", across, lines, precision=lax.Precision.HIGHEST)
+    height, width, _ = pixels.shape
+    lines = _weighted(rows.triangle(height), pixels, 0, finite)
+    return _weighted(columns.triangle(width), lines, 1, finite)
 
 
 def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
@@ -231,18 +278,6 @@ def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Arr
     rows = (y >= box[0]) & (y - jnp.maximum(box[0], 0) < box[2] + jnp.minimum(box[0], 0))
     columns = (x >= box[1]) & (x - jnp.maximum(box[1], 0) < box[3] + jnp.minimum(box[1], 0))
     return rows, columns
-
-
-def _where(
-    rows: jax.Array, columns: jax.Array, inside: jax.Array, outside: jax.Array, finite: bool
-) -> jax.Array:
-    """`inside` [.., C] where both the row and the column are marked, else `outside`."""
-    if not finite:
-        return jnp.where((rows[:, None] & columns)[..., None], inside, outside)
-    # Weights of exactly 0 and 1 give the same values. A select makes XLA's CPU compiler branch
-    # around the gathers that feed it, which doubles the time of a bilinear crop.
-    weight = (_float(rows)[:, None] * _float(columns))[..., None]
-    return weight * inside + (1.0 - weight) * outside
 
 
 def _segment(
@@ -258,19 +293,24 @@ def _segment(
     g = geometry
     rows = _Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height)
     columns = _Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width)
-    value = _resampled(source, segment.filter, rows, columns)
-    value = value * affine[0] + affine[1]
+    value = _resampled(source, segment.filter, rows, columns, finite)
     y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
     rows_valid = rows.exists & (y >= g[6]) & (y < g[8])
     columns_valid = columns.exists & (x >= g[7]) & (x < g[9])
-    value = _where(rows_valid, columns_valid, value, fill, finite)
+    shown = (rows_valid[:, None] & columns_valid)[..., None]
+    bias = jnp.where(shown, affine[1], fill)
     for k in range(segment.erasures):
-        inside = _inside(erase_box[k], segment.height, segment.width)
-        value = _where(*inside, erase_value[k], value, finite)
+        down, across = _inside(erase_box[k], segment.height, segment.width)
+        erased = (down[:, None] & across)[..., None]
+        shown, bias = shown & ~erased, jnp.where(erased, erase_value[k], bias)
+    # The constants are selected and not the pixels, if these can be multiplied by 0: a select makes
+    # XLA's CPU compiler branch around the gathers that feed it, which doubles the time of a crop.
+    value = value if finite else jnp.where(shown, value, 0.0)
+    value = value * jnp.where(shown, affine[0], 0.0) + bias
     if segment.rounding is Rounding.NEAREST:
-        value = jnp.clip(jnp.round(value), 0.0, 255.0)
+        value = _levels(value)
     elif segment.rounding is Rounding.TRUNCATE:
-        value = jnp.trunc(jnp.clip(value, 0.0, 255.999))
+        value = jnp.trunc(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.999))
     return value
 
 
@@ -301,7 +341,7 @@ def _run(
         )
         first = last
     if plan.output_dtype is Dtype.U8 and plan.segments[-1].rounding is Rounding.KEEP:
-        value = jnp.clip(jnp.round(value), 0.0, 255.0)
+        value = _levels(value)
     if plan.layout is Layout.NCHW:
         value = jnp.transpose(value, (2, 0, 1))
     return value.astype(jax_dtype(plan.output_dtype))

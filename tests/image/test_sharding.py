@@ -1,4 +1,8 @@
-"""Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards."""
+"""Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards.
+
+Also transforms that one kind of mesh refuses: slices of a sharded axis and vmap over operands that
+are sharded differently are errors on an Explicit one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,6 @@ CROPS = im.Compose(
     [im.RandomResizedCrop(16), im.RandomHorizontalFlip(), im.Normalize(0.5, 0.25)],
     dtype=jnp.float32,
 )
-MIXED = im.Compose([im.RandomCrop(16), im.MixUp(0.4), im.CutMix(1.0)], dtype=jnp.float32)
 
 
 def sharded(kind, *values):
@@ -42,23 +45,58 @@ def test_a_sharded_batch_stays_where_it_is(kind):
     np.testing.assert_array_equal(out, wanted)
 
 
+LABELS = np.eye(8, dtype=np.float32)
+RESIZED = im.Compose([im.Resize(12), im.CenterCrop(14), im.MixUp(0.4, per_sample=True)], "f4")
+CROPPED = im.Compose(
+    [im.RandomCrop(16, padding=2), im.RandomErasing(1.0), im.Pad(1), im.CutMix(1.0)], "f4"
+)
+FLIPPED = im.Compose(
+    [
+        im.RandomResizedCrop(16),
+        im.RandomHorizontalFlip(),
+        im.RandomVerticalFlip(),
+        im.ToDtype(np.float32, scale=True),
+        im.Normalize(0.5, 0.2),
+        im.MixUp(0.4),
+    ]
+)
+OF_RAGGED = im.Compose([im.RandomResizedCrop(16), im.CutMix(1.0, per_sample=True)])
+RAGGED = im.Ragged.from_list([x[: 20 - i % 3] for i, x in enumerate(IMAGES)])
+
+
+def every_transform(keys, images, labels, ragged):
+    return (
+        RESIZED(keys, images, labels),
+        CROPPED(keys, IMAGES, labels),  # images that every device has
+        FLIPPED(keys, images, labels),
+        OF_RAGGED(keys, ragged, labels),
+    )
+
+
+@pytest.fixture(scope="module")
+def unsharded():
+    return jax.jit(every_transform)(KEYS, IMAGES, LABELS, RAGGED)
+
+
+def assert_same(got, wanted):
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=1e-5), got, wanted)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_mixing_rolls_over_shards(kind):
-    labels = jnp.eye(8, dtype=jnp.float32)
-    params = MIXED.sample(KEYS, (20, 24))
-    wanted = MIXED.apply(IMAGES, params, labels=labels)
-    mesh, (images, params, labels) = sharded(kind, IMAGES, params, labels)
+def test_every_transform_on_a_mesh(kind, unsharded):
+    mesh, (images, keys, labels) = sharded(kind, IMAGES, KEYS, LABELS)
+    ragged = jax.device_put(RAGGED, NamedSharding(mesh, PartitionSpec()))
     with jax.set_mesh(mesh):
-        got = jax.jit(lambda x, p, y: MIXED.apply(x, p, labels=y))(images, params, labels)
-    for g, w in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(g, w, atol=1e-6)
+        got = jax.jit(every_transform)(keys, images, labels, ragged)
+        assert_same(got, unsharded)
+        if kind is AxisType.Explicit:
+            assert all(jax.typeof(x).sharding.spec[0] == "batch" for x in jax.tree.leaves(got))
+            assert_same(RESIZED(keys, images, labels), unsharded[0])  # outside of jit
 
 
-def test_a_ragged_buffer_is_shared_by_all_shards():
-    ragged = im.Ragged.from_list(list(IMAGES[:4]) + [x[:18, :20] for x in IMAGES[4:]])
-    params = CROPS.sample(KEYS, ragged)
-    wanted = CROPS.apply(ragged, params)
-    mesh, (params,) = sharded(AxisType.Auto, params)
+def test_a_ragged_batch_of_the_host_on_an_explicit_mesh():
+    aug = im.Compose([im.Resize(12), im.RandomCrop(8)])
+    wanted = jax.jit(aug)(KEYS, RAGGED)
+    mesh, (keys,) = sharded(AxisType.Explicit, KEYS)
     with jax.set_mesh(mesh):
-        out = jax.jit(CROPS.apply)(ragged, params)
-    np.testing.assert_array_equal(out, wanted)
+        np.testing.assert_array_equal(jax.jit(aug)(keys, RAGGED), wanted)

@@ -1,0 +1,61 @@
+"""Would catch: a kernel that checks places in memory and then reads them there again.
+
+A caller's array can be an operand without a copy, and another thread can write to it meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+
+from jaxkern import image as im
+
+
+def aligned(count, dtype):
+    """Zeros whose memory JAX takes as it is."""
+    size = np.dtype(dtype).itemsize
+    raw = np.zeros(count * size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count * size].view(dtype)
+
+
+def test_offsets_that_change_during_a_call():
+    count, length = 50_000, 4096
+    memory, offset = aligned(2 * length, np.uint8), aligned(count, np.int32)
+    memory[length:] = 255  # mapped, but beyond the buffer
+    sizes = np.ones(count, np.int32)
+    batch = im.Ragged(
+        jax.dlpack.from_dlpack(memory[:length]),
+        jax.dlpack.from_dlpack(offset),
+        sizes,
+        sizes,
+        1,
+        1,
+        1,
+    )
+    run = jax.jit(im.Compose([im.Resize((1, 1), "nearest")]).apply)
+    np.testing.assert_array_equal(run(batch, ({},)), 0)
+    ended = threading.Event()
+
+    def change():
+        while not ended.is_set():
+            offset[:] = length
+            offset[:] = 0
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    errors = 0
+    try:
+        for _ in range(60):
+            try:
+                out = np.asarray(run(batch, ({},)))
+            except jax.errors.JaxRuntimeError as error:
+                errors += "does not lie inside operand 'buffer'" in str(error)
+            else:
+                assert not out.any(), "read beyond the buffer"
+    finally:
+        ended.set()
+        thread.join()
+    assert errors > 0  # it was written to during calls
