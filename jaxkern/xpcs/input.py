@@ -423,10 +423,10 @@ def _check_triangles(data: FitData) -> None:
     counts = sample.good[None, :] & sample.good[sample.rows][:, None]
     # Quantized, nothing is stored as 0 too.
     nothing = data.step_zero[1] if data.dtype == np.uint16 else 0.0
-    for angle, values in enumerate(sample.values):
+    for angle, shown in enumerate(sample.values):
         # Rows that could not be read are NaN as a whole.
-        seen = counts & ~np.isnan(values).all(axis=1)[:, None]
-        empty = np.isnan(values) | (values == nothing)
+        seen = counts & ~np.isnan(shown).all(axis=1)[:, None]
+        empty = np.isnan(shown) | (shown == nothing)
         below, above = (
             seen & (column < sample.rows[:, None]),
             seen & (column > sample.rows[:, None]),
