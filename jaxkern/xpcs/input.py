@@ -304,16 +304,16 @@ def open_data(
 
 
 def _check_triangles(data: FitData) -> None:
-    """Raises ValueError for a matrix with an empty triangle: zero or NaN, as far as sampled."""
+    """Raises ValueError for a matrix of which one triangle is zero, as far as it was sampled."""
     sample = data.sample
     column = np.arange(sample.values.shape[2])[None, :]
     counts = sample.good[None, :] & sample.good[sample.rows][:, None]
     # Quantized, nothing is stored as 0 too.
     nothing = data.step_zero[1] if data.dtype == np.uint16 else 0.0
-    for angle, values in enumerate(sample.values):
+    for angle, shown in enumerate(sample.values):
         # Rows that could not be read are NaN as a whole.
-        seen = counts & ~np.isnan(values).all(axis=1)[:, None]
-        empty = np.isnan(values) | (values == nothing)
+        seen = counts & ~np.isnan(shown).all(axis=1)[:, None]
+        empty = np.isnan(shown) | (shown == nothing)
         below, above = (
             seen & (column < sample.rows[:, None]),
             seen & (column > sample.rows[:, None]),
@@ -322,6 +322,9 @@ def _check_triangles(data: FitData) -> None:
             continue
         if empty[below].all() != empty[above].all():
             where = "above" if empty[below].all() else "below"
+            if np.isnan(shown[below if where == "above" else above]).all():
+                # Not fitted: rows that hold NaN are left out, and named.
+                continue
             raise ValueError(
                 f"data holds numbers only {where} the diagonal at angle {angle}; wanted both "
                 "triangles, c2 + c2.T with the diagonal once (load_aps and ApsFile read files of "
