@@ -417,7 +417,7 @@ def open_data(
 
 
 def _check_triangles(data: FitData) -> None:
-    """Raises ValueError for a matrix with an empty triangle: zero or NaN, as far as sampled."""
+    """Raises ValueError for a matrix of which one triangle is zero, as far as it was sampled."""
     sample = data.sample
     column = np.arange(sample.values.shape[2])[None, :]
     counts = sample.good[None, :] & sample.good[sample.rows][:, None]
@@ -435,6 +435,9 @@ def _check_triangles(data: FitData) -> None:
             continue
         if empty[below].all() != empty[above].all():
             where = "above" if empty[below].all() else "below"
+            if np.isnan(shown[below if where == "above" else above]).all():
+                # Not fitted: rows that hold NaN are left out, and named.
+                continue
             raise ValueError(
                 f"data holds numbers only {where} the diagonal at angle {angle}; wanted both "
                 "triangles, c2 + c2.T with the diagonal once (load_aps and ApsFile read files of "

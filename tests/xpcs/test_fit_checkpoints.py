@@ -371,7 +371,7 @@ def text(content):
         with_arrays(points=np.zeros((2, 4))),
         with_arrays(states=np.zeros((2, 3, 7))),
         with_arrays(states=np.array(["a", "b"])),
-        with_arrays(partial_x=np.zeros(3, np.float32)),
+        with_arrays(partial_states=np.zeros((2, 6))),
         with_arrays(partial_chunks=np.int64(-1)),
         with_arrays(partial_states=None),
         with_arrays(start=np.zeros(5)),
