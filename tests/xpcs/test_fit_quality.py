@@ -181,13 +181,12 @@ def speckles(model, params, mean, pixels, seed, modes=3):
     return result
 
 
-@pytest.mark.parametrize("mean", [0.05, 2.0, 20.0])
-@pytest.mark.parametrize("rate", [3e4, 3e3])
+@pytest.mark.parametrize(("mean", "rate"), [(0.05, 3e4), (20.0, 3e4), (20.0, 3e3)])
 def test_speckle_noise_is_noise(mean, rate):
     """Correlated over time, so that reduced chi2 goes up to 4 in fits that are right."""
-    t = 0.1 * np.arange(80)
+    t = 0.1 * np.arange(60)
     model = jk.xpcs.Static(jk.xpcs.Geometry(0.0054, None, 0.1, t, [0.0, 60.0]))
-    for seed in range(3):
+    for seed in range(2):
         data = speckles(model, [rate, -0.1, 100.0], mean, 400, seed)
         start = {"D0": rate, "alpha": -0.1, "D_offset": 100.0}
         found = jk.xpcs.fit(model, data, p0=start, hold=["D_offset"], progress=False)
