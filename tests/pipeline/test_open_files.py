@@ -1,5 +1,6 @@
 """Files that are open while their names change: would catch a source that opens its file again by
-name, and so reads another one after a change of the working directory or an `os.replace`."""
+name, and so reads another one after a change of the working directory or an `os.replace`, and a map
+that keeps HDF5's lock on a file that was closed."""
 
 from __future__ import annotations
 
@@ -50,6 +51,18 @@ def test_hdf5_is_read_from_the_file_that_is_open(happens, tmp_path, monkeypatch)
     assert not mapped.flags.writeable
     np.testing.assert_array_equal(mapped, ROWS)  # also after the file was closed
     np.testing.assert_array_equal(column(epoch_of(pipe), "x"), ROWS)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_map_leaves_the_file_to_others(mode, tmp_path):
+    """HDF5 locks a file while it is open, and no longer."""
+    write(tmp_path / "data.h5", ROWS)
+    with h5py.File(tmp_path / "data.h5", mode) as file:
+        mapped = jk.ring.map_hdf5(file["x"])
+    assert mapped.filename is None  # a name would lead to another file in time
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        file["x"][0] = 7
+    np.testing.assert_array_equal(mapped, [[7, 7], *ROWS[1:].tolist()])
 
 
 def test_other_drivers_are_read_through_h5py(tmp_path):
