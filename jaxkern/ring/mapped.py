@@ -19,7 +19,8 @@ def map_hdf5(dataset: Any) -> np.ndarray:
 
     Raises:
       ValueError: where the values do not lie in the file as they are: chunked, compact, external
-        or virtual data sets, files that are not on disk, empty ones.
+        or virtual data sets, types that NumPy does not have, files that are not on disk, empty
+        ones.
 
     Example:
       >>> import os, tempfile, h5py, numpy as np, jaxkern as jk
@@ -39,6 +40,11 @@ def map_hdf5(dataset: Any) -> np.ndarray:
         )
     if dataset.external or dataset.is_virtual:
         raise ValueError(f"{name} lies in other files; map those, or read it through h5py")
+    if not _is_stored_as(dataset.id.get_type(), dataset.dtype):
+        raise ValueError(
+            f"{name} is stored in a type that NumPy does not have, and HDF5 makes {dataset.dtype} "
+            "of it: read it through h5py"
+        )
     file = dataset.file
     if file.driver != "sec2":  # the others have no one descriptor
         raise ValueError(
@@ -55,6 +61,17 @@ def map_hdf5(dataset: Any) -> np.ndarray:
         )
     with _opened_again(file, name) as opened:
         return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
+
+
+def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
+    """Whether values lie in the file as in an array: no texts of any length, no 12 bits of 16."""
+    import h5py
+
+    if dtype.hasobject:
+        return False
+    if stored.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return bool(stored.get_size() == dtype.itemsize)
+    return bool(stored.equal(h5py.h5t.py_create(dtype)))
 
 
 def _opened_again(file: Any, name: str) -> BinaryIO:
