@@ -132,7 +132,8 @@ class PipelineIterator(Iterator[Data]):
     def bad_records(self) -> int:
         """How many records of the delivered batches could not be read, as `on_bad_record="mask"` of
         the source says; since the iteration, or `set_state`, began."""
-        return sum(count for batch, count in self._bad.items() if batch < self._delivered)
+        found = self._bad.copy()  # another thread may add to it
+        return sum(count for batch, count in found.items() if batch < self._delivered)
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""

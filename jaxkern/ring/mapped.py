@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,7 +19,8 @@ def map_hdf5(dataset: Any) -> np.ndarray:
 
     Raises:
       ValueError: where the values do not lie in the file as they are: chunked, compact, external
-        or virtual data sets, files that are not on disk, empty ones.
+        or virtual data sets, types that NumPy does not have, files that are not on disk, empty
+        ones.
 
     Example:
       >>> import os, tempfile, h5py, numpy as np, jaxkern as jk
@@ -40,6 +40,11 @@ def map_hdf5(dataset: Any) -> np.ndarray:
         )
     if dataset.external or dataset.is_virtual:
         raise ValueError(f"{name} lies in other files; map those, or read it through h5py")
+    if not _is_stored_as(dataset.id.get_type(), dataset.dtype):
+        raise ValueError(
+            f"{name} is stored in a type that NumPy does not have, and HDF5 makes {dataset.dtype} "
+            "of it: read it through h5py"
+        )
     file = dataset.file
     if file.driver != "sec2":  # the others have no one descriptor
         raise ValueError(
@@ -54,22 +59,38 @@ def map_hdf5(dataset: Any) -> np.ndarray:
             f"{name} has no place in its file yet: nothing was written, or it is stored in its "
             "header; read it through h5py"
         )
-    opened: Any = _Opened(file.id.get_vfd_handle())
-    return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
+    with _opened_again(file, name) as opened:
+        return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
 
 
-class _Opened(io.RawIOBase):
-    """A file by its descriptor, as np.memmap takes it; its position stays where HDF5 has it."""
+def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
+    """Whether values lie in the file as in an array: no texts of any length, no 12 bits of 16."""
+    import h5py
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    if dtype.hasobject:
+        return False
+    if stored.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return bool(stored.get_size() == dtype.itemsize)
+    return bool(stored.equal(h5py.h5t.py_create(dtype)))
 
-    def fileno(self) -> int:
-        return self._descriptor
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self.tell()
+def _opened_again(file: Any, name: str) -> BinaryIO:
+    """The file that is open, under a descriptor of its own.
 
-    def tell(self) -> int:
-        """The end, which is where np.memmap seeks."""
-        return os.fstat(self._descriptor).st_size
+    A map keeps its descriptor, and HDF5's own one would keep HDF5's lock: as long as there is the
+    map, nobody could write to the file, or read one that was mapped while it was written.
+    """
+    descriptor = file.id.get_vfd_handle()
+    for path in (f"/proc/self/fd/{descriptor}", file.filename):
+        try:
+            # Opened in two steps, so that the map does not take this name for the file's.
+            opened = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
+        except OSError:
+            continue
+        if os.path.sameopenfile(opened.fileno(), descriptor):
+            return opened
+        opened.close()
+    raise ValueError(
+        f"{name} is in a file that cannot be opened once more: {file.filename} is another file by "
+        "now, or may not be read; read it through h5py"
+    )

@@ -3,6 +3,7 @@ where it was not delivered or not at all, or that hides a file that could not be
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 
 import numpy as np
@@ -104,6 +105,26 @@ def test_they_are_counted_through_nodes_and_after_resuming(folders):
     dropped = iter(jk.from_source(part, 2) >> (lambda batch: {"label": batch["label"]}))
     epoch_of(dropped)
     assert dropped.bad_records == 0
+
+
+def test_they_can_be_read_while_another_thread_iterates():
+    class Bad(jk.pipeline.BatchSource):
+        on_bad_record = "mask"
+
+        def __len__(self):
+            return 400
+
+        def gather(self, records, out=None):
+            return {"valid": np.zeros(len(records), bool)}
+
+    batches = iter(jk.from_source(Bad(), 1))
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        delivered = other.submit(lambda: sum(1 for _ in batches))
+        counts = [0]
+        while not delivered.done():
+            counts.append(batches.bad_records)
+    assert counts == sorted(counts)
+    assert batches.bad_records == delivered.result() == 400
 
 
 def test_what_could_not_be_read_is_an_error(folders, tmp_path):

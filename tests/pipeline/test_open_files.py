@@ -1,5 +1,6 @@
 """Files that are open while their names change: would catch a source that opens its file again by
-name, and so reads another one after a change of the working directory or an `os.replace`."""
+name, and so reads another one after a change of the working directory or an `os.replace`, and a map
+that keeps HDF5's lock on a file that was closed, or takes stored bits for other numbers."""
 
 from __future__ import annotations
 
@@ -52,6 +53,18 @@ def test_hdf5_is_read_from_the_file_that_is_open(happens, tmp_path, monkeypatch)
     np.testing.assert_array_equal(column(epoch_of(pipe), "x"), ROWS)
 
 
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_map_leaves_the_file_to_others(mode, tmp_path):
+    """HDF5 locks a file while it is open, and no longer."""
+    write(tmp_path / "data.h5", ROWS)
+    with h5py.File(tmp_path / "data.h5", mode) as file:
+        mapped = jk.ring.map_hdf5(file["x"])
+    assert mapped.filename is None  # a name would lead to another file in time
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        file["x"][0] = 7
+    np.testing.assert_array_equal(mapped, [[7, 7], *ROWS[1:].tolist()])
+
+
 def test_other_drivers_are_read_through_h5py(tmp_path):
     write(tmp_path / "data.h5", ROWS)
     for driver in ("stdio", "core"):
@@ -60,6 +73,34 @@ def test_other_drivers_are_read_through_h5py(tmp_path):
                 jk.ring.map_hdf5(file["x"])
             found = epoch_of(jk.from_source({"x": file["x"]}, 4))
         np.testing.assert_array_equal(column(found, "x"), ROWS)
+
+
+@pytest.mark.parametrize("stored", ["12 bits", "bfloat16"])
+def test_numbers_that_numpy_does_not_have_are_read_through_h5py(stored, tmp_path):
+    if stored == "12 bits":
+        kind = h5py.h5t.STD_I32LE.copy()
+        kind.set_precision(12)
+        kind.set_offset(4)
+    else:
+        kind = h5py.h5t.IEEE_F32LE.copy()
+        kind.set_fields(15, 7, 8, 0, 7)
+        kind.set_precision(16)
+        kind.set_size(2)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        created = h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple(ROWS.shape))
+        h5py.Dataset(created)[...] = ROWS
+        with pytest.raises(ValueError, match="stored in a type that NumPy does not have"):
+            jk.ring.map_hdf5(file["x"])
+        found = epoch_of(jk.from_source({"x": file["x"]}, 4))
+    np.testing.assert_array_equal(column(found, "x"), ROWS)
+
+
+def test_texts_of_any_length_are_not_mapped(tmp_path):
+    """They lie elsewhere in the file; what the map would hold for objects ends the process."""
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_dataset("x", data=["cat", "tortoise"], dtype=h5py.string_dtype())
+        with pytest.raises(ValueError, match="stored in a type that NumPy does not have"):
+            jk.ring.map_hdf5(file["x"])
 
 
 def test_a_folder_stays_where_it_was(tmp_path, monkeypatch):
