@@ -17,7 +17,9 @@ from jaxkern.benchmarking.measurement import Measurement, duration
 from jaxkern.benchmarking.profile import shapes
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
+from jaxkern.core.arguments import real_number, whole_number
 
+_LONGEST_TURN = 3600.0
 Check = Literal["equal", "close"] | Callable[[Any, Any], Any] | None
 
 
@@ -101,8 +103,10 @@ def compare(
     """
     if not isinstance(arms, Mapping) or len(arms) < 2:
         raise ValueError(f"arms is {arms!r:.80}; wanted a dict of two functions or more by name")
-    if rounds < 1 or warmup < 0:
-        raise ValueError(f"rounds={rounds}, warmup={warmup}; wanted rounds from 1, warmup from 0")
+    rounds, warmup = whole_number("rounds", rounds, 1), whole_number("warmup", warmup, 0)
+    turn_seconds = real_number("turn_seconds", turn_seconds, 0, _LONGEST_TURN)
+    atol = real_number("atol", atol, 0)
+    rtol = None if rtol is None else real_number("rtol", rtol, 0)
     callees = {name: Callee(fn, args) for name, fn in arms.items()}
     checked = _check(callees, check, rtol, atol)
     repeats = {name: _repeats(callee, warmup, turn_seconds) for name, callee in callees.items()}

@@ -15,6 +15,7 @@ from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.measurement import Measurement, duration
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
+from jaxkern.core.arguments import real_number, whole_number
 from jaxkern.core.compile_clock import CompileClock
 
 MOST_CALLS = 10_000
@@ -72,7 +73,7 @@ def profile_fn(
     Raises:
       TypeError: ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
       ValueError: ``fn`` donates an argument without saying so, or the operator whose method it is,
-        or ``calls`` is below 1.
+        or ``calls``, ``seconds`` or ``warmup`` is out of its range or not a number of its kind.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -80,8 +81,8 @@ def profile_fn(
       >>> measured.min <= measured.median <= measured["p90"] <= measured.max
       True
     """
-    if calls < 1 or warmup < 0:
-        raise ValueError(f"calls={calls}, warmup={warmup}; wanted calls from 1 and warmup from 0")
+    calls, warmup = whole_number("calls", calls, 1), whole_number("warmup", warmup, 0)
+    seconds = real_number("seconds", seconds, 0)
     with CompileClock() as clock:
         started = time.perf_counter()
         callee = Callee(fn, args)

@@ -12,6 +12,7 @@ from typing import Any
 from jaxkern.benchmarking.environment import differences
 from jaxkern.benchmarking.measurement import Measurement, duration, from_dict, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
+from jaxkern.core.arguments import real_number
 
 DIRECTORY = Path("benchmark-results")
 FORMAT = "jaxkern measurement, version 1"
@@ -146,7 +147,8 @@ def compare_to_baseline(
         runs before it for how much runs differ.
 
     Raises:
-      FileNotFoundError, ValueError: no such baseline, or one of another kind.
+      FileNotFoundError, ValueError: no such baseline, or one of another kind; a negative or NaN
+        ``least_change``.
 
     Example:
       >>> import jaxkern as jk
@@ -154,6 +156,7 @@ def compare_to_baseline(
       >>> jk.benchmarking.compare_to_baseline(first, first).outcome
       'no difference shown'
     """
+    least_change = real_number("least_change", least_change, 0)
     runs: list[Measurement] = []
     if not isinstance(baseline, Measurement):
         path = Path(baseline)

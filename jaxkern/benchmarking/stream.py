@@ -15,6 +15,7 @@ from jaxkern.benchmarking.measurement import Measurement, duration
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 from jaxkern.benchmarking.utilization import DeviceSampler
+from jaxkern.core.arguments import whole_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,13 +129,9 @@ class PipelineBenchmark:
                 f"data_stream is {data_stream!r:.80}; wanted an iterable of batches, or a function "
                 "of a seed that returns one"
             )
-        if num_batches < 1 or warmup_batches < 0:
-            raise ValueError(
-                f"num_batches={num_batches}, warmup_batches={warmup_batches}; wanted num_batches "
-                "from 1 and warmup_batches from 0"
-            )
         self._stream = data_stream
-        self._batches, self._warmup = num_batches, warmup_batches
+        self._batches = whole_number("num_batches", num_batches, 1)
+        self._warmup = whole_number("warmup_batches", warmup_batches, 0)
         self._examples = examples or _leading
         self._name = name or type(data_stream).__name__
 

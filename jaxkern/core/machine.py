@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+from jaxkern.core.arguments import decimal
+
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
@@ -46,8 +48,9 @@ def last_level_caches(cpus: Path = _CPUS) -> list[int]:
             shared = (index / "shared_cpu_list").read_text().strip()
         except (OSError, ValueError):
             continue
-        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
-            caches[(level, shared)] = int(size[:-1]) * _UNITS[size[-1]]
+        number = decimal(size[:-1])
+        if kind != "Instruction" and number is not None and size[-1] in _UNITS:
+            caches[(level, shared)] = number * _UNITS[size[-1]]
     last = max((level for level, _ in caches), default=0)
     return [size for (level, _), size in caches.items() if level == last]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jaxkern.core.arguments import decimal
+
 GIB = 2**30
 
 
@@ -56,8 +58,9 @@ def _cgroup_bytes(
             except OSError:
                 text = "max"
             # Version 1 writes a number beyond any memory where there is no limit.
-            if text.isdigit() and int(text) < 2**60:
-                found.append(int(text))
+            limit = decimal(text)
+            if limit is not None and limit < 2**60:
+                found.append(limit)
             if place == base:
                 break
     return found
@@ -65,13 +68,13 @@ def _cgroup_bytes(
 
 def _slurm_bytes() -> list[int]:
     """SLURM's allocation on this node, which it gives in MB."""
-    node = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if node.isdigit() and int(node) > 0:
-        return [int(node) * 2**20]
-    per_cpu = os.environ.get("SLURM_MEM_PER_CPU", "")
-    cpus = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    if per_cpu.isdigit() and cpus.isdigit() and int(per_cpu) > 0:
-        return [int(per_cpu) * int(cpus) * 2**20]
+    node = decimal(os.environ.get("SLURM_MEM_PER_NODE", ""))
+    if node:
+        return [node * 2**20]
+    per_cpu = decimal(os.environ.get("SLURM_MEM_PER_CPU", ""))
+    cpus = decimal(os.environ.get("SLURM_CPUS_ON_NODE", ""))
+    if per_cpu and cpus is not None:
+        return [per_cpu * cpus * 2**20]
     return []
 
 

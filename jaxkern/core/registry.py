@@ -22,6 +22,7 @@ from types import ModuleType
 
 import jax
 
+from jaxkern.core.arguments import decimal
 from jaxkern.core.threads import worker_cap
 
 PLATFORMS = ("cpu", "cuda")
@@ -195,11 +196,12 @@ def cuda_driver_version() -> int | None:
     """The newest CUDA that the installed driver supports, as 1000 * major + 10 * minor."""
     override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
     if override:
-        if not override.isdigit():
+        version_given = decimal(override)
+        if version_given is None:
             raise ValueError(
                 f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; wanted a number such as 13000"
             )
-        return int(override)
+        return version_given
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxkern.core.arguments import decimal
+
+# More than any machine has, and what a C int holds.
+MOST_THREADS = 2**31 - 1
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -17,22 +21,14 @@ def num_threads(environment: Mapping[str, str] | None = None) -> int:
     process: ``SLURM_CPUS_PER_TASK``, the CPU quota of its control group, its CPU affinity.
 
     Raises:
-      ValueError: when ``JAXKERN_NUM_THREADS`` is set and is not a number.
+      ValueError: when ``JAXKERN_NUM_THREADS`` is set and is not a number from 0 to 2**31 - 1.
     """
     environment = os.environ if environment is None else environment
-    asked = environment.get("JAXKERN_NUM_THREADS", "").strip()
-    if asked and not asked.isdigit():
-        raise ValueError(
-            f"JAXKERN_NUM_THREADS is {asked!r}; wanted a number of threads, or 0 for no cap"
-        )
-    if asked and int(asked):
-        return int(asked)
+    asked = _asked(environment)
+    if asked:
+        return asked
     allotted = environment.get("SLURM_CPUS_PER_TASK", "").strip()
-    bounds = [
-        schedulable_cpus(),
-        cgroup_cpus(),
-        int(allotted) if allotted.isdigit() else None,
-    ]
+    bounds = [schedulable_cpus(), cgroup_cpus(), decimal(allotted)]
     return max(1, min(bound for bound in bounds if bound))
 
 
@@ -42,11 +38,23 @@ def worker_cap(environment: Mapping[str, str] | None = None) -> int:
     XLA sizes its pool by the affinity, so that only a smaller number needs a cap.
     """
     environment = os.environ if environment is None else environment
+    asked = _asked(environment)
+    if asked is not None:
+        return asked
     count = num_threads(environment)
-    asked = environment.get("JAXKERN_NUM_THREADS", "").strip()
-    if asked:
-        return count if int(asked) else 0
     return count if count < schedulable_cpus() else 0
+
+
+def _asked(environment: Mapping[str, str]) -> int | None:
+    """What ``JAXKERN_NUM_THREADS`` says; None where it is not set."""
+    text = environment.get("JAXKERN_NUM_THREADS", "").strip()
+    count = decimal(text) if text else None
+    if text and (count is None or count > MOST_THREADS):
+        raise ValueError(
+            f"JAXKERN_NUM_THREADS is {text!r:.80}; wanted a number of threads up to "
+            f"{MOST_THREADS}, or 0 for no cap"
+        )
+    return count
 
 
 def schedulable_cpus() -> int:
@@ -101,6 +109,5 @@ def _quota(folder: Path) -> int | None:
             period = (folder / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    if quota in ("max", "-1") or not (quota.isdigit() and period.isdigit()):
-        return None
-    return max(1, -(-int(quota) // int(period))) if int(period) else None
+    allowed, every = decimal(quota), decimal(period)  # None: "max", or -1
+    return max(1, -(-allowed // every)) if allowed is not None and every else None

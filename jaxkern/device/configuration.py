@@ -16,7 +16,7 @@ from jaxkern.core.client import (
     start_backend,
     wanted_platforms,
 )
-from jaxkern.core.threads import worker_cap
+from jaxkern.core.threads import MOST_THREADS, worker_cap
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def configure_optimal_device(
     if require == "gpu" and not prefer_gpu:
         raise ValueError("require is 'gpu' and prefer_gpu is False; wanted one or the other")
     if cpu_threads is not None:
-        cpu_threads = whole_number("cpu_threads", cpu_threads, 0)
+        cpu_threads = whole_number("cpu_threads", cpu_threads, 0, MOST_THREADS)
     if memory_fraction is not None:
         set_memory_fraction(memory_fraction)
     start_backend()

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
+from jaxkern.core.arguments import decimal
 from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
@@ -163,7 +164,7 @@ def get_device_status() -> DeviceStatus:
         cpus=os.cpu_count() or 1,
         affinity_cpus=schedulable_cpus(),
         cgroup_cpus=cgroup_cpus(),
-        slurm_cpus=(int(allotted) or None) if allotted.isdigit() else None,
+        slurm_cpus=decimal(allotted) or None,
         usable_cpus=num_threads(
             {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
         ),

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.execution.mesh import as_mesh
 
 
@@ -76,9 +77,7 @@ class PipelineParallel:
                 f"pipeline_parallel: {len(self._stages)} stages cannot be shared equally by the "
                 f"{self._devices} devices of mesh axis {self._axis!r}"
             )
-        if num_microbatches < 1:
-            raise ValueError(f"num_microbatches is {num_microbatches}; wanted at least 1")
-        self._count = num_microbatches
+        self._count = whole_number("num_microbatches", num_microbatches, 1)
         self._jitted: dict[Any, Any] = {}
 
     def __call__(self, batch: Any) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.axes import flat_axes
 
 Reduction = Literal["mean", "sum"]
@@ -55,8 +56,7 @@ def accumulate_gradients(
       >>> bool(jnp.allclose(gradient, jax.grad(loss)(w, x)))
       True
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is {steps!r}; wanted an integer of 1 or more")
+    steps = whole_number("steps", steps, 1)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; wanted 'mean' or 'sum'")
     gradient = jax.value_and_grad(loss, has_aux=has_aux)

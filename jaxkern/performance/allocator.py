@@ -6,6 +6,8 @@ import ctypes
 import sys
 import warnings
 
+from jaxkern.core.arguments import whole_number
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
@@ -30,7 +32,7 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
       the allocator is not glibc's.
 
     Raises:
-      ValueError: when ``keep_bytes`` is negative.
+      ValueError: when ``keep_bytes`` is no whole number from 0 on.
 
     Example:
       >>> import subprocess, sys
@@ -38,8 +40,7 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
       >>> subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
       'True\\n'
     """
-    if keep_bytes < 0:
-        raise ValueError(f"keep_bytes is {keep_bytes}; wanted 0 or more")
+    keep_bytes = whole_number("keep_bytes", keep_bytes, 0)
     problem = _problem()
     if problem is None:
         # The values are ints of C; mallopt answers 1 for success. Without mappings of their own,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.calls import inner_programs
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.timing import call_seconds
@@ -82,7 +83,7 @@ def remat_report(
 
     Raises:
       ValueError: when a policy's gradient differs from the one without remat by more than
-        rounding.
+        rounding, or ``calls`` is no whole number from 1 on.
       TypeError: when the loss cannot be compiled for the arguments.
 
     Example:
@@ -100,8 +101,7 @@ def remat_report(
         policies = {"nothing saved": None, "dots saved": jax.checkpoint_policies.dots_saveable}
     if not callable(make):
         raise TypeError(f"make is {make!r:.60}; wanted a function of remat that returns the loss")
-    if calls < 1:
-        raise ValueError(f"calls is {calls}; wanted 1 or more")
+    calls = whole_number("calls", calls, 1)
     wrappers: dict[str, Callable[..., Any]] = {"no remat": lambda block: block}
     for name, policy in policies.items():
         wrappers[name] = _wrapper(policy)

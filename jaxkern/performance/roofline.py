@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import real_number, whole_number
 from jaxkern.core.backend import backend
 from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings, ceilings
@@ -75,8 +74,8 @@ def roofline_analysis(
     """
     given = {"flops_per_sample": flops_per_sample, "bytes_per_sample": bytes_per_sample}
     for name, value in given.items():
-        if value is not None and not (isinstance(value, numbers.Real) and value >= 0):
-            raise ValueError(f"{name} is {value!r}; wanted a number, 0 or more")
+        if value is not None:
+            real_number(name, value, 0)
     if samples is not None:
         samples = whole_number("samples", samples, 1)
     num_batches = whole_number("num_batches", num_batches, 1)

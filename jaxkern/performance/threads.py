@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jaxkern.core import registry
+from jaxkern.core.arguments import whole_number
+from jaxkern.core.threads import MOST_THREADS, worker_cap
 from jaxkern.core.threads import num_threads as num_threads
-from jaxkern.core.threads import worker_cap
 
 
 def set_num_threads(count: int | None) -> None:
@@ -18,13 +19,13 @@ def set_num_threads(count: int | None) -> None:
         (``JAXKERN_NUM_THREADS``, else SLURM's, the control group's and the affinity's bound).
 
     Raises:
-      ValueError: when ``count`` is negative.
+      ValueError: when ``count`` is no whole number from 0 to 2**31 - 1.
 
     Example:
       >>> import jaxkern.performance
       >>> jaxkern.performance.set_num_threads(1)
       >>> jaxkern.performance.set_num_threads(None)
     """
-    if count is not None and count < 0:
-        raise ValueError(f"count is {count}; wanted 0 or more, or None")
+    if count is not None:
+        count = whole_number("count", count, 0, MOST_THREADS)
     registry.set_max_workers(worker_cap() if count is None else count)

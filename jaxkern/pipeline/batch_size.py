@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern import image
+from jaxkern.core.arguments import real_number
 from jaxkern.core.progress import ProgressBar
 from jaxkern.pipeline.batch_delivery import PipelineTrial
 from jaxkern.pipeline.batch_search import (
@@ -152,13 +154,13 @@ def get_batch_size_recommendation(
     >>> found.min_batch_size <= found.optimal_batch_size <= found.max_batch_size
     True
     """
-    if not seconds > 0:
+    if real_number("seconds", seconds, 0) == 0:
         raise ValueError(f"seconds is {seconds!r}; wanted a number above 0")
     if memory_limit is not None and not isinstance(memory_limit, (int, float)):
         raise TypeError(
             f"memory_limit is {memory_limit!r}; wanted a number of bytes, as 2**30, or None"
         )
-    if memory_limit is not None and not memory_limit > 0:
+    if memory_limit is not None and not 0 < memory_limit < math.inf:
         raise ValueError(f"memory_limit is {memory_limit!r}; wanted bytes, above 0, or None")
     trial = _trial(fn_or_pipeline, args, in_axes, sharding)
     limit = int(trial.default_limit() if memory_limit is None else memory_limit)

@@ -123,8 +123,8 @@ def whole(name: str, value: Any, least: int, more: str = "") -> int:
         or not hasattr(value, "__index__")
         or not least <= int(value) < 2**63
     ):
-        to = " to 2**63 - 1" if hasattr(value, "__index__") and int(value) >= 2**63 else ""
-        raise ValueError(f"{name} is {value!r}; wanted an integer from {least}{to}{more}")
+        lowest = "-2**63" if least == -(2**63) else least
+        raise ValueError(f"{name} is {value!r}; wanted an integer from {lowest} to 2**63 - 1{more}")
     return int(value)
 
 

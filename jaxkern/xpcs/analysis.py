@@ -31,7 +31,7 @@ from jaxkern.xpcs.prepare import (
 )
 from jaxkern.xpcs.result import FitResult
 from jaxkern.xpcs.results import load_result, save_result
-from jaxkern.xpcs.simulation import simulate_to_file
+from jaxkern.xpcs.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.views import view_angles
 
 
@@ -227,6 +227,9 @@ def simulate_data(
     """Writes simulated data to the settings' file; returns its path and the truth."""
     how = config.simulation
     path = Path(folder) / home_path(config.data_files.file)
+    if how.frames < 2:
+        raise ConfigError(f"simulation.frames is {how.frames}; wanted at least 2")
+    check_room(path, len(how.phi), how.frames, how.dtype)  # the model has its own arrays of frames
     dt, gap = simulated(config)
     model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
     params = model.defaults

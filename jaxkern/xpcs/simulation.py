@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.aps_writer import TILE, ApsWriter
 from jaxkern.xpcs.checks import whole_number
 from jaxkern.xpcs.correlation import g2_at
@@ -44,6 +46,7 @@ def simulate(
 
     Raises:
       ValueError: a negative noise; contrast or offset of another shape.
+      MemoryError: more points than memory is left for.
 
     Example:
       >>> import numpy as np
@@ -54,6 +57,12 @@ def simulate(
       (1, 20, 20)
     """
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
+    needed, free = 16 * n_phi * n_t**2, available_bytes()  # the result, and its transpose
+    if needed > free:
+        raise MemoryError(
+            f"{_points_text(n_phi, n_t)} take {needed / 1e9:,.3g} GB and {free / 1e9:,.3g} GB of "
+            "memory are left: simulate fewer frames or angles, or write a file (simulate_to_file)"
+        )
     c2 = np.zeros((n_phi, n_t, n_t))
     slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
     for angle, first, rows in slabs:
@@ -88,7 +97,7 @@ def simulate_to_file(
       progress: called with the rows that are written and the rows there will be.
 
     Raises:
-      ValueError: as `simulate` and `ApsWriter`.
+      ValueError: as `simulate` and `ApsWriter`; a file that the disk has no room for.
 
     Example:
       >>> import numpy as np
@@ -101,6 +110,7 @@ def simulate_to_file(
       's.h5'
     """
     geometry = model.geometry
+    check_room(path, geometry.n_phi, geometry.n_t, dtype)
     slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
     total = geometry.n_phi * geometry.n_t
     written = 0
@@ -119,6 +129,23 @@ def simulate_to_file(
             if progress is not None:
                 progress(written, total)
     return Path(path)
+
+
+def check_room(path: str | Path, n_phi: int, n_t: int, dtype: DTypeLike) -> None:
+    """Raises ValueError where a file of so many angles and frames has no room on its disk."""
+    path = Path(path).absolute()
+    needed = n_phi * n_t**2 * np.dtype(dtype).itemsize
+    folder = next(place for place in path.parents if place.exists())
+    free = shutil.disk_usage(folder).free + (path.stat().st_size if path.is_file() else 0)
+    if needed > free:
+        raise ValueError(
+            f"{_points_text(n_phi, n_t)} make a file of {needed / 1e9:,.3g} GB and {folder} has "
+            f"{free / 1e9:,.3g} GB free; wanted fewer frames or angles, or another disk"
+        )
+
+
+def _points_text(n_phi: int, n_t: int) -> str:
+    return f"two-time correlations of {n_phi:,} angles and {n_t:,} frames"
 
 
 def _slabs(

@@ -3,6 +3,7 @@ does not say where."""
 
 from __future__ import annotations
 
+import math
 import time
 
 import jax
@@ -153,8 +154,17 @@ def test_bad_input():
         compare({"alone": lambda: 1})
     with pytest.raises(ValueError, match="check is 'same'"):
         compare({"a": lambda: 1, "b": lambda: 1}, check="same")
-    with pytest.raises(ValueError, match="wanted rounds from 1"):
-        compare({"a": lambda: 1, "b": lambda: 1}, rounds=0)
+    for name, wrong in (
+        ("rounds", 0),
+        ("rounds", 1.5),
+        ("warmup", -1),
+        ("turn_seconds", math.nan),
+        ("turn_seconds", math.inf),
+        ("rtol", math.nan),
+        ("atol", -1.0),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is {wrong!r}; wanted a"):
+            compare({"a": lambda: 1, "b": lambda: 1}, **{name: wrong})
     with pytest.raises(TypeError, match="wanted a function"):
         compare({"a": lambda: 1, "b": 2})
 

@@ -121,8 +121,9 @@ def test_means_of_a_drivers_lines():
 def test_bad_input():
     with pytest.raises(TypeError, match="wanted an iterable of batches"):
         PipelineBenchmark(3)
-    with pytest.raises(ValueError, match="wanted num_batches from 1"):
-        PipelineBenchmark([], num_batches=0)
+    for name, wrong in (("num_batches", 0), ("num_batches", 1.5), ("warmup_batches", -1)):
+        with pytest.raises(ValueError, match=f"{name} is {wrong}; wanted a whole number from"):
+            PipelineBenchmark([], **{name: wrong})
     with pytest.raises(ValueError, match=r"a list has no with_seed\(seed\)"):
         PipelineBenchmark([np.zeros(1)], num_batches=1).run(pipeline_seed=1)
     with pytest.raises(ValueError, match="ended after 0 batches"):

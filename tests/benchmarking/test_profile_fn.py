@@ -4,6 +4,7 @@ donated arguments that are lost, and resources that the system sees otherwise.""
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import resource
 import time
@@ -141,8 +142,12 @@ def test_bad_input():
         jk.benchmarking.profile_fn(jax.jit(lambda x, how: x), 1.0, "fast")
     with pytest.raises(TypeError, match=r"cannot be traced.*JAX says"):
         jk.benchmarking.profile_fn(jax.jit(lambda x: int(x)), 1.0)
-    with pytest.raises(ValueError, match="wanted calls from 1"):
-        jk.benchmarking.profile_fn(sum, [1], calls=0)
+    for wrong in ({"calls": 0}, {"calls": 1.5}, {"calls": True}, {"warmup": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; wanted a whole number"):
+            jk.benchmarking.profile_fn(sum, [1], **wrong)
+    for wrong in (math.nan, -1, "2", None):
+        with pytest.raises(ValueError, match=f"seconds is {wrong!r}; wanted a number from 0 on"):
+            jk.benchmarking.profile_fn(sum, [1], seconds=wrong)
 
 
 def take(size):

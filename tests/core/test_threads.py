@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxkern.core import threads
+from jaxkern.performance import set_num_threads
 
 
 @pytest.fixture
@@ -25,6 +26,28 @@ def test_asked_for(sixteen_cpus):
     assert threads.worker_cap({"JAXKERN_NUM_THREADS": "24"}) == 24
     with pytest.raises(ValueError, match="JAXKERN_NUM_THREADS is 'x'; wanted a number"):
         threads.num_threads({"JAXKERN_NUM_THREADS": "x"})
+
+
+@pytest.mark.parametrize(
+    "text", ["\u00b2", "\u0663", "1e3", "-1", "2147483648", "1" + 20 * "0", 9999 * "9"]
+)
+def test_what_is_no_number_of_threads(sixteen_cpus, text):
+    """Superscripts and other digits that ``str.isdigit`` takes, and more than a C int holds."""
+    for of in (threads.num_threads, threads.worker_cap):
+        with pytest.raises(
+            ValueError, match=r"JAXKERN_NUM_THREADS is .*; wanted a number of threads"
+        ):
+            of({"JAXKERN_NUM_THREADS": text})
+    # Others' variables are not ours to refuse.
+    assert threads.num_threads({"SLURM_CPUS_PER_TASK": text}) == 16
+
+
+def test_a_cap_of_no_number():
+    for wrong in (-1, 1.5, True, "2", 10**20):
+        with pytest.raises(
+            ValueError, match=r"count is .*; wanted a whole number from 0 to 2147483647"
+        ):
+            set_num_threads(wrong)
 
 
 def test_zero_is_no_cap(sixteen_cpus):

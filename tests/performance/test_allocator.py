@@ -64,5 +64,8 @@ def test_another_c_library(monkeypatch):
 
 
 def test_negative_bytes():
-    with pytest.raises(ValueError, match="keep_bytes is -1; wanted 0 or more"):
-        tune_host_allocator(-1)
+    for wrong in (-1, 1.5, True, "1"):
+        with pytest.raises(
+            ValueError, match=f"keep_bytes is {wrong!r}; wanted a whole number from"
+        ):
+            tune_host_allocator(wrong)

@@ -209,6 +209,9 @@ def test_remat_of_something_else():
 
     with pytest.raises(ValueError, match="gives another value or gradient"):
         remat_report(make, jnp.ones(3))
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"calls is {wrong}; wanted a whole number from 1"):
+            remat_report(layered, jnp.ones(3), calls=wrong)
     with pytest.raises(TypeError, match="make is 3; wanted a function of remat"):
         performance.remat_report(3)
     with pytest.raises(TypeError, match="make returned 3; wanted the loss"):

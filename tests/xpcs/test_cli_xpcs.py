@@ -14,7 +14,9 @@ import h5py
 import numpy as np
 import pytest
 
+from jaxkern import xpcs
 from jaxkern.cli import main
+from jaxkern.xpcs import simulation
 
 SETTINGS = """\
 data_files: {file: run.h5}
@@ -164,6 +166,32 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
     (results / name).write_bytes(content)
     assert run(folder, "plot", "--output-dir", str(results)) == 2
     assert f"error: {results / name} cannot be read as a result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (99_999_999, "3 angles and 99,999,999 frames make a file of 1.2e+08 GB"),
+        (10**30, "frames make a file of"),
+        (1, "simulation.frames is 1; wanted at least 2"),
+        (-5, "simulation.frames is -5; wanted at least 2"),
+    ],
+)
+def test_frames_that_nothing_holds(folder, frames, said, tmp_path, capsys):
+    new = ["--data", str(tmp_path / "new.h5"), "--set", f"simulation.frames={frames}"]
+    assert run(folder, "simulate", *new) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_frames_than_memory_holds(monkeypatch):
+    monkeypatch.setattr(simulation, "available_bytes", lambda: 16 * 20**2 - 1)
+    t = 0.1 * np.arange(20)
+    model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
+    with pytest.raises(
+        MemoryError, match=r"1 angles and 20 frames take 6.4e-06 GB and .* are left"
+    ):
+        xpcs.simulate(model, model.defaults, 0.3, 1.0)
 
 
 def test_a_file_of_something_else_is_refused(folder, tmp_path, capsys):
