@@ -31,11 +31,11 @@ def of_floats(fn: Function, operands: Sequence[Any], which: Sequence[int]) -> Fu
 
 
 def tangent(fn: Function, which: Sequence[int]) -> Function:
-    """``(operands, moved) -> tangents`` of the float results, ``moved`` one for each of which."""
+    """``(operands, moved) -> (results, tangents)``, floats alone; ``moved``: one each of which."""
 
     def moved(operands: Sequence[Any], directions: Sequence[Any]) -> Any:
         primals = [operands[i] for i in which]
-        return jax.jvp(of_floats(fn, operands, which), primals, list(directions))[1]
+        return jax.jvp(of_floats(fn, operands, which), primals, list(directions))
 
     return moved
 

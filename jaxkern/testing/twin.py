@@ -50,7 +50,7 @@ class Twin:
 
     @functools.cached_property
     def _tangents(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(tangent(self.one, self._floats)))
+        return jax.jit(jax.vmap(lambda *given: tangent(self.one, self._floats)(*given)[1]))
 
     @functools.cached_property
     def _gradients(self) -> Callable[..., Any]:

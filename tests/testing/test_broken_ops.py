@@ -65,12 +65,12 @@ def test_a_right_kernel_passes(dtype):
 # Derivatives, without kernels.
 
 
-def cube(tangent):
-    """x^3, with a rule for its tangent."""
+def cube(tangent, off=0.0):
+    """x^3, with a rule for its tangent, and results that are off where there is one."""
 
     def jvp(primals, tangents, *, batch_dims):
         (x,), (t,) = primals, tangents
-        return op(x, batch_dims=batch_dims), tangent(x, t)
+        return op(x, batch_dims=batch_dims) + off, tangent(x, t)
 
     op = jk.Op("broken.cube", version=1, abstract=lambda x: x, impl=lambda x: x**3, jvp=jvp)
     return op
@@ -84,6 +84,14 @@ def test_a_wrong_second_derivative_fails():
     with pytest.raises(AssertionError, match="fails 1 of 3 checks") as caught:
         jk.testing.check_op(wrong, given, **check)
     assert "second: \n" in str(caught.value)
+
+
+def test_wrong_results_beside_right_tangents_fail():
+    given = [(x,) for x, _ in samples()]
+    with pytest.raises(AssertionError, match="forward: \nNot equal"):
+        jk.testing.check_op(
+            cube(lambda x, t: 3 * x**2 * t, off=1.0), given, native=False, only=["forward"]
+        )
 
 
 def product(reduce):
