@@ -1,4 +1,4 @@
-"""Simulated photons: would catch fields without the model's dynamics, counts that are not Poisson's,
+"""Simulated photons: would catch fields without the model's dynamics, counts that are not Poisson,
 and errors of fits that do not hold for the correlated noise of speckles.
 """
 
