@@ -45,11 +45,11 @@ def pulls(photons: float, runs: int, seed: int = 0) -> dict[str, Any]:
         fit = jk.xpcs.fit(model, data, p0=physics * 1.1, hold=list(HOLD), progress=False)
         free = np.array([name not in HOLD for name in fit.names])
         for kind, error in (("jackknife", fit.perr), ("independent", fit.perr_independent)):
-            found[kind].append(((fit.popt - truth)[free] / error[free]).tolist())
+            found[kind].append(((fit.popt - truth)[free] / error[free]).round(4).tolist())
         found["passes"].append(fit.nfev)
         found["error_passes"].append(fit.error_passes)
-        found["reduced_chi2"].append(fit.reduced_chi2)
-        found["inflation"].append(fit.inflation)
+        found["reduced_chi2"].append(round(fit.reduced_chi2, 4))
+        found["inflation"].append(round(fit.inflation, 4))
     found["names"] = [name for name, is_free in zip(fit.names, free, strict=True) if is_free]
     return found
 

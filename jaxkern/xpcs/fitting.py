@@ -261,6 +261,7 @@ def fit(
         left_out = independent()
         if errors == "jackknife":
             left_out = jackknife(
+                model,
                 evaluation,
                 layout,
                 problem.context,

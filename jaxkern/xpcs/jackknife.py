@@ -25,12 +25,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.evaluation import Evaluation, ExtraPass
 from jaxkern.xpcs.layout import Layout
-from jaxkern.xpcs.passes import BadBlocks, BadDataError, PassContext
+from jaxkern.xpcs.models import Model
+from jaxkern.xpcs.passes import BadBlocks, BadDataError, PassContext, PassPoint
 from jaxkern.xpcs.program import AngleSums
 from jaxkern.xpcs.solver import NormalPoint, rank_threshold
 
@@ -41,6 +43,8 @@ BLOCKS = 10
 LEAST_BLOCKS = 5
 # Fewer frames than this a block, and the angles are left out instead where there are enough.
 LEAST_FRAMES = 3
+# What may be left of the correlation after a block: neighbours share the noise that lasts longer.
+SLOW = float(np.exp(-1.0))
 # Of a robust loss, in units of J^T J with its weights.
 _LEAST_CURVATURE = 0.05
 
@@ -99,6 +103,7 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
 
 
 def jackknife(
+    model: Model,
     evaluation: Evaluation,
     layout: Layout,
     context: PassContext,
@@ -108,9 +113,10 @@ def jackknife(
     *,
     robust: bool,
 ) -> Jackknife:
-    """Leaves out blocks of frames, or angles where there are few frames.
+    """Leaves out blocks of frames, or angles where frames are few or a block holds few decay times.
 
     Args:
+      model: that was fitted.
       evaluation: of the fit that found x.
       layout, context, bad: of the fit.
       x: its solution, the free parameters.
@@ -118,8 +124,18 @@ def jackknife(
       robust: whether the loss is another than the linear one.
     """
     used = context.keep.astype(bool)
-    blocks = blocks_of_frames(used, layout.n_phi)
-    if not blocks and layout.n_phi < LEAST_BLOCKS:
+    blocks, notes = blocks_of_frames(used, layout.n_phi), []
+    if blocks:
+        frames = used.sum() / len(blocks)
+        left = correlation_left(model, evaluation, layout.split(evaluation.full(x)), round(frames))
+        if left > SLOW and layout.n_phi >= LEAST_BLOCKS:
+            blocks = []
+        elif left > SLOW:
+            notes.append(
+                f"the model's correlation is {left:.0%} after {frames:.3g} frames, the blocks of "
+                "the jackknife: the noise of blocks is not independent, and errors can be too small"
+            )
+    elif layout.n_phi < LEAST_BLOCKS:
         return independent(
             f"{int(used.sum())} frames and {layout.n_phi} angles are too few for a jackknife "
             f"(wanted {LEAST_BLOCKS * LEAST_FRAMES} frames, or {LEAST_BLOCKS} angles): the errors "
@@ -160,7 +176,16 @@ def jackknife(
         return independent("a part of the data gives no finite sums: errors of independent noise")
     full = np.zeros((len(changes), len(free)))
     full[:, free] = changes
-    return Jackknife(full, method, len(passes), own)
+    return Jackknife(full, method, len(passes), own, tuple(notes))
+
+
+def correlation_left(model: Model, evaluation: Evaluation, point: PassPoint, lag: int) -> float:
+    """(g2 - offset) / contrast of the model at a lag of some frames, on average."""
+    phases = evaluation.phases(point.physics)
+    A, X = jax.jit(model.phases)(point.physics) if phases is None else phases
+    distance = np.abs(A[..., lag:] - A[..., :-lag])
+    shear = np.sinc((X[:, lag:] - X[:, :-lag]) / np.pi) ** model.shear_power
+    return float(np.mean(np.exp(-2.0 * distance) * shear))
 
 
 def _shifts(

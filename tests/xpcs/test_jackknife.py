@@ -168,6 +168,27 @@ def test_too_little_is_told():
         jk.xpcs.fit(model_of(case), case.data, errors="bootstrap")
 
 
+@pytest.mark.parametrize("angles", [4, 5])
+def test_dynamics_that_last_longer_than_a_block(angles):
+    """Blocks of 6 frames of a sample that takes 30 to decay: angles if there are five."""
+    phi = np.linspace(0, 80, angles)
+    slow = SMOOTH * [0.15, 1, 0, 0.15, 1, 0, 1]
+    case = problems.simulate(60, 1e-3, seed=8, physics=slow, phi=phi)
+    bounds = {"D0": (1.0, 1e5)}
+    found = jk.xpcs.fit(
+        model_of(case), case.data, p0=slow, hold=HOLD, bounds=bounds, progress=False
+    )
+    told = [w for w in found.warnings if "after 6 frames, the blocks of the jackknife" in w]
+    if angles == 5:
+        assert (found.errors, told) == ("jackknife over 5 angles", [])
+    else:
+        assert found.errors == "jackknife over 10 blocks of 6 frames"
+        assert len(told) == 1
+        A, X = problems.phases(slow, 60, phi)
+        f = np.exp(-2 * (A[6:] - A[:-6])) * np.sinc((X[:, 6:] - X[:, :-6]) / np.pi) ** 4
+        assert f"{f.mean():.0%}" in told[0]
+
+
 class FailingSource:
     """Rows that can be read a number of times."""
 

@@ -1,5 +1,5 @@
-"""Would catch: fields without the model's dynamics, counts that are not Poisson's, and errors of
-fits that do not hold for the correlated noise of speckles.
+"""Simulated photons: would catch fields without the model's dynamics, counts that are not Poisson,
+and errors of fits that do not hold for the correlated noise of speckles.
 """
 
 from __future__ import annotations
