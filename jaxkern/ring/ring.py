@@ -145,6 +145,7 @@ class Ring:
         self._placement: Placement | None = None
         self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
         self._tickets = itertools.count(1)
+        self._tickets_lock = threading.Lock()
         _open.add(self)
 
     @property
@@ -357,7 +358,8 @@ class Ring:
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
             raise TypeError(f"error is {error!r}; wanted an exception")
-        ticket = next(self._tickets)
+        with self._tickets_lock:  # without the interpreter's lock two threads may get one number
+            ticket = next(self._tickets)
         self._errors[ticket] = error  # first: a consumer that finds the failure finds it too
         raised: BaseException | None = None
         try:
