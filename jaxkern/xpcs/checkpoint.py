@@ -168,6 +168,7 @@ def _check_shapes(log: PassLog, sizes: tuple[int, int, int] | None) -> None:
     points, states = list(log.points), list(log.states)
     if len(points) != len(states):
         raise ValueError(f"{len(points)} points and {len(states)} states")
+    states += log.extra
     if log.partial is not None:
         # A pass at another point than the fit comes to is not gone on with, so x may be anything.
         states.append(log.partial.states)
