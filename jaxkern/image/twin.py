@@ -208,7 +208,7 @@ class _Line:
 
     def nearest(self) -> jax.Array:
         """Source indices of the nearest pixels."""
-        return self.start + jnp.clip(self.position(half=False)[0], 0, self.box - 1)
+        return self.start + jnp.clip(self.offset(half=False)[0], 0, self.box - 1)
 
     def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The two source indices and the weight of the second."""
@@ -297,16 +297,18 @@ def _segment(
     y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
     rows_valid = rows.exists & (y >= g[6]) & (y < g[8])
     columns_valid = columns.exists & (x >= g[7]) & (x < g[9])
-    shown = (rows_valid[:, None] & columns_valid)[..., None]
-    bias = jnp.where(shown, affine[1], fill)
+    shown, constant = (rows_valid[:, None] & columns_valid)[..., None], fill
     for k in range(segment.erasures):
         down, across = _inside(erase_box[k], segment.height, segment.width)
         erased = (down[:, None] & across)[..., None]
-        shown, bias = shown & ~erased, jnp.where(erased, erase_value[k], bias)
-    # The constants are selected and not the pixels, if these can be multiplied by 0: a select makes
-    # XLA's CPU compiler branch around the gathers that feed it, which doubles the time of a crop.
-    value = value if finite else jnp.where(shown, value, 0.0)
-    value = value * jnp.where(shown, affine[0], 0.0) + bias
+        shown, constant = shown & ~erased, jnp.where(erased, erase_value[k], constant)
+    scale, bias = affine
+    if finite:
+        # Factors are selected, not pixels, which can be multiplied by 0: a select makes XLA's CPU
+        # compiler branch around the gathers that feed it, which doubles the time of a crop.
+        value = value * jnp.where(shown, scale, 0.0) + jnp.where(shown, bias, constant)
+    else:
+        value = jnp.where(shown, value * scale + bias, constant)
     if segment.rounding is Rounding.NEAREST:
         value = _levels(value)
     elif segment.rounding is Rounding.TRUNCATE:
