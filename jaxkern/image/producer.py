@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ class ChainProducer:
             )
         drawing = _drawing(
             aug,
+            repr(aug),
             tuple(image.shape),
             np.dtype(image.dtype),
             derive,
@@ -124,13 +126,14 @@ class _Drawing:
     def __init__(
         self,
         aug: Compose,
+        settings: str,
         shape: tuple[int, ...],
         dtype: np.dtype,
         derive: Callable[[jax.Array], jax.Array] | None,
         wide: bool,
     ) -> None:
-        del wide  # only tells drawings apart: what is traced depends on it
-        self._aug = aug
+        del settings, wide  # only tell drawings apart: what is traced depends on them
+        self._aug = copy.copy(aug)  # traced later, when its attributes may have been set anew
         self._image = jax.ShapeDtypeStruct(shape, dtype)
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.

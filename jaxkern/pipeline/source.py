@@ -39,7 +39,9 @@ class BatchSource:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "gather" in vars(cls) and "fresh" not in vars(cls):
+        # Of the classes that it is derived from, the one whose `gather` it has must have said so.
+        first = next(base for base in cls.__mro__ if {"gather", "fresh"} & vars(base).keys())
+        if "fresh" not in vars(first):
             cls.fresh = False
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
 from jaxkern.pipeline import ArraySource, BatchSource, program
 
@@ -81,17 +82,37 @@ def test_others_are_copied_once_and_by_the_workers(monkeypatch):
 
 
 def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
-    class Slices(ArraySource):
+    class Slicing:
         def gather(self, records, out=None):
             return {name: a[records[0] : records[-1] + 1] for name, a in self.arrays.items()}
+
+    class Slices(ArraySource):
+        gather = Slicing.gather
+
+    class Mixed(Slicing, ArraySource):
+        pass
+
+    class Again(Mixed):
+        pass
 
     class Same(ArraySource):
         pass
 
-    assert ArraySource.fresh
-    assert Same.fresh
-    assert not Slices.fresh
-    assert not BatchSource.fresh
+    class Told(Slicing, ArraySource):
+        fresh = True
+
+    class Unsaid(Same, Slicing):  # the gather of ArraySource
+        pass
+
+    for fresh in (ArraySource, Same, Told, Unsaid):
+        assert fresh.fresh
+    for shared in (BatchSource, Slices, Mixed, Again):
+        assert not shared.fresh
+    array = aligned_array((4, 1000), np.int32)
+    array[:] = 1
+    batch = next(iter(jk.from_source(Mixed({"x": array}), 2, num_workers=0)))
+    array[:] = 99
+    assert (np.asarray(batch["x"]) == 1).all()
 
 
 def test_the_bytes_of_ragged_batches_are_counted():

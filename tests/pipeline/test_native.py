@@ -2,7 +2,7 @@
 
 Would catch: native batches that differ from those of the JAX program, a source or chain that is
 taken natively and should not be, a choice that does not follow the times or that a state forgets, a
-draw that every pipeline and every remainder compiles anew.
+draw that every pipeline and every remainder compiles anew, or that a changed Compose still has.
 """
 
 from __future__ import annotations
@@ -218,6 +218,18 @@ def test_parameters_are_drawn_by_one_program():
         assert threads_of(pipe)
     assert compiled[0][0] == 1
     assert compiled[1] == (0, 0)
+
+
+def test_a_compose_that_was_changed_is_another_one():
+    crop = im.Compose([im.RandomHorizontalFlip(0.0), im.Normalize(0.5, 0.5)])
+    flip = im.Compose([im.RandomHorizontalFlip(1.0), im.Normalize(0.5, 0.5)], layout="NCHW")
+    base = jk.from_source(arrays(20), 8, True, 3)
+    before = base >> crop
+    assert before._plan.native is not None
+    crop.transforms, crop.layout = flip.transforms, flip.layout
+    assert_same(epoch_of(base >> crop), epoch_of(base >> flip))
+    unchanged = im.Compose([im.Normalize(0.5, 0.5)])
+    assert_same(epoch_of(before), epoch_of(base >> unchanged))
 
 
 def test_an_epoch_is_resumed_and_abandoned():
