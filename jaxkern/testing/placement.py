@@ -38,6 +38,13 @@ def _put(mesh: Mesh, arrays: Any, *specs: PartitionSpec) -> list[jax.Array]:
 
 def _check_mesh(case: OpCheck, kind: AxisType) -> None:
     mesh = _mesh(kind)
+    # Each kind of mesh takes the gradient on one of the two placements.
+    sharded = _DATA if kind == AxisType.Auto else _BOTH
+    cotangents = case.cotangents()
+    # The twin is asked outside: its programs would compile again for the mesh.
+    others = _other_shardings(case)
+    if case.differentiable:
+        gradients = case.twin.gradients(case.stacked, cotangents)
     with jax.set_mesh(mesh):
         for batch in (_DATA, _BOTH):
             operands = _put(mesh, case.stacked, batch)
@@ -50,29 +57,28 @@ def _check_mesh(case: OpCheck, kind: AxisType) -> None:
             for r in result:
                 assert r.sharding.shard_shape(r.shape)[0] < case.count, "the result is replicated"
         if case.differentiable:
-            # Each kind of mesh takes the gradient on one of the two placements.
-            batch = _DATA if kind == AxisType.Auto else _BOTH
-            cotangents = case.cotangents()
             got = jax.jit(gradient(case.call_batch, case.floats))(
-                _put(mesh, case.stacked, batch), _put(mesh, cotangents, batch)
+                _put(mesh, case.stacked, sharded), _put(mesh, cotangents, sharded)
             )
-            wanted = case.twin.gradients(case.stacked, cotangents)
-            case.equal(got, wanted, f"vjp of a batch sharded over {batch}")
-        _check_other_shardings(case, mesh)
+            case.equal(got, gradients, f"vjp of a batch sharded over {sharded}")
+        for fn, arrays, specs, wanted, what in others:
+            case.equal(jax.jit(fn)(*_put(mesh, arrays, *specs)), wanted, what)
 
 
-def _check_other_shardings(case: OpCheck, mesh: Mesh) -> None:
-    stacked, fn = case.stacked, jax.jit(case.call_batch)
+def _other_shardings(case: OpCheck) -> list[tuple[Any, Any, list[PartitionSpec], Any, str]]:
+    """Functions, their operands, where those lie, the wanted results, and what it is."""
+    stacked, whole = case.stacked, case.call_batch
+    found: list[tuple[Any, Any, list[PartitionSpec], Any, str]] = []
     some = [_DATA if i % 2 == 0 else PartitionSpec() for i in range(len(stacked))]
     if len(some) > 1:
-        case.equal(fn(*_put(mesh, stacked, *some)), case.wanted, "only some operands sharded")
+        found.append((whole, stacked, some, case.wanted, "only some operands sharded"))
     alone = [tuple(j != i for j in range(len(stacked))) for i in {0, len(stacked) - 1}]
     for mapped in dict.fromkeys([*case.halves(), *(m for m in alone if any(m))]):
         axes = tuple(0 if m else None for m in mapped)
         operands, full = case.mixed(mapped)
         specs = [_DATA if m else PartitionSpec() for m in mapped]
-        got = jax.jit(jax.vmap(case.call, axes))(*_put(mesh, operands, *specs))
-        case.equal(got, case.twin.values(*full), f"sharded, with in_axes={axes}")
+        what = f"sharded, with in_axes={axes}"
+        found.append((jax.vmap(case.call, axes), operands, specs, case.twin.values(*full), what))
     # Operands that are sharded along another axis than the batch are gathered: slower, but right.
     specs = [_DATA] * len(stacked)
     for i, x in enumerate(stacked):
@@ -80,7 +86,8 @@ def _check_other_shardings(case: OpCheck, mesh: Mesh) -> None:
         if axis is not None:
             specs[i] = PartitionSpec("data", *[None] * (axis - 1), "model")
     if specs != [_DATA] * len(stacked):
-        case.equal(fn(*_put(mesh, stacked, *specs)), case.wanted, f"operands sharded as {specs}")
+        found.append((whole, stacked, specs, case.wanted, f"operands sharded as {specs}"))
+    return found
 
 
 @check
