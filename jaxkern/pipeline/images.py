@@ -42,7 +42,8 @@ class ImageFolder(BatchSource):
       classes: their names, by label.
       bad_files: path -> error of each file that did not decode so far, where they are masked.
 
-    Raises: ImportError without Pillow; FileNotFoundError for a folder without images.
+    Raises: ImportError without Pillow; FileNotFoundError for a folder without images. `gather`:
+      ValueError that names a file that exceeds `max_size`.
     """
 
     fresh = True
@@ -118,7 +119,8 @@ class ImageFolder(BatchSource):
         try:
             return self._decoded(record)
         except Exception as error:
-            if self.on_bad_record == "raise" or _is_of_the_system(error):
+            too_large = isinstance(error, _TooLargeError)
+            if self.on_bad_record == "raise" or too_large or _is_of_the_system(error):
                 raise
             self.bad_files[self.files[record]] = f"{type(error).__name__}: {error}"
             return None
@@ -130,6 +132,12 @@ class ImageFolder(BatchSource):
     def _decoded(self, record: int) -> np.ndarray:
         with self._open(record) as image:
             pixels = np.asarray(image.convert(_MODES[self.channels]))
+        if any(side > most for side, most in zip(pixels.shape, self.max_size, strict=False)):
+            raise _TooLargeError(
+                f"{self.files[record]} is {pixels.shape[0]}x{pixels.shape[1]} and max_size is "
+                f"{self.max_size}; wanted the (height, width) that no image exceeds, or None to "
+                "find it"
+            )
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
     def _size(self, record: int) -> tuple[int, int]:
@@ -153,6 +161,10 @@ class ImageFolder(BatchSource):
         except BaseException as error:
             note(error, "while reading record {} of {!r}: {}", record, self, self.files[record])
             raise
+
+
+class _TooLargeError(ValueError):
+    """The file is good and `max_size` is not."""
 
 
 def _is_of_the_system(error: Exception) -> bool:

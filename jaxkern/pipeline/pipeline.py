@@ -318,5 +318,7 @@ class Pipeline:
         self._epoch = epoch + 1
 
     def _replan(self, placement: Placement) -> Plan:
+        if self._on_host_only:  # also where a state says that it was the device, without a mesh
+            placement = "host"
         self._ready, self._decided = Plan(self._output, placement), True
         return self._ready

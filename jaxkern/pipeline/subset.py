@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -34,8 +35,9 @@ class Subset(BatchSource):
 
     def __init__(self, source: Any, indices: Any) -> None:
         self.source = as_source(source)
-        #: int64 [M]
+        #: int64 [M], read-only: native threads and states go by what they were
         self.indices = _checked(indices, len(self.source), repr(self.source))
+        self.indices.flags.writeable = False
         self.fresh = self.source.fresh and type(self).gather is Subset.gather
         self.on_bad_record = self.source.on_bad_record
 
@@ -47,7 +49,11 @@ class Subset(BatchSource):
 
     def describe(self) -> str:
         """With the indices: another split is another source."""
-        return f"Subset#{zlib.crc32(self.indices.tobytes()):08x}({self.source.describe()})"
+        return f"Subset#{self._digest}({self.source.describe()})"
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return f"{zlib.crc32(self.indices.tobytes()):08x}"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The source's batch of these records."""

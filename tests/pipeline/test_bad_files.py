@@ -137,6 +137,10 @@ def test_what_could_not_be_read_is_an_error(folders, tmp_path):
         ImageFolder(folders[1], max_size=(40, 40)).gather(np.array(folders[2]))
     with pytest.raises(ValueError, match="wanted 'raise' or 'mask'"):
         ImageFolder(root, on_bad_record="skip")
+    for mode in ("raise", "mask"):  # the file is good, and what was said of it is not
+        small = ImageFolder(folders[0], max_size=(20, 39), on_bad_record=mode)
+        with pytest.raises(ValueError, match=r"00\.jpg is 20x40 and max_size is \(20, 39\)"):
+            small.gather(np.arange(2))
     for path in source.files:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="no image that can be decoded"):

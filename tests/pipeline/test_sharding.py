@@ -97,6 +97,11 @@ def test_images_of_different_sizes_are_resized_on_the_host(tmp_path):
         assert not pipe.explain().seconds
     state = iter(pipe_of("auto", sharding)).get_state()
     assert state["placement"] == "host"
+    elsewhere = iter(pipe_of("auto", None)).get_state()
+    assert elsewhere["placement"] == "device"
+    resumed = iter(pipe)
+    resumed.set_state(elsewhere)
+    assert_same(epoch_of(resumed), epoch_of(batches))
 
 
 def free_port() -> str:

@@ -84,6 +84,9 @@ def test_a_state_knows_its_split():
     again.set_state(first.get_state())
     with pytest.raises(ValueError, match=r"node 0 is 'Subset#\w+\(ArraySource\)' there and"):
         second.set_state(first.get_state())
+    part = Subset(arrays(), np.array([1, 2, 3]))
+    with pytest.raises(ValueError, match="read-only"):
+        part.indices[0] = 7
 
 
 @pytest.mark.parametrize(
