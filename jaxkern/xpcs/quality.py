@@ -25,12 +25,9 @@ Array = NDArray[np.float64]
 
 # e_h is taken over this part of the sampled frames.
 _REACH = 0.2
-# Frames with so many times the mean square of the usual frame, or of the usual one of the frames
-# around, do not say what noise is; nor do points of the sample beyond so many standard deviations,
-# which are cut there.
-_BAD_FRAME, _BAD_AMONG_NEIGHBOURS, _CUT = 10.0, 4.0, 8.0
-# Frames around a frame: on each side, and the part of all frames where that is more.
-_AROUND, _AROUND_PART = 5, 1 / 40
+# Frames with so many times the mean square of the usual frame do not say what noise is; nor do
+# points of the sample beyond so many standard deviations, which are cut there.
+_BAD_FRAME, _CUT = 4.0, 8.0
 # How far the model decorrelates over that reach, at least, for what is divided by it.
 _LEAST_CHANGE = 0.1
 # Where sigma is given, its scale is the user's affair, and only what no noise can be fails a fit.
@@ -92,7 +89,8 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     frames = residuals.of_frames()
     usual = frames[np.isfinite(frames)]
     typical = float(np.median(usual)) if usual.size else np.nan
-    bad = _far_beyond(frames, typical)
+    with np.errstate(invalid="ignore"):
+        bad = frames > _BAD_FRAME * typical
     good = residuals.counts & ~bad & ~bad[residuals.rows][:, None]
     cut = _CUT * np.sqrt(typical)
     clipped = _mean((np.clip(residuals.z, -cut, cut) ** 2).sum((1, 2), where=good), good)
@@ -101,21 +99,6 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     single, _ = _differences(residuals, good, cut, memory, _neighbours(bands))
     over_time, change = _differences(residuals, good, cut, memory, _apart(bands, reach))
     return NoiseLevel(single, over_time, change, clipped, frames, typical, bad)
-
-
-def _far_beyond(frames: Array, typical: float) -> NDArray[np.bool_]:
-    """[n]: the frames whose mean square is far beyond that of all, or of those around them."""
-    n = len(frames)
-    room = max(_AROUND, int(n * _AROUND_PART))
-    padded = np.pad(frames, room, constant_values=np.nan)
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * room + 1)
-    known = np.isfinite(frames)
-    local = np.full(n, np.inf)
-    local[known] = np.nanmedian(around[known], axis=1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(
-            (frames > _BAD_FRAME * typical) | (frames > _BAD_AMONG_NEIGHBOURS * local)
-        )
 
 
 def _mean(total: Array, used: NDArray[np.bool_]) -> Array:

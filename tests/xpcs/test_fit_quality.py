@@ -129,6 +129,17 @@ def test_three_bad_frames_are_named(case):
     assert fit(case, data, keep=keep).success
 
 
+def test_a_run_of_bad_frames_is_no_correlated_noise():
+    case = problems.simulate(100, seed=1)
+    data = case.data.copy()
+    data[:, 50:65] += 0.02
+    data[:, :, 50:65] += 0.02
+    found = fit(case, data, p0=problems.TRUTH)
+    assert not found.success
+    named = found.message.split("worst frames")[1]
+    assert all(50 <= int(part.split(" (")[0]) < 65 for part in named.split(") ")[1].split("), "))
+
+
 @pytest.mark.parametrize("sigma", [None, 0.004])
 def test_a_robust_loss_that_cannot_see_beyond_one_value(case, sigma):
     """Beside 1e30 all other costs are below rounding: the solver stays where it starts."""
