@@ -45,11 +45,11 @@ def pulls(photons: float, runs: int, seed: int = 0) -> dict[str, Any]:
         fit = jk.xpcs.fit(model, data, p0=physics * 1.1, hold=list(HOLD), progress=False)
         free = np.array([name not in HOLD for name in fit.names])
         for kind, error in (("jackknife", fit.perr), ("independent", fit.perr_independent)):
-            found[kind].append(((fit.popt - truth)[free] / error[free]).round(4).tolist())
+            found[kind].append(((fit.popt - truth)[free] / error[free]).tolist())
         found["passes"].append(fit.nfev)
         found["error_passes"].append(fit.error_passes)
-        found["reduced_chi2"].append(round(fit.reduced_chi2, 4))
-        found["inflation"].append(round(fit.inflation, 4))
+        found["reduced_chi2"].append(fit.reduced_chi2)
+        found["inflation"].append(fit.inflation)
     found["names"] = [name for name, is_free in zip(fit.names, free, strict=True) if is_free]
     return found
 
@@ -99,6 +99,21 @@ def figure(path: Path, found: dict[str, Any]) -> None:
     plt.close(chart)
 
 
+def summary(values: dict[str, Any]) -> dict[str, Any]:
+    """Coverage, spread of the pulls of each parameter, and medians."""
+    medians = ("passes", "error_passes", "reduced_chi2", "inflation")
+    return {
+        **{f"coverage, {kind}": coverage(values[kind]) for kind in ERRORS},
+        **{
+            f"spread of pulls, {kind}": dict(
+                zip(values["names"], np.std(values[kind], axis=0).round(3).tolist(), strict=True)
+            )
+            for kind in ERRORS
+        },
+        **{f"{name}, median": round(statistics.median(values[name]), 4) for name in medians},
+    }
+
+
 def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "| photons a pixel and frame | jackknife | independent | spread of pulls, independent "
@@ -138,11 +153,7 @@ def main() -> None:
         "pixels": PIXELS,
         "modes": MODES,
         "truth": {**TRUTH, **HOLD},
-        "coverage": {
-            kind: {rate: coverage(values[kind]) for rate, values in found.items()}
-            for kind in ERRORS
-        },
-        "found": found,
+        "found": {rate: summary(values) for rate, values in found.items()},
     }
     title = f"# 68% intervals that hold the truth: {chosen.runs} fits of 7 x {FRAMES}^2 a row"
     text = [title, "", harness.conditions(harness.machine(), used) + ".", "", *lines, ""]
