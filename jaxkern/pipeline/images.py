@@ -107,11 +107,19 @@ class ImageFolder(BatchSource):
         del out
         images = [self._image_if_any(record) for record in records.tolist()]
         valid = np.array([image is not None for image in images])
+        height, width = self.max_size
+        for record, image in zip(records.tolist(), images, strict=True):
+            if image is not None and (image.shape[0] > height or image.shape[1] > width):
+                raise ValueError(
+                    f"{self.files[record]} is {image.shape[0]}x{image.shape[1]} and max_size is "
+                    f"{self.max_size}; wanted the (height, width) that no image exceeds, or None "
+                    "to find it"
+                )
         whole = [
             self._zeros(record) if image is None else image
             for record, image in zip(records.tolist(), images, strict=True)
         ]
-        data: Data = {"image": ragged_of(whole, *self.max_size), "label": self.labels[records]}
+        data: Data = {"image": ragged_of(whole, height, width), "label": self.labels[records]}
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
 
     def _image_if_any(self, record: int) -> np.ndarray | None:
@@ -119,8 +127,7 @@ class ImageFolder(BatchSource):
         try:
             return self._decoded(record)
         except Exception as error:
-            too_large = isinstance(error, _TooLargeError)
-            if self.on_bad_record == "raise" or too_large or _is_of_the_system(error):
+            if self.on_bad_record == "raise" or _is_of_the_system(error):
                 raise
             self.bad_files[self.files[record]] = f"{type(error).__name__}: {error}"
             return None
@@ -132,12 +139,6 @@ class ImageFolder(BatchSource):
     def _decoded(self, record: int) -> np.ndarray:
         with self._open(record) as image:
             pixels = np.asarray(image.convert(_MODES[self.channels]))
-        if any(side > most for side, most in zip(pixels.shape, self.max_size, strict=False)):
-            raise _TooLargeError(
-                f"{self.files[record]} is {pixels.shape[0]}x{pixels.shape[1]} and max_size is "
-                f"{self.max_size}; wanted the (height, width) that no image exceeds, or None to "
-                "find it"
-            )
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
     def _size(self, record: int) -> tuple[int, int]:
@@ -161,10 +162,6 @@ class ImageFolder(BatchSource):
         except BaseException as error:
             note(error, "while reading record {} of {!r}: {}", record, self, self.files[record])
             raise
-
-
-class _TooLargeError(ValueError):
-    """The file is good and `max_size` is not."""
 
 
 def _is_of_the_system(error: Exception) -> bool:

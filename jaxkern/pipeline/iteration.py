@@ -131,7 +131,8 @@ class PipelineIterator(Iterator[Data]):
     @property
     def bad_records(self) -> int:
         """How many records of the delivered batches could not be read, as `on_bad_record="mask"` of
-        the source says; since the iteration, or `set_state`, began."""
+        the source says; since the iteration, or `set_state`, began. Batches from which a function
+        dropped the field "valid" do not tell."""
         found = self._bad.copy()  # another thread may add to it
         return sum(count for batch, count in found.items() if batch < self._delivered)
 
