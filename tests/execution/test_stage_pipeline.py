@@ -46,7 +46,8 @@ def test_and_its_gradient():
     got, wanted = gradient(run.apply)(STAGES, X), gradient(sequential)(STAGES, X)
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+        # A gradient near 0 is what is left of terms as large as the others: float32 of those.
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5 * float(jax.numpy.abs(w).max()))
 
 
 def test_devices_hand_on_and_do_not_gather():
