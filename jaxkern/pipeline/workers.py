@@ -15,7 +15,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
 from jaxkern.pipeline.rows import is_ragged
-from jaxkern.ring import Ring, RingError, RingStats
+from jaxkern.ring import Ring, RingClosed, RingError, RingStats
 
 
 class Workers:
@@ -71,6 +71,8 @@ class Workers:
         if aside is not None:
             self._beside[index] = aside.nbytes - self.ring._structure.bytes
             return aside
+        if self.ring.closed:  # `close` may have dropped it, and the slot holds something else
+            raise RingClosed("the pipeline's iteration was closed while a batch was taken")
         joint = self._usual.joint._replace(leaves=arrays["leaves"])
         return Unit(joint, arrays["records"], bad=self._bad.get(index, 0))
 

@@ -1,6 +1,7 @@
 """Copies on the way of Ragged images to JAX: would catch a buffer at an address that JAX copies on
 every call, a pipeline that copies one that nobody else has, or that copies in the consumer's
-thread, one that hands over memory that its source goes on to write to, or that counts no bytes."""
+thread, one that hands over memory that its source goes on to write to or that is another batch's,
+or that counts no bytes."""
 
 from __future__ import annotations
 
@@ -113,6 +114,22 @@ def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
     batch = next(iter(jk.from_source(Mixed({"x": array}), 2, num_workers=0)))
     array[:] = 99
     assert (np.asarray(batch["x"]) == 1).all()
+
+
+def test_a_batch_beside_the_ring_is_not_taken_for_what_is_in_its_slot():
+    """Where another thread closes the iteration while it is taken."""
+    batches = iter(jk.from_source([{"x": np.int32(k)} for k in range(10)], 4, num_workers=1))
+    next(batches), next(batches)  # the last one has two rows
+    workers = batches._workers
+    unit = workers._unit
+
+    def closed_before(index, arrays):
+        workers.close()
+        return unit(index, arrays)
+
+    workers._unit = closed_before
+    with pytest.raises(jk.ring.RingClosed, match="closed while a batch was taken"):
+        next(batches)
 
 
 def test_the_bytes_of_ragged_batches_are_counted():
