@@ -185,8 +185,9 @@ def _fit(chosen: argparse.Namespace) -> int:
         for line in result.warnings:
             print(f"warning: {line}", file=sys.stderr)
     if not result.success:
-        first = config.analysis.frames.start
         print(f"the fit is no success: {result.message}", file=sys.stderr)
+    if not result.success or any("counted from 0" in line for line in result.warnings):
+        first = config.analysis.frames.start
         print(f"(frame 0 of the fit is number {first} of analysis.frames)", file=sys.stderr)
     return 0 if result.success else 1
 

@@ -195,7 +195,7 @@ def plot_measurement(config: Config, measurement: Measurement, output: str | Pat
         arrays["contrast"],
         arrays["offset"],
         arrays.get("sigma"),
-        keep=measurement.keep,
+        keep=measurement.keep & arrays.get("keep", np.True_),
         angles=config.output.angles,
     )
     names = [str(name) for name in arrays["names"]]

@@ -123,25 +123,26 @@ def jackknife(
       upper: their upper bounds.
       robust: whether the loss is another than the linear one.
     """
-    used = context.keep.astype(bool)
-    blocks, notes = blocks_of_frames(used, layout.n_phi), []
+    used, sums = context.keep.astype(bool), evaluation.sums(x)
+    n_phi = int((sums.count > 0).sum())  # without those that are left out
+    blocks, notes = blocks_of_frames(used, n_phi), []
     if blocks:
         frames = used.sum() / len(blocks)
         left = correlation_left(model, evaluation, layout.split(evaluation.full(x)), round(frames))
-        if left > SLOW and layout.n_phi >= LEAST_BLOCKS:
+        if left > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []
         elif left > SLOW:
             notes.append(
                 f"the model's correlation is {left:.0%} after {frames:.3g} frames, the blocks of "
                 "the jackknife: the noise of blocks is not independent, and errors can be too small"
             )
-    elif layout.n_phi < LEAST_BLOCKS:
+    elif n_phi < LEAST_BLOCKS:
         return independent(
-            f"{int(used.sum())} frames and {layout.n_phi} angles are too few for a jackknife "
+            f"{int(used.sum())} frames and {n_phi} angles are too few for a jackknife "
             f"(wanted {LEAST_BLOCKS * LEAST_FRAMES} frames, or {LEAST_BLOCKS} angles): the errors "
             "are those of independent noise, too small where it is correlated"
         )
-    sums, free = evaluation.sums(x), evaluation.free
+    free = evaluation.free
     unusable, told = set(bad.excluded), len(bad.reasons)
     shifts = _shifts(sums, layout, free, x, upper) if robust else []
     passes = [ExtraPass(x, block) for block in blocks] + [ExtraPass(x + s) for s in shifts]
@@ -171,7 +172,7 @@ def jackknife(
         method = f"jackknife over {len(blocks)} blocks of {used.sum() / len(blocks):.3g} frames"
     else:
         changes, own = _over_angles(sums, curved, layout, free)
-        method = f"jackknife over {layout.n_phi} angles"
+        method = f"jackknife over {n_phi} angles"
     if changes is None:
         return independent("a part of the data gives no finite sums: errors of independent noise")
     full = np.zeros((len(changes), len(free)))
@@ -234,28 +235,30 @@ def _curvature(
 def _over_angles(
     sums: AngleSums, curved: AngleSums, layout: Layout, free: NDArray[np.bool_]
 ) -> tuple[Array | None, Array | None]:
-    """Changes [n_phi, p free] without each angle, and (J^T J)^-1 of what is the angles' own.
+    """Changes [B, p free] without each angle that counts, and (J^T J)^-1 of what is their own.
 
     The contrast and offset of an angle go with it: they are eliminated first.
     """
     n_phi, scales = layout.n_phi, layout.n_scales
-    physics = free[2 * scales :]
+    physics, counts = free[2 * scales :], sums.count > 0
     if layout.scaling != "individual":
         first = 2 if scales == 0 else 0
         inside = np.ix_(free, free)
         parts = [
             NormalPoint(jtj[inside], jtr[free], 0.0)
-            for jtj, jtr in zip(sums.jtj[:, first:, first:], sums.jtr[:, first:], strict=True)
+            for jtj, jtr in zip(
+                sums.jtj[counts, first:, first:], sums.jtr[counts, first:], strict=True
+            )
         ]
         return _one_by_one(parts, curved.jtj[:, first:, first:].sum(0)[inside]), None
     parts, curvature = [], np.zeros((int(physics.sum()),) * 2)
-    own, follow = np.zeros((len(free), len(free))), []
-    for k in range(n_phi):
+    own, follow = np.zeros((len(free), len(free))), np.zeros((n_phi, 2, int(physics.sum())))
+    for k in np.flatnonzero(counts):
         inverse = np.linalg.pinv(sums.jtj[k, :2, :2], hermitian=True)
         places = [k, n_phi + k]
         own[np.ix_(places, places)] = inverse
         slope = inverse @ sums.jtj[k, :2, 2:][:, physics]
-        follow.append(-slope)
+        follow[k] = -slope
         # Contrast and offset move with the physics.
         along = np.vstack([-slope, np.eye(len(physics))[:, physics]])
         parts.append(NormalPoint(along.T @ sums.jtj[k] @ along, along.T @ sums.jtr[k], 0.0))
@@ -263,8 +266,7 @@ def _over_angles(
     changes = _one_by_one(parts, curvature)
     if changes is None:
         return None, None
-    scale = np.stack(follow)  # [n_phi, 2, physics]
-    contrast, offset = (changes @ scale[:, row].T for row in (0, 1))
+    contrast, offset = (changes @ follow[:, row].T for row in (0, 1))
     return np.concatenate([contrast, offset, changes], axis=1), own
 
 

@@ -48,6 +48,7 @@ class FitResult:
       success: whether a tolerance was met and the residuals are noise. status: SciPy's. message:
         SciPy's, and why the result is not to be believed although the solver stopped well.
       success_rate: the part of the data's row blocks that could be used.
+      keep: [n_t] bool, the frames that counted: without masked ones and those without numbers.
       strategy: the way through the data.
       sigma, sigma_method: the noise [n_phi] (None for noise given point by point) and its origin.
       contrast, offset: [n_phi] of each angle, also where they were not fitted one by one.
@@ -88,6 +89,7 @@ class FitResult:
     errors: str = "independent"
     error_passes: int = 0
     inflation: float = 1.0
+    keep: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def perr(self) -> Array:

@@ -105,7 +105,7 @@ def save_result(
         arrays["sigma"] = sigma
     binary = directory / "results.npz"
     partial = binary.with_suffix(".partial.npz")
-    everything: dict[str, Any] = {"names": np.array(result.names), **arrays}
+    everything: dict[str, Any] = {"names": np.array(result.names), "keep": result.keep, **arrays}
     np.savez(partial, **everything)
     os.replace(partial, binary)
     return text, binary

@@ -90,7 +90,7 @@ def summarize(outcome: Outcome) -> FitResult:
     reason, more = _checked(outcome, sums, sampled, point, independent, freedom)
     notes += more
     notes += outcome.jackknife.notes
-    notes += outcome.bad.reasons
+    notes += [f"left out: {reason}" for reason in outcome.bad.reasons]
     if outcome.empty_frames:
         named = listed(outcome.empty_frames)
         notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
@@ -137,6 +137,7 @@ def summarize(outcome: Outcome) -> FitResult:
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=outcome.start_costs,
+        keep=outcome.data.frames,
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxkern.xpcs.correlation import g2_at
 from jaxkern.xpcs.models import Model
 from jaxkern.xpcs.sources import Source, values
+from jaxkern.xpcs.twin import SIGMA_FLOOR
 
 Array = NDArray[Any]
 
@@ -49,6 +50,8 @@ class Cut:
 @dataclass(frozen=True)
 class AngleView:
     """What is drawn of one angle. Points on the diagonal, at bad frames and NaN count nowhere.
+
+    Nor does an angle without sigma, which the fit left out: all is NaN there.
 
     Attributes:
       phi: degrees.
@@ -166,14 +169,15 @@ def _view(
     sums = np.zeros((4, parts * n_bins))  # pairs, and sums of the lag, data, model
     histogram = np.zeros(len(RESIDUAL_EDGES) - 1, np.int64)
     square = 0.0
+    weighted = SIGMA_FLOOR < sigma < np.inf
     for first, stop in _slabs(n_t, block):
         measured = values(data, data.read(angle, first, stop))
         i, j = np.mgrid[first:stop, :n_t].astype(np.int32)
         index = np.stack([np.full_like(i, angle), i, j], -1).reshape(-1, 3)
         expected = np.asarray(evaluate(index)).reshape(i.shape)
-        used = (i < j) & counts[i] & counts[j] & np.isfinite(measured)
+        used = (i < j) & counts[i] & counts[j] & np.isfinite(measured) & weighted
         measured, expected = np.where(used, measured, 0.0), np.where(used, expected, 0.0)
-        residual = (measured - expected) / sigma
+        residual = (measured - expected) / (sigma if weighted else 1.0)
         rows = starts[(starts >= first) & (starts < stop)] - first
         at = first // block
         for total, part in zip(maps, (used, measured, expected, residual), strict=True):

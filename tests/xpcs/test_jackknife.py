@@ -7,6 +7,7 @@ The oracle refits with SciPy, without the package, on what is left.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import fit_problems as problems
 import jax
@@ -156,6 +157,27 @@ def test_robust_losses_by_full_refits(loss):
     ratio = (found.perr / np.where(usual > 0, usual, 1))[usual > 0]
     assert 0.85 < np.median(ratio) < 1.15
     assert ratio.min() > 0.5
+
+
+@pytest.mark.parametrize("scaling", ["individual", "constant"])
+def test_angles_that_are_left_out_are_none_of_the_jackknife(scaling):
+    phi = np.linspace(0, 80, 6)
+    case = problems.simulate(20, 1e-3, seed=2, physics=SMOOTH, phi=phi, same_scales=True)
+    how = {"p0": SMOOTH, "hold": HOLD, "scaling": scaling, **TIGHT}
+    data = case.data.copy()
+    data[5] = np.nan
+    with pytest.warns(RuntimeWarning, match="left out"):
+        found = jk.xpcs.fit(model_of(case), data, 1.0, **how)
+    rest = replace(case, data=case.data[:5], phi=phi[:5])
+    alone = jk.xpcs.fit(model_of(rest), rest.data, 1.0, **how)
+    assert found.errors == alone.errors == "jackknife over 5 angles"
+    np.testing.assert_allclose(found.perr[-7:], alone.perr[-7:], rtol=1e-3)
+    if scaling == "individual":
+        assert np.isinf(found.perr[[5, 11]]).all()
+    data[4] = np.nan
+    with pytest.warns(RuntimeWarning, match="left out"):
+        four = jk.xpcs.fit(model_of(case), data, 1.0, **how)
+    assert four.errors == "jackknife over 6 blocks of 3.33 frames"
 
 
 def test_too_little_is_told():

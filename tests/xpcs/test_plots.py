@@ -165,6 +165,34 @@ def test_an_angle_of_nothing_is_drawn_blank(tmp_path):
         assert draw(tmp_path / "a.png", views).read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
+    """A frame of NaN at one angle, which the fit leaves out at all; and an angle of zeros."""
+    t = 0.1 * np.arange(40)
+    phi = [0.0, 30.0, 60.0]
+    model = xpcs.Static(xpcs.Geometry(q=0.0054, gap=None, dt=0.1, t=t, phi=phi))
+    data = xpcs.simulate(model, model.defaults, 0.3, 1.0, noise=0.01)
+    data[:, 7] = data[:, :, 7] = 9.0
+    data[1, 7] = data[1, :, 7] = np.nan
+    data[2] = 0
+    xpcs.write_aps(tmp_path / "s.h5", data, q=np.full(3, 0.0054), phi=phi, dt=0.1)
+    (tmp_path / "c.yaml").write_text("data_files: {file: s.h5}\nanalysis: {model: static}\n")
+    drawn = []
+    monkeypatch.setattr(plot, "plot_maps", lambda path, views, **how: drawn.extend(views) or path)
+    given = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
+    with pytest.warns(RuntimeWarning, match="frames 7|angle 2 has the value 0"):
+        assert main(["xpcs", "fit", *given]) == 0
+    assert main(["xpcs", "plot", *given]) == 0
+    said = capsys.readouterr()
+    assert "left out: angle 2" in said.out
+    assert "frame 0 of the fit is number 1" in said.err
+    assert len(drawn) == 6
+    counts = ~np.eye(40, dtype=bool)
+    counts[7] = counts[:, 7] = False
+    for view in drawn:
+        assert np.array_equal(np.isfinite(view.data), counts & (view.phi < 60))
+    assert all(view.residual_counts.sum() == 0 for view in drawn if view.phi == 60)
+
+
 def test_the_fitted_g2_is_saved(tmp_path, capsys):
     settings = tmp_path / "c.yaml"
     settings.write_text(
