@@ -179,8 +179,9 @@ def _fetch(stream: _Stream, iterator: Any, sharding: Any) -> None:
         ring.finish()
     except BaseException as error:
         # Whatever it is, the consumer must not wait for an item that nobody fetches.
-        with contextlib.suppress(RingError):  # closed
+        with contextlib.suppress(BaseException):  # closed; or of its text, when it has been told
             ring.fail(error)
+        with contextlib.suppress(RingError):
             ring.finish()
     finally:
         close = getattr(iterator, "close", None)  # runs the `finally` blocks of a generator
@@ -197,7 +198,7 @@ def _fetch_one(stream: _Stream, iterator: Any, sharding: Any) -> bool:
         slot.abandon()
         return False
     except BaseException as error:
-        with contextlib.suppress(Exception):  # the error itself matters more
+        with contextlib.suppress(BaseException):  # the error itself matters more
             stream.states[slot.index] = _state_of(iterator)
         slot.fail(error)
         return isinstance(error, Exception)

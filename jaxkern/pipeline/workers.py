@@ -15,7 +15,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
 from jaxkern.pipeline.rows import is_ragged
-from jaxkern.ring import Ring, RingError, RingStats
+from jaxkern.ring import Ring, RingStats
 
 
 class Workers:
@@ -100,8 +100,9 @@ class Workers:
             except BaseException as error:
                 if self.ring.closed:
                     return
-                # It is delivered in the batch's place; without a slot it still has to be.
-                with contextlib.suppress(RingError, ValueError):
+                # It is delivered in the batch's place; without a slot it still has to be. What its
+                # text raises then must not end the thread, which has more batches to make.
+                with contextlib.suppress(BaseException):
                     self.ring.fail(error, index)
 
     def _fill(self, slot: Any, index: int) -> None:
