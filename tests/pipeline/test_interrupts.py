@@ -156,6 +156,23 @@ def test_a_state_is_set_while_threads_take():
     assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 400, 4))
 
 
+def test_a_state_is_set_between_a_batch_and_its_delivery():
+    iterator = iter(jk.from_source({"x": np.arange(40)}, 4, num_workers=0))
+    start = iterator.get_state()
+    list(zip(range(2), iterator, strict=False))
+    claim = iterator._claim
+
+    def claim_and_go_back(thread):
+        claim(thread)
+        iterator._claim = claim
+        iterator.set_state(start)  # as another thread's, which has waited for the lock
+
+    iterator._claim = claim_and_go_back
+    assert int(next(iterator)["x"][0]) == 8
+    assert iterator.get_state() == start
+    assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 40, 4))
+
+
 FORK = """
 import os, sys, warnings
 import numpy as np
@@ -170,10 +187,11 @@ child = os.fork()
 if child == 0:
     told = 0
     for iterator in iterators:
-        try:
-            next(iterator)
-        except RuntimeError as error:
-            told += "before the process forked" in str(error)
+        for call in (lambda: next(iterator), lambda: iterator.set_state(iterator.get_state())):
+            try:
+                call()
+            except RuntimeError as error:
+                told += "before the process forked" in str(error)
         iterator.close()
     os._exit(told)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it in iterators))
@@ -188,4 +206,4 @@ def test_a_forked_child_does_not_read_on():
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == ["4", "4", "3", "4", "3"], done
+    assert done.stdout.split() == ["8", "4", "3", "4", "3"], done
