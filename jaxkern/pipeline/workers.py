@@ -43,9 +43,10 @@ class Workers:
         leaves = first.joint.leaves if self._in_slots else []
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
-        self._aside: dict[int, Unit] = {}
+        # With the bytes that the ring does not know of.
+        self._aside: dict[int, tuple[Unit, int]] = {}
         self._bad: dict[int, int] = {}  # of the units in slots
-        self._beside: dict[int, int] = {}  # bytes of batches that the ring does not know of
+        self._beside = 0  # bytes of the batches that were delivered beside the ring's slots
         self._epoch = epoch
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
@@ -60,24 +61,25 @@ class Workers:
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._to_start -= 1
         outcome = self.ring._outcome(timeout, self._unit)
-        if outcome[0] in self._aside:  # no calls behind `_outcome`
-            del self._aside[outcome[0]]
-        if outcome[0] in self._bad:
-            del self._bad[outcome[0]]
+        index = outcome[0]
+        if index in self._aside:  # no calls behind `_outcome`
+            self._beside += self._aside[index][1]
+            del self._aside[index]
+        if index in self._bad:
+            del self._bad[index]
         return outcome
 
     def _unit(self, index: int, arrays: Any) -> Unit:
         aside = self._aside.get(index)
         if aside is not None:
-            self._beside[index] = aside.nbytes - self.ring._structure.bytes
-            return aside
+            return aside[0]
         joint = self._usual.joint._replace(leaves=arrays["leaves"])
         return Unit(joint, arrays["records"], bad=self._bad.get(index, 0))
 
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""
         found = self.ring.stats()
-        return dataclasses.replace(found, bytes=found.bytes + sum(list(self._beside.values())))
+        return dataclasses.replace(found, bytes=found.bytes + self._beside)
 
     def close(self) -> None:
         """Ends the threads; idempotent."""
@@ -117,7 +119,8 @@ class Workers:
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
             # What a source wrote to the slot would be overwritten by a later batch. The copy that
             # JAX needs is made here, not by the thread that waits for it.
-            self._aside[index] = unit.made_private()
+            unit = unit.made_private()
+            self._aside[index] = unit, unit.nbytes - self.ring._structure.bytes
             return
         for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
             if leaf is not place:

@@ -173,6 +173,25 @@ def test_a_state_is_set_between_a_batch_and_its_delivery():
     assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 40, 4))
 
 
+def test_a_prefetcher_is_set_between_an_item_and_its_delivery():
+    fetched = jk.prefetch_to_device(iter(jk.from_source({"x": np.arange(40)}, 4)))
+    start = fetched.get_state()
+    ring = fetched._stream.ring
+    outcome = ring._outcome
+
+    def outcome_and_go_back(*args):
+        found = outcome(*args)
+        fetched.set_state(start)  # as another thread's
+        return found
+
+    ring._outcome = outcome_and_go_back
+    assert int(fetched.get()["x"][0]) == 0
+    assert fetched.get_state() == start
+    assert [int(batch["x"][0]) for batch in fetched] == list(range(0, 40, 4))
+    fetched.close()
+    assert fetched.get_state()["finished"]
+
+
 FORK = """
 import os, sys, warnings
 import numpy as np
