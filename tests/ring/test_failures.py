@@ -110,6 +110,26 @@ def test_an_exception_in_the_text_waits_for_the_report():
         ring.get(WAIT)
 
 
+def test_a_handler_fails_a_batch_in_the_middle_of_another_failure():
+    ring = jk.ring.Ring(np.zeros(1, np.float32))
+    numbers = ring._tickets
+
+    class Interrupted:
+        def __next__(self):
+            ring._tickets = numbers
+            ring.fail(LookupError("first"))  # as a signal's handler does, which runs in any call
+            return next(numbers)
+
+    ring._tickets = Interrupted()
+    failing = threading.Thread(target=ring.fail, args=(OSError("second"),), daemon=True)
+    failing.start()
+    failing.join(WAIT)
+    with pytest.raises(LookupError):
+        ring.get(WAIT)
+    with pytest.raises(OSError, match="second"):
+        ring.get(WAIT)
+
+
 @pytest.mark.parametrize("kind", [EndsInText, EndlessText])
 def test_threads_outlive_what_a_text_raises(kind):
     def order():
