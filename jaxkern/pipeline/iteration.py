@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import compat
+from jaxkern.core.failures import is_interrupt
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
@@ -176,6 +177,8 @@ class PipelineIterator(Iterator[Data]):
         try:
             outcome = self._placed(unit) if error is None else error
         except Exception as failed:
+            if is_interrupt(failed):
+                raise KeyboardInterrupt from failed
             outcome = failed
         if error is None and unit.bad:
             self._bad[self._made] = unit.bad
@@ -213,9 +216,9 @@ class PipelineIterator(Iterator[Data]):
         index = self._made
         try:
             return index, None, self._run.unit(index)
-        except KeyboardInterrupt:  # the batch is still to come
-            raise
         except BaseException as error:
+            if is_interrupt(error):  # the batch is still to come
+                raise KeyboardInterrupt from error
             return index, error, None
 
     def _placed(self, unit: Unit) -> Data:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern.pipeline.program import Program
 
 BATCHES = 60
 
@@ -46,6 +47,31 @@ def test_nothing_is_lost_to_an_interrupt(interrupted, kind):
     assert report["wrong"] == 0
     if kind != "rows":  # which are there at once
         assert report["interrupts"] >= 10
+
+
+# Worker threads, which run what is on the host, get no signals.
+@pytest.mark.parametrize(("on", "num_workers"), [("device", 0), ("device", 2), ("host", 0)])
+def test_an_interrupt_that_jax_hides_loses_nothing(monkeypatch, on, num_workers):
+    """It makes a ValueError of one that comes while it compares static arguments."""
+    pipe = jk.from_source({"x": np.arange(12)}, 4, num_workers=num_workers)
+    iterator = iter(pipe >> jk.OperatorNode(shifted, on=on))
+    plain, calls = Program.__call__, []
+
+    def interrupted_once(self, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise ValueError("while checking equality") from KeyboardInterrupt()
+        return plain(self, *args)
+
+    monkeypatch.setattr(Program, "__call__", interrupted_once)
+    found, interrupts = [], 0
+    while len(found) < 3:
+        try:
+            found.append(next(iterator)["x"].tolist())
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert interrupts == 1
 
 
 def in_threads(threads, iterator):
