@@ -351,7 +351,6 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
     count(again.status, 1);
     if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
     lock.unlock();
-    if (again.held) again.held->whole = returnable;
     batch->held_ = std::move(again.held);
     return again.status;
   }

@@ -133,7 +133,8 @@ struct Held {
   const int64_t index;
   std::vector<BlockRef> blocks;
   std::vector<std::atomic<int>> leases;  // [leaf]
-  std::atomic<bool> whole{false};        // leaves stay, though their leases end: it may be returned
+  // Leaves stay, though their leases end: it may be returned, or was, and older leases go on.
+  std::atomic<bool> whole{false};
 };
 
 // One leaf of a delivered batch: its memory is not written again before the lease ends.

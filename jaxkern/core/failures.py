@@ -34,6 +34,22 @@ def type_name(error: BaseException) -> str:
         return "an exception"
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception is Ctrl-C's, or was raised from that.
+
+    JAX raises a ValueError from one that comes while it compares the static parts of arguments.
+
+    >>> is_interrupt(KeyboardInterrupt()), is_interrupt(ValueError())
+    (True, False)
+    """
+    cause: BaseException | None = error
+    for _ in range(10):  # causes may go in circles
+        if cause is None or isinstance(cause, KeyboardInterrupt):
+            break
+        cause = cause.__cause__
+    return isinstance(cause, KeyboardInterrupt)
+
+
 def note(error: BaseException, text: str, *about: Any) -> None:
     """Adds a note, ``text.format(*about)``, unless it has it or takes none.
 

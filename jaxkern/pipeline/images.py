@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxkern.core.failures import note
+from jaxkern.core.failures import described, note
 from jaxkern.pipeline.rows import Data, ragged_of
 from jaxkern.pipeline.source import BatchSource
 
@@ -129,7 +129,7 @@ class ImageFolder(BatchSource):
         except Exception as error:
             if self.on_bad_record == "raise" or _is_of_the_system(error):
                 raise
-            self.bad_files[self.files[record]] = f"{type(error).__name__}: {error}"
+            self.bad_files[self.files[record]] = described(error)
             return None
 
     def _zeros(self, record: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import compat
+from jaxkern.core.failures import is_interrupt
 from jaxkern.pipeline.epoch import Epoch, Placement, Plan
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import Program, Unit
@@ -63,24 +64,22 @@ class PipelineIterator(Iterator[Data]):
     def __next__(self) -> Data:
         # A signal's handler may raise behind any call, also that which ends a `with`. What a thread
         # takes lies in its own place, therefore, until the last stores, which no call follows.
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "this iteration began before the process forked, and its batches are the parent's; "
-                "begin one in the child: iter(pipeline)"
-            )
+        self._check_process()
         thread = threading.get_ident()
-        if thread not in self._claimed:
+        claimed = self._claimed  # `set_state` of another thread replaces it
+        if thread not in claimed:
             with self._lock:
+                claimed = self._claimed
                 self._claim(thread)
-        index, outcome = self._claimed[thread]
+        index, outcome = claimed[thread]
         if isinstance(outcome, BaseException):
-            del self._claimed[thread]
+            del claimed[thread]
             try:
                 raise outcome
             finally:
                 del outcome  # its traceback holds this frame
-        del self._claimed[thread]
-        if index >= self._delivered:
+        del claimed[thread]
+        if claimed is self._claimed and index >= self._delivered:
             self._delivered = index + 1
         return outcome
 
@@ -110,8 +109,10 @@ class PipelineIterator(Iterator[Data]):
 
         The number of workers may differ; at the end of an epoch the number of shards may too.
 
-        Raises: ValueError for what is no state, or one of another pipeline, naming the difference.
+        Raises: ValueError for what is no state, or one of another pipeline, naming the difference;
+        RuntimeError in a child of the process where the iteration began.
         """
+        self._check_process()  # in a child, who held the lock is not there to release it
         epoch, batch = read_state(self._plan, state)
         self.close()  # first: who waits for a batch holds the lock
         with self._lock:
@@ -142,6 +143,13 @@ class PipelineIterator(Iterator[Data]):
         if closing is not None:
             closing()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this iteration began before the process forked, and its batches are the parent's; "
+                "begin one in the child: iter(pipeline)"
+            )
+
     def _start(self, batch: int) -> None:
         self._delivered = batch  # where a state points: behind the last batch delivered
         self._run = Epoch(self._plan, self._epoch)
@@ -170,6 +178,8 @@ class PipelineIterator(Iterator[Data]):
         try:
             outcome = self._placed(unit) if error is None else error
         except Exception as failed:
+            if is_interrupt(failed):
+                raise KeyboardInterrupt from failed
             outcome = failed
         if error is None and unit.bad:
             self._bad[self._made] = unit.bad
@@ -207,9 +217,9 @@ class PipelineIterator(Iterator[Data]):
         index = self._made
         try:
             return index, None, self._run.unit(index)
-        except KeyboardInterrupt:  # the batch is still to come
-            raise
         except BaseException as error:
+            if is_interrupt(error):  # the batch is still to come
+                raise KeyboardInterrupt from error
             return index, error, None
 
     def _placed(self, unit: Unit) -> Data:

@@ -59,8 +59,7 @@ class Prefetcher(Iterator[Any]):
 
     def _start(self) -> None:
         # The thread must not hold the prefetcher that the consumer drops.
-        self._stream = stream = _Stream(self._buffer_size)
-        self._delivered = (-1, _state_of(self._iterator))  # index, and the state behind it
+        self._stream = stream = _Stream(self._buffer_size, _state_of(self._iterator))
         self._thread = threading.Thread(
             target=_fetch,
             args=(stream, self._iterator, self._sharding),
@@ -78,8 +77,8 @@ class Prefetcher(Iterator[Any]):
         index, error, item = stream.ring._outcome(timeout, stream.item)
         # Stores and no calls, see `Ring._outcome`: who is interrupted gets the item next time.
         if index in stream.states:
-            if index > self._delivered[0]:
-                self._delivered = index, stream.states[index]
+            if index > stream.delivered[0][0]:
+                stream.delivered[0] = index, stream.states[index]
             del stream.states[index]
         if error is not None:
             try:
@@ -96,7 +95,7 @@ class Prefetcher(Iterator[Any]):
           TypeError: when the iterator has no ``get_state``, as a generator.
         """
         self._check_state()
-        return self._delivered[1]
+        return self._stream.delivered[0][1]
 
     def set_state(self, state: Any) -> None:
         """Drops what was fetched and goes on where `get_state` was called.
@@ -148,8 +147,10 @@ class Prefetcher(Iterator[Any]):
 class _Stream:
     """A ring of batches without leaves, which orders, bounds and ends; the items stand beside."""
 
-    def __init__(self, buffer_size: int) -> None:
+    def __init__(self, buffer_size: int, state: Any) -> None:
         self.ring = Ring((), capacity=buffer_size)
+        # The last item's index, and the iterator's state behind it; the place is one for `emptied`.
+        self.delivered: list[tuple[int, Any]] = [(-1, state)]
         self.items: dict[int, Any] = {}
         self.states: dict[int, Any] = {}
 
@@ -179,8 +180,9 @@ def _fetch(stream: _Stream, iterator: Any, sharding: Any) -> None:
         ring.finish()
     except BaseException as error:
         # Whatever it is, the consumer must not wait for an item that nobody fetches.
-        with contextlib.suppress(RingError):  # closed
+        with contextlib.suppress(BaseException):  # closed; or of its text, when it has been told
             ring.fail(error)
+        with contextlib.suppress(RingError):
             ring.finish()
     finally:
         close = getattr(iterator, "close", None)  # runs the `finally` blocks of a generator
@@ -197,7 +199,7 @@ def _fetch_one(stream: _Stream, iterator: Any, sharding: Any) -> bool:
         slot.abandon()
         return False
     except BaseException as error:
-        with contextlib.suppress(Exception):  # the error itself matters more
+        with contextlib.suppress(BaseException):  # the error itself matters more
             stream.states[slot.index] = _state_of(iterator)
         slot.fail(error)
         return isinstance(error, Exception)

@@ -15,7 +15,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import Joint, Unit
 from jaxkern.pipeline.rows import is_ragged
-from jaxkern.ring import Ring, RingClosed, RingError, RingStats
+from jaxkern.ring import Ring, RingClosed, RingStats
 
 
 class Workers:
@@ -43,9 +43,10 @@ class Workers:
         leaves = first.joint.leaves if self._in_slots else []
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
-        self._aside: dict[int, Unit] = {}
+        # With the bytes that the ring does not know of.
+        self._aside: dict[int, tuple[Unit, int]] = {}
         self._bad: dict[int, int] = {}  # of the units in slots
-        self._beside: dict[int, int] = {}  # bytes of batches that the ring does not know of
+        self._beside = 0  # bytes of the batches that were delivered beside the ring's slots
         self._epoch = epoch
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
@@ -60,17 +61,18 @@ class Workers:
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._to_start -= 1
         outcome = self.ring._outcome(timeout, self._unit)
-        if outcome[0] in self._aside:  # no calls behind `_outcome`
-            del self._aside[outcome[0]]
-        if outcome[0] in self._bad:
-            del self._bad[outcome[0]]
+        index = outcome[0]
+        if index in self._aside:  # no calls behind `_outcome`
+            self._beside += self._aside[index][1]
+            del self._aside[index]
+        if index in self._bad:
+            del self._bad[index]
         return outcome
 
     def _unit(self, index: int, arrays: Any) -> Unit:
         aside = self._aside.get(index)
         if aside is not None:
-            self._beside[index] = aside.nbytes - self.ring._structure.bytes
-            return aside
+            return aside[0]
         if self.ring.closed:  # `close` may have dropped it, and the slot holds something else
             raise RingClosed("the pipeline's iteration was closed while a batch was taken")
         joint = self._usual.joint._replace(leaves=arrays["leaves"])
@@ -79,7 +81,7 @@ class Workers:
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""
         found = self.ring.stats()
-        return dataclasses.replace(found, bytes=found.bytes + sum(list(self._beside.values())))
+        return dataclasses.replace(found, bytes=found.bytes + self._beside)
 
     def close(self) -> None:
         """Ends the threads; idempotent."""
@@ -102,8 +104,9 @@ class Workers:
             except BaseException as error:
                 if self.ring.closed:
                     return
-                # It is delivered in the batch's place; without a slot it still has to be.
-                with contextlib.suppress(RingError, ValueError):
+                # It is delivered in the batch's place; without a slot it still has to be. What its
+                # text raises then must not end the thread, which has more batches to make.
+                with contextlib.suppress(BaseException):
                     self.ring.fail(error, index)
 
     def _fill(self, slot: Any, index: int) -> None:
@@ -118,7 +121,8 @@ class Workers:
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):
             # What a source wrote to the slot would be overwritten by a later batch. The copy that
             # JAX needs is made here, not by the thread that waits for it.
-            self._aside[index] = unit.made_private()
+            unit = unit.made_private()
+            self._aside[index] = unit, unit.nbytes - self.ring._structure.bytes
             return
         for place, leaf in zip(slot["leaves"], unit.joint.leaves, strict=True):
             if leaf is not place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import weakref
@@ -338,13 +339,13 @@ class _Feed:
         self._next = self._native.submit(np.ascontiguousarray(records), operands)
 
     def _give_up(self, error: BaseException) -> None:
-        try:
+        # Closed meanwhile: nobody is left to be told. What the error's own text raises comes when
+        # it has been told.
+        with contextlib.suppress(BaseException):
             self._ring.fail(error, self._next)
+        with contextlib.suppress(errors.RingError, ValueError):
             self._ring.finish(self._next + 1)
-        except (errors.RingError, ValueError):  # closed meanwhile: nobody is left to be told
-            pass
-        finally:
-            self._native.finish()
+        self._native.finish()
 
 
 def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> dict[str, _Field]:

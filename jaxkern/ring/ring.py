@@ -145,7 +145,7 @@ class Ring:
         self._placement: Placement | None = None
         self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
         self._tickets = itertools.count(1)
-        self._tickets_lock = threading.Lock()
+        self._tickets_lock = threading.RLock()  # a signal's handler may fail a batch, too
         _open.add(self)
 
     @property

@@ -370,7 +370,13 @@ void returns() {
   (void)first.lease(0);  // the last but one: the leaf stays
   first.settle();
   expect(holds(early->data(), 15 * sizeof(int64_t), 0, 0), "a leaf under an early lease");
-  expect(ring->take(kNow, &second).index == 1 && ring->delivered() == 2, "the second again");
+  expect(ring->take(kNow, &second, true).index == 1, "the second again");
+  std::unique_ptr<Lease> older = second.lease(0);
+  address = second.leaf(0);
+  ring->put_back({Outcome::kOk, {}, 1, 0}, std::move(second));
+  expect(ring->take(kNow, &second).index == 1 && ring->delivered() == 2, "the second for good");
+  older.reset();  // while the batch is read, as by a program
+  expect(second.leaf(0) == address, "a leaf is gone with a lease of before");
   for (int i = 0; i < 3; ++i) {
     Batch none;
     const Status failed = ring->take(kNow, &none, true);

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern.pipeline.program import Program
 
 BATCHES = 60
 
@@ -46,6 +47,31 @@ def test_nothing_is_lost_to_an_interrupt(interrupted, kind):
     assert report["wrong"] == 0
     if kind != "rows":  # which are there at once
         assert report["interrupts"] >= 10
+
+
+# Worker threads, which run what is on the host, get no signals.
+@pytest.mark.parametrize(("on", "num_workers"), [("device", 0), ("device", 2), ("host", 0)])
+def test_an_interrupt_that_jax_hides_loses_nothing(monkeypatch, on, num_workers):
+    """It makes a ValueError of one that comes while it compares static arguments."""
+    pipe = jk.from_source({"x": np.arange(12)}, 4, num_workers=num_workers)
+    iterator = iter(pipe >> jk.OperatorNode(shifted, on=on))
+    plain, calls = Program.__call__, []
+
+    def interrupted_once(self, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise ValueError("while checking equality") from KeyboardInterrupt()
+        return plain(self, *args)
+
+    monkeypatch.setattr(Program, "__call__", interrupted_once)
+    found, interrupts = [], 0
+    while len(found) < 3:
+        try:
+            found.append(next(iterator)["x"].tolist())
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert interrupts == 1
 
 
 def in_threads(threads, iterator):
@@ -156,6 +182,42 @@ def test_a_state_is_set_while_threads_take():
     assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 400, 4))
 
 
+def test_a_state_is_set_between_a_batch_and_its_delivery():
+    iterator = iter(jk.from_source({"x": np.arange(40)}, 4, num_workers=0))
+    start = iterator.get_state()
+    list(zip(range(2), iterator, strict=False))
+    claim = iterator._claim
+
+    def claim_and_go_back(thread):
+        claim(thread)
+        iterator._claim = claim
+        iterator.set_state(start)  # as another thread's, which has waited for the lock
+
+    iterator._claim = claim_and_go_back
+    assert int(next(iterator)["x"][0]) == 8
+    assert iterator.get_state() == start
+    assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 40, 4))
+
+
+def test_a_prefetcher_is_set_between_an_item_and_its_delivery():
+    fetched = jk.prefetch_to_device(iter(jk.from_source({"x": np.arange(40)}, 4)))
+    start = fetched.get_state()
+    ring = fetched._stream.ring
+    outcome = ring._outcome
+
+    def outcome_and_go_back(*args):
+        found = outcome(*args)
+        fetched.set_state(start)  # as another thread's
+        return found
+
+    ring._outcome = outcome_and_go_back
+    assert int(fetched.get()["x"][0]) == 0
+    assert fetched.get_state() == start
+    assert [int(batch["x"][0]) for batch in fetched] == list(range(0, 40, 4))
+    fetched.close()
+    assert fetched.get_state()["finished"]
+
+
 FORK = """
 import os, sys, warnings
 import numpy as np
@@ -170,10 +232,11 @@ child = os.fork()
 if child == 0:
     told = 0
     for iterator in iterators:
-        try:
-            next(iterator)
-        except RuntimeError as error:
-            told += "before the process forked" in str(error)
+        for call in (lambda: next(iterator), lambda: iterator.set_state(iterator.get_state())):
+            try:
+                call()
+            except RuntimeError as error:
+                told += "before the process forked" in str(error)
         iterator.close()
     os._exit(told)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it in iterators))
@@ -188,4 +251,4 @@ def test_a_forked_child_does_not_read_on():
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == ["4", "4", "3", "4", "3"], done
+    assert done.stdout.split() == ["8", "4", "3", "4", "3"], done

@@ -31,6 +31,11 @@ class EndsInText(BaseException):
         raise SystemExit("in __str__")
 
 
+class EndlessText(BaseException):
+    def __str__(self):
+        raise EndlessText
+
+
 class Unmovable(Exception):
     """Cannot be pickled or copied, and takes no notes or other attributes."""
 
@@ -105,6 +110,64 @@ def test_an_exception_in_the_text_waits_for_the_report():
         ring.get(WAIT)
 
 
+def test_a_handler_fails_a_batch_in_the_middle_of_another_failure():
+    ring = jk.ring.Ring(np.zeros(1, np.float32))
+    numbers = ring._tickets
+
+    class Interrupted:
+        def __next__(self):
+            ring._tickets = numbers
+            ring.fail(LookupError("first"))  # as a signal's handler does, which runs in any call
+            return next(numbers)
+
+    ring._tickets = Interrupted()
+    failing = threading.Thread(target=ring.fail, args=(OSError("second"),), daemon=True)
+    failing.start()
+    failing.join(WAIT)
+    with pytest.raises(LookupError):
+        ring.get(WAIT)
+    with pytest.raises(OSError, match="second"):
+        ring.get(WAIT)
+
+
+@pytest.mark.parametrize("kind", [EndsInText, EndlessText])
+def test_threads_outlive_what_a_text_raises(kind):
+    def order():
+        yield np.arange(2)
+        raise kind
+
+    with jk.ring.Assembly({"x": np.arange(2)}, order(), 2) as batches:
+        batches.get(WAIT)
+        with pytest.raises(kind):
+            batches.get(WAIT)
+        with pytest.raises(StopIteration):
+            batches.get(WAIT)
+
+    def node(batch):
+        if 2 <= batch["x"][0] < 6:
+            raise kind
+        return batch
+
+    iterator = iter(jk.from_source({"x": np.arange(8)}, 1, num_workers=2) >> node)
+    assert [int(next(iterator)["x"][0]) for _ in range(2)] == [0, 1]
+    for _ in range(4):
+        with pytest.raises(kind):
+            next(iterator)
+    assert [int(batch["x"][0]) for batch in iterator] == [6, 7]
+
+    def items():
+        yield np.int32(0)
+        raise kind
+
+    fetched = jk.prefetch_to_device(items())
+    fetched.get(WAIT)
+    for _ in range(2):  # its own, and what came of telling it
+        with pytest.raises(BaseException):  # noqa: B017, PT011
+            fetched.get(WAIT)
+    with pytest.raises(StopIteration):
+        fetched.get(WAIT)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", ["node", "source"])
 def test_a_pipeline_delivers_it_in_its_place(error, where, num_workers):
@@ -161,6 +224,8 @@ def test_a_prefetcher_tells_what_else_fails_in_its_thread():
             return np.int32(self.taken)
 
         def get_state(self):
+            if self.taken > 3:
+                raise SystemExit("state")
             if self.taken > 1:
                 raise OSError("state")
             return self.taken
