@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -119,8 +118,12 @@ class FitData:
         if int(frames.sum()) < 3:
             raise BadDataError(f"{len(empty)} frames hold no finite number; fewer than 3 are left")
         self.frames = frames
-        self.sample = replace(self.sample, good=frames)
+        self.sample = self._sample()
         return tuple(empty)
+
+    def _sample(self) -> RowSample:
+        """Rows of frames that count."""
+        raise NotImplementedError
 
     def _numbers_in(self, frame: int) -> NDArray[np.bool_]:
         """[n_phi]: whether the frame's row holds a finite number off the diagonal."""
@@ -172,7 +175,8 @@ class HostData(FitData):
         super().__init__(frames)
         self.shape = source.shape
         self.step_zero = quantization(source)
-        self.sample = read_sample(source, frames, _bands(source.shape))
+        self.source = source
+        self.sample = self._sample()
         n_phi, n, _ = source.shape
         in_memory = bool(getattr(source, "in_memory", False))
         itemsize = kernel_dtype(source.dtype).itemsize
@@ -190,6 +194,9 @@ class HostData(FitData):
                 self.strategy = Strategy.STREAMING
         self.source = source
         self.dtype = source.dtype
+
+    def _sample(self) -> RowSample:
+        return read_sample(self.source, self.frames, _bands(self.shape))
 
     def _find_mirrored(self) -> NDArray[np.bool_]:
         return mirrored_angles(self.source)
@@ -293,10 +300,13 @@ class DeviceData(FitData):
             mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
             self.sharding = jax.NamedSharding(mesh, spec)
             self._data = jax.device_put(data, self.sharding)
-        rows = sample_rows(n, frames, _bands(self.shape))
+        self.sample = self._sample()
+
+    def _sample(self) -> RowSample:
+        rows = sample_rows(self.frames, _bands(self.shape))
         taken = self._replicated(lambda d: d[:, rows].astype(jnp.float64))
-        step, zero = step_zero
-        self.sample = RowSample(rows, zero + step * taken, frames)
+        step, zero = self.step_zero
+        return RowSample(rows, zero + step * taken, self.frames)
 
     def _replicated(self, function: Callable[[Any], Any]) -> NDArray[Any]:
         """function(data) on the host of every process."""

@@ -1,6 +1,7 @@
 """What is read off the data before a fit: noise, contrast, offset, and whether they are mirrored.
 
-Everything but the mirror check looks at a few bands of three neighbouring rows only.
+Everything but the mirror check looks at a few bands of three rows only, of frames that count and
+follow each other.
 """
 
 from __future__ import annotations
@@ -33,24 +34,29 @@ class RowSample:
     good: NDArray[np.bool_]  # [n]: the frames that count
 
 
-def sample_rows(n: int, frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.intp]:
+def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.intp]:
     """Rows in bands of three, spread over the frames that count."""
     used = np.flatnonzero(frames)
-    low, high = int(used[0]), int(used[-1])
-    middles = np.unique(np.linspace(low + 1, max(high - 1, low + 1), bands).astype(np.intp))
-    middles = middles[(middles > 0) & (middles < n - 1)]
-    return (middles[:, None] + np.arange(-1, 2)).ravel()
+    middles = np.unique(np.linspace(1, len(used) - 2, bands).astype(np.intp))
+    rows: NDArray[np.intp] = used[(middles[:, None] + np.arange(-1, 2)).ravel()]
+    return rows
 
 
 def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -> RowSample:
     """Reads the bands; rows that cannot be read are NaN here, and met again in the fit."""
     n_phi, n, _ = source.shape
-    rows = sample_rows(n, frames, bands)
+    rows = sample_rows(frames, bands)
     found = np.full((n_phi, len(rows), n), np.nan)
     for angle in range(n_phi):
         for place in range(0, len(rows), 3):
+            first, middle, last = map(int, rows[place : place + 3])
             try:
-                band = source.read(angle, int(rows[place]), int(rows[place]) + 3)
+                if last - first == 2:
+                    band = source.read(angle, first, last + 1)
+                else:
+                    band = np.concatenate(
+                        [source.read(angle, row, row + 1) for row in (first, middle, last)]
+                    )
             except OSError:
                 continue
             found[angle, place : place + 3] = values(source, band)
@@ -61,21 +67,32 @@ def estimate_sigma(sample: RowSample) -> Array:
     """The noise [n_phi] of one point, from second differences along the diagonal.
 
     Along a diagonal the lag is constant and the correlation changes slowly, so that what is left
-    of e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 is noise with the variance 1.5 sigma^2.
+    of e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 is noise with the variance 1.5 sigma^2. Between
+    frames that are further apart, the straight line takes the place of the mean.
     """
-    middle = sample.rows[1::3]
-    before, at, after = (sample.values[:, k::3] for k in range(3))
-    e = at[:, :, 1:-1] - 0.5 * (before[:, :, :-2] + after[:, :, 2:])
-    frames = sample.good
-    column = np.arange(1, sample.values.shape[2] - 1)
-    usable = frames[middle - 1] & frames[middle] & frames[middle + 1]
-    near = frames[:-2] & frames[1:-1] & frames[2:]
-    counts = usable[:, None] & near[None, :] & (np.abs(column[None, :] - middle[:, None]) > 1)
-    result = np.ones(e.shape[0])
-    for angle, found in enumerate(e):
-        noise = np.abs(found[counts & np.isfinite(found)])
-        if noise.size:
-            result[angle] = 1.4826 * np.median(noise) / np.sqrt(1.5)
+    n_phi, _, n = sample.values.shape
+    noise: list[list[Array]] = [[] for _ in range(n_phi)]
+    for place in range(0, len(sample.rows), 3):
+        first, middle, last = map(int, sample.rows[place : place + 3])
+        back, ahead = middle - first, last - middle
+        column = np.arange(back, n - ahead)
+        frames = sample.good
+        counts = frames[column - back] & frames[column] & frames[column + ahead]
+        counts &= (np.abs(column - middle) > 1) & bool(frames[[first, middle, last]].all())
+        column = column[counts]
+        before, at, after = (
+            sample.values[:, place + k, column + away] for k, away in enumerate((-back, 0, ahead))
+        )
+        left, right = ahead / (back + ahead), back / (back + ahead)
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            e = np.abs(at - (left * before + right * after)) / np.sqrt(1 + left**2 + right**2)
+        for angle, found in enumerate(e):
+            noise[angle].append(found[np.isfinite(found)])
+    result = np.ones(n_phi)
+    for angle, parts in enumerate(noise):
+        every = np.concatenate(parts)
+        if every.size:
+            result[angle] = 1.4826 * np.median(every)
     return np.maximum(result, SIGMA_FLOOR)
 
 

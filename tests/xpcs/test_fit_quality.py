@@ -7,6 +7,8 @@ data are simulated in NumPy; the speckles are complex Gaussian fields with Poiss
 
 from __future__ import annotations
 
+import contextlib
+
 import fit_problems as problems
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from fit_checks import model_of
 import jaxkern as jk
 
 N = 40
+# alpha where it is not.
+BENT = np.array([1, 0, 1, 1, 1, 1, 1])
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,27 @@ def test_the_wrong_minimum(start):
     right = fit(case)
     assert right.success
     assert right.reduced_chi2 < 1.1
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("step", [2, 3])
+def test_where_no_three_neighbouring_frames_count(step, masked):
+    """Every second or third frame is left out, by the mask or as NaN: sigma is that of the rest."""
+    case = problems.simulate(90, seed=62)
+    keep = np.arange(90) % step > 0
+    data = case.data.copy()
+    if not masked:
+        data[:, ~keep] = data[:, :, ~keep] = np.nan
+    how = {"keep": keep if masked else None}
+    with contextlib.nullcontext() if masked else pytest.warns(RuntimeWarning, match="frames 0, "):
+        right = fit(case, data, **how)
+    assert np.array_equal(right.keep, keep)
+    np.testing.assert_allclose(right.sigma, case.noise, rtol=0.15)
+    assert right.success
+    with contextlib.nullcontext() if masked else pytest.warns(RuntimeWarning, match="frames 0, "):
+        wrong = fit(case, data, hold=["alpha"], p0=problems.START * BENT, **how)
+    assert not wrong.success
+    assert "residuals are not noise" in wrong.message
 
 
 def test_given_sigma_is_the_users_affair():
