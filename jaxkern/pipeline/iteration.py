@@ -28,7 +28,8 @@ class PipelineIterator(Iterator[Data]):
 
     A batch that fails raises in its place; the next call goes on behind it. Several threads may
     iterate together: each batch goes to one of them. Who is interrupted by Ctrl-C in a call has
-    taken nothing: the next call returns that batch.
+    taken nothing: the next call returns that batch. (In a `for` loop; the built-in `next` has a
+    moment behind it in which Python drops what it returned.)
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import secrets
 import threading
@@ -447,7 +448,8 @@ def _close_open() -> None:
     deadline = time.monotonic() + 0.5
     for thread in threading.enumerate():
         if thread.daemon and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(RuntimeError):  # its start was interrupted
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 _join_cuda()

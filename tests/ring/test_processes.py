@@ -120,6 +120,8 @@ threading.Thread(target=consume, args=(rings[3],), daemon={daemon}).start()
 kept = [rings[0].get() for _ in range(3)]
 fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
 next(fetched)
+unstarted = threading.Thread(daemon=True)
+threading._limbo[unstarted] = unstarted  # as where its start was interrupted
 print("end")
 """
     )
