@@ -154,8 +154,9 @@ def _nudged(case: OpCheck, x: Any) -> Any:
     """Floats that are off by a rounding, up or down."""
     if not is_inexact(x):
         return x
+    kind: Any = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]
     signs = case.random.choice([-1.0, 1.0], x.shape)
-    return np.asarray(x * (1.0 + signs * float(jnp.finfo(x.dtype).eps))).astype(x.dtype)
+    return np.asarray(x * (1.0 + signs * float(kind.eps))).astype(x.dtype)
 
 
 def _over_axes(case: OpCheck, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:
