@@ -214,8 +214,8 @@ def _place_of(frame: Any) -> tuple[str, str]:
 def _check_declaration(name: str, functions: Mapping[str, Any], place: tuple[str, str]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
-            f"an op's name is {name!r}; wanted one with a dot, such as 'my_package.my_op': all "
-            "packages of a process share the names of XLA's targets"
+            f"an op's name is {name!r}; wanted one with a dot, of letters, digits and underscores, "
+            "such as 'my_package.my_op': all packages of a process share the names of XLA's targets"
         )
     for role, function in functions.items():
         if not callable(function):

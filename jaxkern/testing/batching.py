@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.testing.check import OpCheck, check
+from jaxkern.testing.differentials import is_inexact
 
 # How many sizes are changed one at a time.
 _SINGLE_SIZES = 4
+# By how many times more than one rounding of the operands a right kernel may be off.
+_ROUNDINGS = 1000.0
 
 
 @check
@@ -100,6 +104,7 @@ def other_sizes(case: OpCheck) -> None:
 
     Axes of one size change together: all sizes at once or, where those do not go together, one at
     a time. They grow; where no operand holds integers, which may be indices, they also shrink to 1.
+    Differences are let pass where a rounding of the operands makes such ones in the twin's results.
     """
     present = sorted({n for x in case.first for n in x.shape if n > 0})
     changes = [{n: 2 * n + 1 for n in present}]
@@ -127,8 +132,30 @@ def _equal_at(case: OpCheck, sizes: dict[int, int]) -> bool:
         if "INVALID_ARGUMENT" in str(error):
             return False
         raise
-    case.equal(got, wanted, f"operands of shapes {[x.shape[1:] for x in operands]}")
+    try:
+        case.equal(got, wanted, f"operands of shapes {[x.shape[1:] for x in operands]}")
+    except AssertionError:
+        # Repeated elements are a matrix without an inverse, or ties to be sorted, where the samples
+        # have none of it: what a rounding decides tells nothing of the kernel.
+        nudged = case.twin.values(*(_nudged(case, x) for x in operands))
+        if any(
+            _gap(g, w) > _ROUNDINGS * _gap(n, w)
+            for g, n, w in zip(got, nudged, wanted, strict=True)
+        ):
+            raise
+        return False
     return True
+
+
+def _gap(got: Any, wanted: Any) -> float:
+    """The largest difference; infinite where one of them is not finite alone."""
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    wide: Any = np.complex128 if jnp.iscomplexobj(wanted) else np.float64
+    got, wanted = got.astype(wide), wanted.astype(wide)
+    same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+    with np.errstate(invalid="ignore", over="ignore"):
+        away = np.where(same, 0.0, np.abs(got - wanted))
+    return float(np.max(np.nan_to_num(away, nan=np.inf, posinf=np.inf), initial=0.0))
 
 
 def _resized(stacked: Any, sizes: dict[int, int]) -> Any:
@@ -138,6 +165,15 @@ def _resized(stacked: Any, sizes: dict[int, int]) -> Any:
         if n in sizes:
             stacked = np.take(stacked, np.arange(sizes[n]) % n, axis=axis)
     return stacked
+
+
+def _nudged(case: OpCheck, x: Any) -> Any:
+    """Floats that are off by a rounding, up or down."""
+    if not is_inexact(x):
+        return x
+    kind: Any = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]
+    signs = case.random.choice([-1.0, 1.0], x.shape)
+    return np.asarray(x * (1.0 + signs * float(kind.eps))).astype(x.dtype)
 
 
 def _over_axes(case: OpCheck, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:

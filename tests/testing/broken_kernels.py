@@ -18,6 +18,15 @@ _KERNELS = {
         "ffi::F32",
         "for (int64_t k = 0; k < n; ++k) out[k] = k < 6 ? x[k] * *s : 0;",
     ),
+    # Right, with the factors in another order than the twin's: what is 1 / 0 there is 1 / rounding
+    # here, where the elements in the middle are the first ones again.
+    "Singular": (
+        "float",
+        "ffi::F32",
+        """const float a = x[0] * *s, b = x[1 % n] * *s;
+        const float d = n < 6 ? 1 : a * x[n / 2 + 1] - b * x[n / 2];
+        for (int64_t k = 0; k < n; ++k) out[k] = *s / d;""",
+    ),
     # The middle one of three batch axes is left out.
     "TwoAxes": (
         "float",

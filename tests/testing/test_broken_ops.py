@@ -62,6 +62,17 @@ def test_a_right_kernel_passes(dtype):
     assert jk.testing.check_op(op, samples(dtype), only=names) == names
 
 
+def test_sizes_at_which_the_op_is_singular_are_left_out():
+    def impl(x, s):
+        n = len(x)
+        d = 1.0 if n < 6 else (x[0] * x[n // 2 + 1] - x[1] * x[n // 2]) * s
+        return jnp.full(n, s / d)
+
+    op = jk.Op("broken.Singular", version=1, abstract=lambda x, s: x, impl=impl)
+    # Samples repeat at size 13: x[6] and x[7] are x[0] and x[1].
+    jk.testing.check_op(op, samples(), only=["eager_and_jit", "other_sizes"], rtol=1e-3)
+
+
 # Derivatives, without kernels.
 
 
