@@ -80,6 +80,7 @@ STEPS = (
     Step("ring-batches", (_script("ring_batches"),)),
     Step("xpcs-kernels", (_script("xpcs_kernels"),)),
     Step("xpcs-fits", (_script("xpcs_fits"),)),
+    Step("xpcs-errors", (_script("xpcs_errors"),)),
     Step("xpcs-streaming", (_script("xpcs_streaming"),)),
     _native("native", "ffi_overhead", "bench_image", "native.json"),
     _native("xpcs-native", "xpcs_native", "bench_xpcs", "native-xpcs.json"),

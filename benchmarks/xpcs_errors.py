@@ -135,8 +135,11 @@ def main() -> None:
     import harness
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--runs", type=int, default=100, help="of a rate; fewer write nothing")
+    parser.add_argument("--quick", action="store_true", help="5 runs of a rate")
     chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.runs = 5
     found = {
         f"{rate:g}": pulls(rate, chosen.runs) for rate in harness.progress(RATES, "photon rates")
     }

@@ -152,7 +152,10 @@ def test_device_is_the_status(tmp_path, capsys, monkeypatch):
         (["profile", "--top", "0", __file__], "--top is 0"),
         (["profile", "--plot", "x.nothing", __file__], "wanted a file that ends in ."),
         (["bench", "--case", "nothing"], "no case nothing; there are image-crops"),
-        (["bench", "--case", "xpcs-g2", "--rounds", "0"], "wanted rounds from 1"),
+        (
+            ["bench", "--case", "xpcs-g2", "--rounds", "0"],
+            "rounds is 0; wanted a whole number from 1",
+        ),
     ],
 )
 def test_wrong_input_is_a_line(arguments, said, capsys, tmp_path, monkeypatch):

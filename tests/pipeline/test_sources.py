@@ -284,5 +284,5 @@ def test_image_folder_errors(folder, tmp_path):
     assert "while reading record 0" in caught.value.__notes__[0]
     assert "broken.png" in caught.value.__notes__[0]
     iterator = iter(jk.from_source(ImageFolder(folder[0], max_size=(9, 9)), 12))
-    with pytest.raises(ValueError, match="max_height=9 is below"):
+    with pytest.raises(ValueError, match=r"max_size is \(9, 9\); wanted the \(height"):
         next(iterator)
