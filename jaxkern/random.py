@@ -20,10 +20,15 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     Args:
       seed, epoch: integers; Python integers and NumPy int64 may be up to 2**63 - 1.
       record_ids: integers [N]; NumPy int64 (and int64 under x64) up to 2**63 - 1.
-    Returns: new-style keys [N].
-    Raises: TypeError for arguments that are not integers; ValueError for other ranks and for
-      integers from 2**63 on. NumPy int64 that are arguments of a jitted function of your own have
-      lost their high half before they come here, unless x64 is on.
+
+    Returns:
+      New-style keys [N].
+
+    Raises:
+      TypeError: for arguments that are not integers.
+      ValueError: for other ranks, and for integers from 2**63 on. NumPy int64 that are arguments
+        of a jitted function of your own have lost their high half before they come here, unless
+        x64 is on.
 
     >>> import numpy as np
     >>> from jaxkern.random import record_keys
