@@ -94,10 +94,11 @@ def run(arm: dict[str, Any], before: Path | None, save: str = "") -> dict[str, A
     if done.returncode != 0:
         raise SystemExit(f"{label(arm)} failed")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    package = found.pop("package")  # a folder of this machine, which no record names
     if arm["way"] == "before" and before is not None:
         wanted = str((before / "jaxkern").resolve())
-        if found["package"] != wanted:
-            raise SystemExit(f"the earlier build is imported from {found['package']}, not {wanted}")
+        if package != wanted:
+            raise SystemExit(f"the earlier build is imported from {package}, not {wanted}")
     return found
 
 
