@@ -117,7 +117,7 @@ def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):
 
 
 INTERRUPTS = """
-import random, signal, sys
+import os, random, signal, sys
 import fit_problems as problems
 import jaxkern as jk
 from fit_checks import model_of
@@ -131,20 +131,27 @@ def fit(**options):
     )
 straight = fit()
 draw = random.Random(0)
-interrupts = 0
+interrupts, same, scale = 0, True, 1.0
 signal.signal(signal.SIGALRM, signal.default_int_handler)
-while True:
-    try:
-        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.05, 0.3) * 1.5**interrupts)
-        found = fit(
-            enable_checkpoints=True, checkpoint_frequency=1, checkpoint_dir=sys.argv[1],
-            max_checkpoint_overhead=1.0,
-        )
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        break
-    except KeyboardInterrupt:
-        interrupts += 1
-print(interrupts, found.popt.tobytes() == straight.popt.tobytes(), found.nfev == straight.nfev)
+while interrupts < 3:  # alarms come sooner each time: a fit can be done before the first
+    folder, here = f"{sys.argv[1]}/{scale}", 0
+    while True:
+        try:
+            signal.setitimer(
+                signal.ITIMER_REAL, scale * draw.uniform(0.05, 0.3) * 1.5**here
+            )
+            found = fit(
+                enable_checkpoints=True, checkpoint_frequency=1, checkpoint_dir=folder,
+                max_checkpoint_overhead=1.0,
+            )
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            here += 1
+    same = same and found.popt.tobytes() == straight.popt.tobytes()
+    same = same and found.nfev == straight.nfev and not os.listdir(folder)
+    interrupts, scale = interrupts + here, scale / 2
+print(same)
 """
 
 
@@ -159,10 +166,7 @@ def test_a_fit_that_is_interrupted_again_and_again(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    interrupts, *same = done.stdout.split()
-    assert int(interrupts) > 2
-    assert same == ["True", "True"]
-    assert list(tmp_path.iterdir()) == []
+    assert done.stdout.split() == ["True"]
 
 
 def test_an_interrupt_behind_the_fit_leaves_its_passes(case, tmp_path, monkeypatch):
