@@ -14,7 +14,7 @@ SOURCES := $(shell find csrc jaxkern -name __pycache__ -prune -o -print) CMakeLi
 # From outside the tree and without the working directory on the path: only the wheel is importable.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
-CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
+CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo train test test-slow test-all train-check bench bench-all bench-ops bench-streaming bench-native \
 	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install

@@ -20,13 +20,13 @@
 namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-#include "core/simd.inc"
-#include "image/stream.inc"
+#include "core/simd-inl.h"
+#include "image/stream-inl.h"
 // clang-format off: in order of use
-#include "image/fast_columns.inc"
-#include "image/fast_finish.inc"
-#include "image/fast.inc"
-#include "image/mix.inc"
+#include "image/fast_columns-inl.h"
+#include "image/fast_finish-inl.h"
+#include "image/fast-inl.h"
+#include "image/mix-inl.h"
 // clang-format on
 
 }  // namespace

@@ -23,11 +23,11 @@ namespace jaxkern::xpcs::JAXKERN_LEVEL {
 namespace {
 
 // clang-format off: in order of use
-#include "xpcs/vector.inc"
-#include "xpcs/evaluate.inc"
-#include "xpcs/normal.inc"
-#include "xpcs/normal_rows.inc"
-#include "xpcs/matrix.inc"
+#include "core/simd_doubles-inl.h"
+#include "xpcs/evaluate-inl.h"
+#include "xpcs/normal-inl.h"
+#include "xpcs/normal_rows-inl.h"
+#include "xpcs/matrix-inl.h"
 // clang-format on
 
 static_assert(sizeof(NormalScratch) <= kScratchBytes && sizeof(MatrixScratch) <= kScratchBytes);

@@ -1,4 +1,4 @@
-// The vector operations of simd.inc in plain C++: one lane of four values.
+// The vector operations of simd-inl.h in plain C++: one lane of four values.
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;

@@ -1,5 +1,5 @@
 // The normal equations of one row block, without a Jacobian row anywhere. Include after
-// evaluate.inc.
+// evaluate-inl.h.
 //
 // A derivative by a phase parameter is s (T_i - T_j) or h (T_i - T_j) with a table T of order n, so
 //   sum Q_ij (T_i - T_j)              = sum_i T_i Q_i. - sum_j T_j Q_.j

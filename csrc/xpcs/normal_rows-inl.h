@@ -1,5 +1,5 @@
 // The data's side of the normal equations: reading, residuals, weights, and what does not count.
-// Include after normal.inc.
+// Include after normal-inl.h.
 
 inline size_t item_size(DataType type) {
   return type == DataType::kF64 ? 8 : type == DataType::kF32 ? 4 : 2;

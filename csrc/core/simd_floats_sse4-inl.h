@@ -1,4 +1,4 @@
-// The vector operations of simd.inc with SSE4.1: one lane of four values.
+// The vector operations of simd-inl.h with SSE4.1: one lane of four values.
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;
@@ -32,7 +32,7 @@ inline Floats bytes_to_floats(const uint8_t* p) {
 
 inline void stream_f32(float* p, Floats x) { _mm_stream_ps(p, x); }
 
-// bfloat16 in the low halves, zeros above. The values are never NaN (see fast.inc). Adding half a
+// bfloat16 in the low halves, zeros above. The values are never NaN (see fast-inl.h). Adding half a
 // unit rounds to nearest with ties away from zero; a tie leaves a low half of 0, to which the
 // saturating addition gives a mask that clears the last bit kept, and to any other low half all
 // ones.

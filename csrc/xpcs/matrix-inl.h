@@ -1,6 +1,6 @@
 // Ops that write or read a value for every point: g2, its tangent, its cotangent, the residual.
-// Include after evaluate.inc. g2 and its tangent are symmetric: a row block computes its upper part
-// and writes it twice. The others work on whole rows. No point is written by two blocks.
+// Include after evaluate-inl.h. g2 and its tangent are symmetric: a row block computes its upper
+// part and writes it twice. The others work on whole rows. No point is written by two blocks.
 
 struct alignas(64) MatrixScratch {
   ColumnFactors factors;

@@ -1,4 +1,4 @@
-// f and its derivatives for one row of one tile. Include after vector.inc.
+// f and its derivatives for one row of one tile. Include after core/simd_doubles-inl.h.
 //
 // exp(-2 |A_i - A_j|) is a product: with a reference near A_i, exp(+-2 (A_i - reference)) of the
 // row times exp(-+2 (A_j - reference)) of the column, and the smaller of the two products is the

@@ -9,9 +9,9 @@
 // end_streaming orders such stores before what follows.
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include "core/simd_avx2.inc"
+#include "core/simd_floats_avx2-inl.h"
 #elif defined(__SSE4_1__)
-#include "core/simd_sse4.inc"
+#include "core/simd_floats_sse4-inl.h"
 #else
-#include "core/simd_portable.inc"
+#include "core/simd_floats_portable-inl.h"
 #endif

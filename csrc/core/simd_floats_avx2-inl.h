@@ -1,4 +1,4 @@
-// The vector operations of simd.inc with AVX2, FMA and F16C: two lanes of four values.
+// The vector operations of simd-inl.h with AVX2, FMA and F16C: two lanes of four values.
 
 constexpr int kLanes = 2;
 constexpr int kFloats = 8;
@@ -36,7 +36,7 @@ inline Floats bytes_to_floats(const uint8_t* p) {
 
 inline void stream_f32(float* p, Floats x) { _mm256_stream_ps(p, x); }
 
-// bfloat16 in the low halves, zeros above. The values are never NaN (see fast.inc). Adding half a
+// bfloat16 in the low halves, zeros above. The values are never NaN (see fast-inl.h). Adding half a
 // unit rounds to nearest with ties away from zero; a tie leaves a low half of 0, to which the
 // saturating addition gives a mask that clears the last bit kept, and to any other low half all
 // ones.
