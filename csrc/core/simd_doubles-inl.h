@@ -1,22 +1,21 @@
-// Vectors of doubles by the compiler's vector extension: one source for every instruction-set level
-// and architecture. Include it inside the level's unnamed namespace, after <immintrin.h> on x86-64.
+// The Doubles of simd-inl.h.
 
 #if defined(__AVX512F__)
-constexpr int kWidth = 8;
+constexpr int kDoubles = 8;
 #elif defined(__AVX__)
-constexpr int kWidth = 4;
+constexpr int kDoubles = 4;
 #else
-constexpr int kWidth = 2;
+constexpr int kDoubles = 2;
 #endif
 
-typedef double Vec __attribute__((vector_size(8 * kWidth)));
-typedef int64_t Mask __attribute__((vector_size(8 * kWidth)));
-typedef uint64_t Bits __attribute__((vector_size(8 * kWidth)));
-typedef double LooseVec __attribute__((vector_size(8 * kWidth), aligned(8), may_alias));
+typedef double Doubles __attribute__((vector_size(8 * kDoubles)));
+typedef int64_t Mask __attribute__((vector_size(8 * kDoubles)));
+typedef uint64_t Bits __attribute__((vector_size(8 * kDoubles)));
+typedef double LooseDoubles __attribute__((vector_size(8 * kDoubles), aligned(8), may_alias));
 
-JAXKERN_HD Vec load(const double* from) { return *reinterpret_cast<const LooseVec*>(from); }
-JAXKERN_HD void store(double* to, Vec value) { *reinterpret_cast<LooseVec*>(to) = value; }
-JAXKERN_HD Vec all(double value) { return value - Vec{}; }
+JAXKERN_HD Doubles load(const double* from) { return *reinterpret_cast<const LooseDoubles*>(from); }
+JAXKERN_HD void store(double* to, Doubles value) { *reinterpret_cast<LooseDoubles*>(to) = value; }
+JAXKERN_HD Doubles splat(double value) { return value - Doubles{}; }
 
 JAXKERN_HD bool any(Mask mask) {
 #if defined(__AVX512F__)
@@ -27,13 +26,13 @@ JAXKERN_HD bool any(Mask mask) {
   return _mm_movemask_pd((__m128d)mask) != 0;
 #else
   int64_t bits = 0;
-  for (int i = 0; i < kWidth; ++i) bits |= mask[i];
+  for (int i = 0; i < kDoubles; ++i) bits |= mask[i];
   return bits != 0;
 #endif
 }
 
 // The sum of the lanes, always in the same order.
-JAXKERN_HD double total(Vec v) {
+JAXKERN_HD double total(Doubles v) {
 #if defined(__AVX512F__)
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 #elif defined(__AVX__)
@@ -45,25 +44,25 @@ JAXKERN_HD double total(Vec v) {
 #endif
 }
 
-JAXKERN_HD Vec magnitude(Vec v) { return (Vec)((Mask)v & ~(Mask)(-0.0 - Vec{})); }
-JAXKERN_HD Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
+JAXKERN_HD Doubles magnitude(Doubles v) { return (Doubles)((Mask)v & ~(Mask)(-0.0 - Doubles{})); }
+JAXKERN_HD Doubles smaller(Doubles a, Doubles b) { return a < b ? a : b; }
 
 // exp to 1 unit in the last place or so: 2^k exp(r), |r| <= ln(2)/2, with the Taylor series of
 // exp(r), whose next term is 4e-18. Below -708 it is 0; the argument is at most 700. NaN stays NaN.
-JAXKERN_HD Vec exponential(Vec x) {
+JAXKERN_HD Doubles exponential(Doubles x) {
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
-  const Vec shifted = x * 1.4426950408889634 + kRound;
-  const Vec k = shifted - kRound;
-  const Vec r = (x - k * 0x1.62e42fefa38p-1) - k * 0x1.ef35793c7673p-45;
-  const Vec s = r * r;
-  const Vec low = (1.0 + r) + s * (0.5 + r * (1.0 / 6));
-  const Vec middle = (1.0 / 24 + r * (1.0 / 120)) + s * (1.0 / 720 + r * (1.0 / 5040));
-  const Vec high =
+  const Doubles shifted = x * 1.4426950408889634 + kRound;
+  const Doubles k = shifted - kRound;
+  const Doubles r = (x - k * 0x1.62e42fefa38p-1) - k * 0x1.ef35793c7673p-45;
+  const Doubles s = r * r;
+  const Doubles low = (1.0 + r) + s * (0.5 + r * (1.0 / 6));
+  const Doubles middle = (1.0 / 24 + r * (1.0 / 120)) + s * (1.0 / 720 + r * (1.0 / 5040));
+  const Doubles high =
       (1.0 / 40320 + r * (1.0 / 362880)) + s * ((1.0 / 3628800 + r * (1.0 / 39916800)) +
                                                 s * (1.0 / 479001600 + r * (1.0 / 6227020800.0)));
-  const Vec value = low + (s * s) * (middle + (s * s) * high);
-  const Vec scaled = (Vec)((Bits)value + ((Bits)shifted << 52));
-  return x < -708.0 ? Vec{} : (x != x ? x : scaled);
+  const Doubles value = low + (s * s) * (middle + (s * s) * high);
+  const Doubles scaled = (Doubles)((Bits)value + ((Bits)shifted << 52));
+  return x < -708.0 ? Doubles{} : (x != x ? x : scaled);
 }
 
 // to[j][i] = from[i][j] for i < rows, j < columns, both rounded up to whole vectors: the rows of
@@ -74,12 +73,12 @@ inline void transpose(const double* from, int64_t from_pitch, int64_t rows, int6
   for (int64_t j = 0; j < columns; j += 4) {
     for (int64_t i = 0; i < rows; i += 4) {
       const double* corner = from + i * from_pitch + j;
-      const Vec r0 = load(corner), r1 = load(corner + from_pitch);
-      const Vec r2 = load(corner + 2 * from_pitch), r3 = load(corner + 3 * from_pitch);
-      const Vec even01 = __builtin_shuffle(r0, r1, Mask{0, 4, 2, 6});
-      const Vec odd01 = __builtin_shuffle(r0, r1, Mask{1, 5, 3, 7});
-      const Vec even23 = __builtin_shuffle(r2, r3, Mask{0, 4, 2, 6});
-      const Vec odd23 = __builtin_shuffle(r2, r3, Mask{1, 5, 3, 7});
+      const Doubles r0 = load(corner), r1 = load(corner + from_pitch);
+      const Doubles r2 = load(corner + 2 * from_pitch), r3 = load(corner + 3 * from_pitch);
+      const Doubles even01 = __builtin_shuffle(r0, r1, Mask{0, 4, 2, 6});
+      const Doubles odd01 = __builtin_shuffle(r0, r1, Mask{1, 5, 3, 7});
+      const Doubles even23 = __builtin_shuffle(r2, r3, Mask{0, 4, 2, 6});
+      const Doubles odd23 = __builtin_shuffle(r2, r3, Mask{1, 5, 3, 7});
       double* turned = to + j * to_pitch + i;
       store(turned, __builtin_shuffle(even01, even23, Mask{0, 1, 4, 5}));
       store(turned + to_pitch, __builtin_shuffle(odd01, odd23, Mask{0, 1, 4, 5}));

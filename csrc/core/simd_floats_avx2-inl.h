@@ -5,8 +5,8 @@ constexpr int kFloats = 8;
 using Floats = __m256;
 using Ints = __m256i;
 
-inline Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
-inline void store_floats(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 inline Floats splat(float x) { return _mm256_set1_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }

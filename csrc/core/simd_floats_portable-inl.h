@@ -10,12 +10,12 @@ struct Ints {
   uint8_t b[16];
 };
 
-inline Floats load_floats(const float* p) {
+inline Floats load(const float* p) {
   Floats r;
   memcpy(&r, p, sizeof r);
   return r;
 }
-inline void store_floats(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+inline void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
 inline Floats splat(float x) { return {{x, x, x, x}}; }
 inline Floats multiply(Floats a, Floats b) {
   for (int i = 0; i < kFloats; ++i) a.v[i] *= b.v[i];
@@ -73,7 +73,7 @@ inline Floats bytes_to_floats(const uint8_t* p) {
   return r;
 }
 
-inline void stream_f32(float* p, Floats x) { store_floats(p, x); }
+inline void stream_f32(float* p, Floats x) { store(p, x); }
 inline void put_bf16(uint16_t* p, Floats x) {
   for (int i = 0; i < kFloats; ++i) p[i] = float_to_bfloat16(x.v[i]);
 }

@@ -5,8 +5,8 @@ constexpr int kFloats = 4;
 using Floats = __m128;
 using Ints = __m128i;
 
-inline Floats load_floats(const float* p) { return _mm_loadu_ps(p); }
-inline void store_floats(float* p, Floats x) { _mm_storeu_ps(p, x); }
+inline Floats load(const float* p) { return _mm_loadu_ps(p); }
+inline void store(float* p, Floats x) { _mm_storeu_ps(p, x); }
 inline Floats splat(float x) { return _mm_set1_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }

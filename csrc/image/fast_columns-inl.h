@@ -300,7 +300,7 @@ __attribute__((noinline)) void resample_windows(const Columns& columns, const ui
   for (int64_t v = 0; v < loop.vectors; ++v) {
     Ints sum = loop.product(row, v, 0);
     for (int64_t k = 1; k < pairs; ++k) sum = add_ints(sum, loop.product(row + advance * k, v, k));
-    store_floats(out + v * kFloats, ints_to_floats(sum));
+    store(out + v * kFloats, ints_to_floats(sum));
   }
 }
 

@@ -35,12 +35,12 @@ struct Blend {
     Floats at(int32_t i) const {
       if constexpr (kTaps > 0) {
         Floats sum = bias;
-        for (int t = 0; t < kTaps; ++t) sum = multiply_add(weight[t], load_floats(row[t] + i), sum);
+        for (int t = 0; t < kTaps; ++t) sum = multiply_add(weight[t], load(row[t] + i), sum);
         return sum;
       }
-      Floats sum = multiply(splat(blend.weight[0]), load_floats(blend.row[0] + i));
+      Floats sum = multiply(splat(blend.weight[0]), load(blend.row[0] + i));
       for (int32_t t = 1; t < blend.taps; ++t)
-        sum = multiply_add(splat(blend.weight[t]), load_floats(blend.row[t] + i), sum);
+        sum = multiply_add(splat(blend.weight[t]), load(blend.row[t] + i), sum);
       return multiply_add(sum, weight[0], bias);
     }
     // Rows are padded to whole vectors beyond their last value.
@@ -48,7 +48,7 @@ struct Blend {
   };
 
   Scaled scaled(const float* scale, const float* bias) const {
-    Scaled result = {*this, {load_floats(scale)}, load_floats(bias), {row[0]}};
+    Scaled result = {*this, {load(scale)}, load(bias), {row[0]}};
     for (int t = 1; t < kTaps; ++t) result.row[t] = row[t];
     for (int t = kTaps - 1; kTaps > 1 && t >= 0; --t)
       result.weight[t] = multiply(result.weight[0], splat(weight[t]));
@@ -71,7 +71,7 @@ struct Bytes {
   };
 
   Scaled scaled(const float* scale, const float* bias) const {
-    return {row, load_floats(scale), load_floats(bias)};
+    return {row, load(scale), load(bias)};
   }
 };
 
@@ -85,10 +85,10 @@ template <Rounding rounding, bool stream>
 struct Sink<Dtype::kF32, rounding, stream> {
   using Value = float;
   static constexpr bool kStream = stream;
-  static void put(float* p, Floats x) { store_floats(p, x); }
+  static void put(float* p, Floats x) { store(p, x); }
   static void put2(float* p, Floats x, Floats y) {
-    stream ? stream_f32(p, x) : store_floats(p, x);
-    stream ? stream_f32(p + kFloats, y) : store_floats(p + kFloats, y);
+    stream ? stream_f32(p, x) : store(p, x);
+    stream ? stream_f32(p + kFloats, y) : store(p + kFloats, y);
   }
 };
 template <Rounding rounding, bool stream>

@@ -1,4 +1,4 @@
-// f and its derivatives for one row of one tile. Include after core/simd_doubles-inl.h.
+// f and its derivatives for one row of one tile. Include after core/simd-inl.h.
 //
 // exp(-2 |A_i - A_j|) is a product: with a reference near A_i, exp(+-2 (A_i - reference)) of the
 // row times exp(-+2 (A_j - reference)) of the column, and the smaller of the two products is the
@@ -26,7 +26,7 @@ struct alignas(64) ColumnFactors {
 // The columns [start, start + width) of all rows.
 struct Tile {
   int64_t start, width;
-  int64_t vectors() const { return (width + kWidth - 1) / kWidth; }
+  int64_t vectors() const { return (width + kDoubles - 1) / kDoubles; }
 };
 
 // Which sign A_i - A_j has in this tile: known where A increases and the tile lies beside the row
@@ -39,12 +39,12 @@ inline void fill_factors(const Phases& phases, const Tile& tile, double referenc
   factors->reference = reference;
   factors->filled = true;
   for (int64_t v = 0; v < tile.vectors(); ++v) {
-    const Vec twice = 2.0 * (load(phases.a + tile.start + v * kWidth) - reference);
+    const Doubles twice = 2.0 * (load(phases.a + tile.start + v * kDoubles) - reference);
     if constexpr (kSide != Side::kRight) {
-      store(factors->rising + v * kWidth, exponential(600.0 < twice ? all(600.0) : twice));
+      store(factors->rising + v * kDoubles, exponential(600.0 < twice ? splat(600.0) : twice));
     }
     if constexpr (kSide != Side::kLeft) {
-      store(factors->falling + v * kWidth, exponential(twice < -600.0 ? all(600.0) : -twice));
+      store(factors->falling + v * kDoubles, exponential(twice < -600.0 ? splat(600.0) : -twice));
     }
   }
 }
@@ -64,14 +64,14 @@ JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
                          ColumnFactors* factors, RowBuffers* out) {
   ensure_factors<kSide>(phases, tile, row, factors);
   const double a = phases.a[row];
-  const Vec twice = all(2.0 * (a - factors->reference));
-  const Vec rising = all(exponential(twice)[0]), falling = all(exponential(-twice)[0]);
+  const Doubles twice = splat(2.0 * (a - factors->reference));
+  const Doubles rising = splat(exponential(twice)[0]), falling = splat(exponential(-twice)[0]);
   double x = 0, sin_x = 0, cos_x = 0;
   if constexpr (kPower != 0)
     x = phases.x[row], sin_x = phases.sin_x[row], cos_x = phases.cos_x[row];
   for (int64_t v = 0; v < tile.vectors(); ++v) {
-    const int64_t at = v * kWidth, column = tile.start + at;
-    Vec f;
+    const int64_t at = v * kDoubles, column = tile.start + at;
+    Doubles f;
     if constexpr (kSide == Side::kRight) {
       f = rising * load(factors->falling + at);
     } else if constexpr (kSide == Side::kLeft) {
@@ -80,13 +80,13 @@ JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
       f = smaller(rising * load(factors->falling + at), falling * load(factors->rising + at));
     }
     if constexpr (kPower != 0) {
-      const Vec dx = x - load(phases.x + column);
-      const Vec sin_j = load(phases.sin_x + column), cos_j = load(phases.cos_x + column);
-      const Vec sin_d = sin_x * cos_j - cos_x * sin_j;
-      const Vec inverse = 1.0 / dx;
-      Vec sinc = sin_d * inverse, slope;
+      const Doubles dx = x - load(phases.x + column);
+      const Doubles sin_j = load(phases.sin_x + column), cos_j = load(phases.cos_x + column);
+      const Doubles sin_d = sin_x * cos_j - cos_x * sin_j;
+      const Doubles inverse = 1.0 / dx;
+      Doubles sinc = sin_d * inverse, slope;
       if constexpr (kSlopes) {
-        const Vec cos_d = cos_x * cos_j + sin_x * sin_j;
+        const Doubles cos_d = cos_x * cos_j + sin_x * sin_j;
         slope = (cos_d - sinc) * inverse;
       }
       const Mask close = magnitude(dx) < kSeriesBelow;
@@ -99,8 +99,8 @@ JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
     }
     store(out->f + at, f);
     if constexpr (kSide == Side::kMixed) {
-      const Vec d = a - load(phases.a + column);
-      store(out->s + at, 0.0 < d ? f : (d < 0.0 ? -f : Vec{} * d));
+      const Doubles d = a - load(phases.a + column);
+      store(out->s + at, 0.0 < d ? f : (d < 0.0 ? -f : Doubles{} * d));
     }
   }
 }

@@ -57,7 +57,7 @@ inline void write_matrix(void* matrix, bool single, int64_t at, int64_t count, c
 }
 
 inline void g2_row(const MatrixWork& work, const Tile& tile, const RowBuffers& row, double* out) {
-  for (int64_t at = 0; at < tile.width; at += kWidth) {
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
     store(out + at, work.offset + work.contrast * load(row.f + at));
   }
 }
@@ -67,8 +67,8 @@ inline void tangent_row(const MatrixWork& work, const Tile& tile, int64_t row,
   const bool shear = work.phases.power != 0;
   const double a = -2 * work.contrast, dt = work.tangent_a[row];
   const double dx = shear ? work.tangent_x[row] : 0;
-  for (int64_t at = 0; at < tile.width; at += kWidth) {
-    Vec value = work.tangent_offset + work.tangent_contrast * load(model->f + at);
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
+    Doubles value = work.tangent_offset + work.tangent_contrast * load(model->f + at);
     value += a * load(model->s + at) * (dt - load(work.tangent_a + tile.start + at));
     if (shear) {
       value += work.contrast * load(model->h + at) * (dx - load(work.tangent_x + tile.start + at));
@@ -83,11 +83,11 @@ inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_
   read_matrix(work.data, work.single, from, tile.width, s->data);
   const bool matrix = work.sigma_matrix != nullptr;
   if (matrix) read_matrix(work.sigma_matrix, work.single, from, tile.width, s->sigma);
-  for (int64_t at = 0; at < tile.width; at += kWidth) {
-    const Vec sigma = matrix ? load(s->sigma + at) : all(work.sigma);
-    const Vec r =
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
+    const Doubles sigma = matrix ? load(s->sigma + at) : splat(work.sigma);
+    const Doubles r =
         (load(s->data + at) - (work.offset + work.contrast * load(s->row.f + at))) / sigma;
-    store(s->value + at, sigma > kLeastSigma ? r : Vec{});
+    store(s->value + at, sigma > kLeastSigma ? r : Doubles{});
   }
   if (row >= tile.start && row < tile.start + tile.width) s->value[row - tile.start] = 0;
 }
@@ -97,13 +97,13 @@ inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_
 inline void cotangent_row(const MatrixWork& work, const Tile& tile, int64_t row, int64_t i,
                           double* sums, MatrixScratch* s) {
   read_matrix(work.data, work.single, row * work.phases.n + tile.start, tile.width, s->data);
-  const int64_t lanes = tile.vectors() * kWidth;
+  const int64_t lanes = tile.vectors() * kDoubles;
   for (double* buffer : {s->data, s->turned[i], s->row.f, s->row.s, s->row.h}) {
     std::fill(buffer + tile.width, buffer + lanes, 0.0);
   }
-  Vec a{}, x{}, f{}, one{};
-  for (int64_t at = 0; at < lanes; at += kWidth) {
-    const Vec g = load(s->data + at), both = g + load(s->turned[i] + at);
+  Doubles a{}, x{}, f{}, one{};
+  for (int64_t at = 0; at < lanes; at += kDoubles) {
+    const Doubles g = load(s->data + at), both = g + load(s->turned[i] + at);
     one += g;
     f += g * load(s->row.f + at);
     a += both * load(s->row.s + at);

@@ -48,23 +48,23 @@ struct TileWork {
 
 template <bool kWeighted, bool kSlopes, bool kMixed>
 inline void reduce_row(const TileWork& work, int64_t i, NormalScratch* s) {
-  Vec rows[kSums] = {}, f_sum{}, ff_sum{}, fb_sum{}, b_sum{}, chi_sum{}, om_sum{};
-  const auto add = [&](Sum sum, int64_t at, Vec q) {
+  Doubles rows[kSums] = {}, f_sum{}, ff_sum{}, fb_sum{}, b_sum{}, chi_sum{}, om_sum{};
+  const auto add = [&](Sum sum, int64_t at, Doubles q) {
     rows[sum] += q;
     store(s->column[sum] + at, load(s->column[sum] + at) + q);
   };
   for (int64_t v = 0; v < work.tile.vectors(); ++v) {
-    const int64_t at = v * kWidth;
-    const Vec f = load(s->row.f + at), b = load(s->b + at);
-    const Vec sign_f = kMixed ? load(s->row.s + at) : f;
-    const Vec om = kWeighted ? load(s->om + at) : Vec{};
-    const Vec q = kWeighted ? om * sign_f : sign_f;
+    const int64_t at = v * kDoubles;
+    const Doubles f = load(s->row.f + at), b = load(s->b + at);
+    const Doubles sign_f = kMixed ? load(s->row.s + at) : f;
+    const Doubles om = kWeighted ? load(s->om + at) : Doubles{};
+    const Doubles q = kWeighted ? om * sign_f : sign_f;
     add(kS, at, q);
     add(kSF, at, q * f);
     add(kSB, at, sign_f * b);
     if constexpr (kMixed) {
       add(kSS, at, q * sign_f);
-      const Vec of = kWeighted ? om * f : f;
+      const Doubles of = kWeighted ? om * f : f;
       f_sum += of;
       ff_sum += of * f;
       fb_sum += f * b;
@@ -73,8 +73,8 @@ inline void reduce_row(const TileWork& work, int64_t i, NormalScratch* s) {
     chi_sum += load(s->chi + at);
     if constexpr (kWeighted) om_sum += om;
     if constexpr (kSlopes) {
-      const Vec h = load(s->row.h + at);
-      const Vec oh = kWeighted ? om * h : h;
+      const Doubles h = load(s->row.h + at);
+      const Doubles oh = kWeighted ? om * h : h;
       add(kSH, at, q * h);
       add(kH, at, oh);
       add(kHF, at, oh * f);
@@ -98,18 +98,18 @@ inline void reduce_row(const TileWork& work, int64_t i, NormalScratch* s) {
 // (Q T)_i of kTables tables from `first` on, for Q = s s (or h h) and Q = s h.
 template <bool kWeighted, bool kSlopes, bool kMixed, bool kShear, int kTables>
 inline void cross_tables(const TileWork& work, int64_t i, int32_t first, NormalScratch* s) {
-  Vec same[kTables], mixed[kTables];
-  for (int k = 0; k < kTables; ++k) same[k] = mixed[k] = Vec{};  // an initializer calls memset
+  Doubles same[kTables], mixed[kTables];
+  for (int k = 0; k < kTables; ++k) same[k] = mixed[k] = Doubles{};  // an initializer calls memset
   for (int64_t v = 0; v < work.tile.vectors(); ++v) {
-    const int64_t at = v * kWidth;
-    const Vec sign_f = load((kMixed ? s->row.s : s->row.f) + at);
-    const Vec om = kWeighted ? load(s->om + at) : Vec{};
-    const Vec q = kWeighted ? om * sign_f : sign_f;
-    const Vec h = kSlopes ? load(s->row.h + at) : Vec{};
-    const Vec square = kShear ? (kWeighted ? om * h : h) * h : q * sign_f;
-    const Vec product = kSlopes ? q * h : Vec{};
+    const int64_t at = v * kDoubles;
+    const Doubles sign_f = load((kMixed ? s->row.s : s->row.f) + at);
+    const Doubles om = kWeighted ? load(s->om + at) : Doubles{};
+    const Doubles q = kWeighted ? om * sign_f : sign_f;
+    const Doubles h = kSlopes ? load(s->row.h + at) : Doubles{};
+    const Doubles square = kShear ? (kWeighted ? om * h : h) * h : q * sign_f;
+    const Doubles product = kSlopes ? q * h : Doubles{};
     for (int k = 0; k < kTables; ++k) {
-      const Vec table = load(s->table[first + k] + at);
+      const Doubles table = load(s->table[first + k] + at);
       same[k] += square * table;
       if constexpr (kSlopes) mixed[k] += product * table;
     }
@@ -162,14 +162,14 @@ inline void contract_columns(const TileWork& work, const StateLayout& layout, No
   const double* ss = s->column[work.side == Side::kMixed ? kSS : kSF];
   const int64_t vectors = work.tile.vectors();
   const auto once = [&](const double* q, const double* t) {
-    Vec sum{};
-    for (int64_t v = 0; v < vectors; ++v) sum += load(q + v * kWidth) * load(t + v * kWidth);
+    Doubles sum{};
+    for (int64_t v = 0; v < vectors; ++v) sum += load(q + v * kDoubles) * load(t + v * kDoubles);
     return total(sum);
   };
   alignas(64) double weighted[kPitch];
   const auto weigh = [&](const double* q, const double* t) {
     for (int64_t v = 0; v < vectors; ++v) {
-      store(weighted + v * kWidth, load(q + v * kWidth) * load(t + v * kWidth));
+      store(weighted + v * kDoubles, load(q + v * kDoubles) * load(t + v * kDoubles));
     }
   };
   for (int32_t k = 0; k < a; ++k) {

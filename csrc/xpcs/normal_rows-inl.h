@@ -100,15 +100,15 @@ inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t r
 inline void residual_row(const NormalWork& work, const TileWork& t, const double* data,
                          const double* second, NormalScratch* s) {
   for (int64_t v = 0; v < t.tile.vectors(); ++v) {
-    const int64_t at = v * kWidth;
-    const Vec model = work.offset + work.contrast * load(s->row.f + at);
-    const Vec r = load(data + at) - model;
+    const int64_t at = v * kDoubles;
+    const Doubles model = work.offset + work.contrast * load(s->row.f + at);
+    const Doubles r = load(data + at) - model;
     if (second != nullptr) {
-      const Vec other = load(second + at) - model;
+      const Doubles other = load(second + at) - model;
       store(s->b + at, r + other);
       store(s->chi + at, r * r + other * other);
     } else {
-      const Vec b = t.multiplicity * r;
+      const Doubles b = t.multiplicity * r;
       store(s->b + at, b);
       store(s->chi + at, b * r);
     }
@@ -119,15 +119,15 @@ inline void residual_row(const NormalWork& work, const TileWork& t, const double
 inline void weigh_row(const NormalWork& work, const TileWork& t, double multiplicity,
                       const double* data, const double* sigma, NormalScratch* s) {
   for (int64_t v = 0; v < t.tile.vectors(); ++v) {
-    const int64_t at = v * kWidth;
-    const Vec deviation = sigma != nullptr ? load(sigma + at) : all(work.sigma);
+    const int64_t at = v * kDoubles;
+    const Doubles deviation = sigma != nullptr ? load(sigma + at) : splat(work.sigma);
     const Mask out = ~(deviation > kLeastSigma);  // NaN too
-    const Vec w = out ? Vec{} : 1.0 / deviation;
-    const Vec r =
-        out ? Vec{} : load(data + at) - (work.offset + work.contrast * load(s->row.f + at));
-    Vec om = multiplicity * (w * w), chi = om * (r * r);
+    const Doubles w = out ? Doubles{} : 1.0 / deviation;
+    const Doubles r =
+        out ? Doubles{} : load(data + at) - (work.offset + work.contrast * load(s->row.f + at));
+    Doubles om = multiplicity * (w * w), chi = om * (r * r);
     if (work.loss != Loss::kLinear) {
-      for (int lane = 0; lane < kWidth; ++lane) {
+      for (int lane = 0; lane < kDoubles; ++lane) {
         const double z = w[lane] * r[lane] / work.f_scale;
         const LossValue loss = loss_value(work.loss, z * z);
         om[lane] *= loss.slope;
@@ -137,7 +137,7 @@ inline void weigh_row(const NormalWork& work, const TileWork& t, double multipli
     store(s->om + at, load(s->om + at) + om);
     store(s->b + at, load(s->b + at) + om * r);
     store(s->chi + at, load(s->chi + at) + chi);
-    store(s->points + at, load(s->points + at) + (out ? Vec{} : all(multiplicity)));
+    store(s->points + at, load(s->points + at) + (out ? Doubles{} : splat(multiplicity)));
   }
 }
 
@@ -147,7 +147,7 @@ inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, 
                         int64_t end, NormalScratch* s) {
   double* const buffers[] = {s->row.f, s->row.h, s->row.s, s->b, s->chi, s->om, s->cost, s->points};
   const int used = t.weighted ? 8 : 5;
-  const int64_t start = t.tile.start, lanes = t.tile.vectors() * kWidth;
+  const int64_t start = t.tile.start, lanes = t.tile.vectors() * kDoubles;
   for (int k = 0; k < used; ++k) {
     std::fill(buffers[k], buffers[k] + (first - start), 0.0);
     std::fill(buffers[k] + (end - start), buffers[k] + lanes, 0.0);
@@ -179,7 +179,7 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   if (!compared) prefetch_rows(work, t.tile, row0, rows, i);
   const double* second = t.pairs ? s->there[i] : nullptr;
   if (!compared) {
-    if (work.data_type == DataType::kF64 && t.tile.width % kWidth == 0) {
+    if (work.data_type == DataType::kF64 && t.tile.width % kDoubles == 0) {
       data = static_cast<const double*>(work.data) + at;  // whole vectors: where it lies
     } else {
       read_data(work, at, t.tile.width, s->data);
@@ -196,7 +196,7 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   } else {
     residual_row(work, t, data, second, s);
   }
-  const int64_t width = t.tile.vectors() * kWidth;
+  const int64_t width = t.tile.vectors() * kDoubles;
   if (first != start || end != start + width || (row >= start && row < end) || t.masked) {
     drop_points(work, t, row, first, end, s);
   }
@@ -283,7 +283,7 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
     for (int32_t k = 0; k < tables; ++k) {
       const double* table = work.tables + k * work.stride();
       for (int64_t v = 0; v < t.tile.vectors(); ++v) {
-        store(s->table[k] + v * kWidth, load(table + start + v * kWidth) - table[row0]);
+        store(s->table[k] + v * kDoubles, load(table + start + v * kDoubles) - table[row0]);
       }
     }
     std::memset(s->column, 0, sizeof s->column);
