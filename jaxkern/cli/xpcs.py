@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jaxkern.cli.output import print_json
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis import Measurement
-    from jaxkern.xpcs.config import Config
+    from jaxkern.xpcs.analysis.config import Config
+    from jaxkern.xpcs.analysis.run import Measurement
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (
@@ -86,7 +86,7 @@ def run(chosen: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except RuntimeError as error:
-        from jaxkern.xpcs.checkpoint import CheckpointError
+        from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 
         if not isinstance(error, CheckpointError):
             raise
@@ -95,7 +95,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _config(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.config import template
+    from jaxkern.xpcs.analysis.config import template
 
     if chosen.path.exists() and not chosen.force:
         raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
@@ -110,7 +110,7 @@ def _config(chosen: argparse.Namespace) -> int:
 def _settings(chosen: argparse.Namespace) -> Config:
     """The file's settings with the flags' on top; threads and memory take effect here."""
     from jaxkern import performance
-    from jaxkern.xpcs.config import ConfigError, load_config
+    from jaxkern.xpcs.analysis.config import ConfigError, load_config
 
     overrides: dict[str, Any] = {}
     for _, setting, _ in _FLAGS:
@@ -139,14 +139,14 @@ def _settings(chosen: argparse.Namespace) -> Config:
 
 def _parsed(name: str, text: str) -> Any:
     """What a flag's text means as YAML."""
-    from jaxkern.xpcs.config import parse_yaml
+    from jaxkern.xpcs.analysis.config import parse_yaml
 
     shown = text if len(text) <= 60 else text[:57] + "..."
     return parse_yaml(text, f"{name} is {shown!r}, which")
 
 
 def _simulate(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
     with _bar("simulating", "rows", chosen.quiet) as advance:
@@ -162,7 +162,7 @@ def _simulate(chosen: argparse.Namespace) -> int:
 
 
 def _fit(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
@@ -193,7 +193,7 @@ def _fit(chosen: argparse.Namespace) -> int:
 
 
 def _plot(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:

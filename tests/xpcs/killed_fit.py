@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint
+from jaxkern.xpcs.fitting import checkpoint
 
 N = 96
 KINDS = ("time", "inside the write", "before the rename", "after the rename")

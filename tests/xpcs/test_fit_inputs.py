@@ -11,8 +11,8 @@ import scipy.optimize
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.result import rank_warnings
-from jaxkern.xpcs.solver import covariance
+from jaxkern.xpcs.fitting.result import rank_warnings
+from jaxkern.xpcs.fitting.solver import covariance
 
 N = 40
 

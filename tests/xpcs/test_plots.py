@@ -12,9 +12,9 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs import plot
-from jaxkern.xpcs.sources import ArraySource
-from jaxkern.xpcs.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
+from jaxkern.xpcs.analysis import plot
+from jaxkern.xpcs.analysis.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
+from jaxkern.xpcs.files.sources import ArraySource
 
 PHI = [-40.0, 5.0, 50.0]
 PARAMS = np.array([8000.0, -0.3, 10.0, 2e-4, 0.2, 0.0, 4.0])
@@ -93,8 +93,8 @@ def test_every_lag_has_a_bin():
 
 
 def test_long_matrices_are_shown_as_means(monkeypatch):
-    monkeypatch.setattr("jaxkern.xpcs.views.SHOWN_FRAMES", 12)
-    monkeypatch.setattr("jaxkern.xpcs.views._SLAB_POINTS", 41 * 9)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.views.SHOWN_FRAMES", 12)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.views._SLAB_POINTS", 41 * 9)
     model = model_of()
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0, noise=0.02)
     view = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, angles=1)[0]
