@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxkern.cli.output import print_json
+from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.config import Config
-    from jaxkern.xpcs.analysis.run import Measurement
+    from jaxkern.xpcs.analysis.run import OpenMeasurement
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (
@@ -149,8 +149,8 @@ def _simulate(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
-    with _bar("simulating", "rows", chosen.quiet) as advance:
-        path, truth = analysis.simulate_data(config, chosen.config.parent, advance)
+    with ProgressBar(not chosen.quiet, "simulating", "rows") as bar:
+        path, truth = analysis.simulate_data(config, chosen.config.parent, bar.update)
     chosen.output_dir.mkdir(parents=True, exist_ok=True)
     written = analysis.save_truth(chosen.output_dir, truth)
     if chosen.json:
@@ -206,29 +206,9 @@ def _plot(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _print_measurement(measurement: Measurement, quiet: bool) -> None:
+def _print_measurement(measurement: OpenMeasurement, quiet: bool) -> None:
     """What was chosen of the file; what a user must know of it, also when the rest is quiet."""
     if not quiet:
         print(measurement.describe())
     for note in measurement.notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _bar(doing: str, what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr while that is a terminal; gives what advances it."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(doing),
-        BarColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {what}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

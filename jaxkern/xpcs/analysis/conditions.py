@@ -19,7 +19,7 @@ _SAME_DT = 1e-6
 
 
 @dataclass(frozen=True)
-class Ring:
+class QRing:
     """The entries of a file that are fitted together.
 
     Attributes:
@@ -43,7 +43,7 @@ def choose_ring(
     path: Path,
     *,
     grid: bool,
-) -> Ring:
+) -> QRing:
     """The entries at the settings' q, of those `inside`.
 
     At each angle the nearest, see `select_q`; those of the nearest q alone where the file has a
@@ -88,13 +88,13 @@ def choose_ring(
             + (f"of q {mean:.6g}" if grid else f"within {files.q_tolerance:.3g} of q {wanted:.6g}")
             + f" and are left out: phi {some(np.array(left))}"
         )
-    return Ring(chosen, mean, told, tuple(notes))
+    return QRing(chosen, mean, told, tuple(notes))
 
 
 def time_step(
     experiment: Experiment, measured: float | None, path: Path
 ) -> tuple[float, str, tuple[str, ...]]:
-    """Seconds between frames, in words with where they come from, and notes as of `Ring`.
+    """Seconds between frames, in words with where they come from, and notes as of `QRing`.
 
     Raises:
       ConfigError: neither the file nor the settings say it, or they differ.

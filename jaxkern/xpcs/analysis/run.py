@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, write_whole
 from jaxkern.xpcs.analysis import plot
 from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
 from jaxkern.xpcs.analysis.config import Config, ConfigError, as_tree
@@ -27,8 +26,8 @@ from jaxkern.xpcs.files.prepare import (
 )
 from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
-from jaxkern.xpcs.fitting.layout import unknown_name
 from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.fitting.parameters import unknown_name
 from jaxkern.xpcs.fitting.result import FitResult
 from jaxkern.xpcs.fitting.result_files import load_result, save_result
 from jaxkern.xpcs.model.geometry import Geometry
@@ -36,7 +35,7 @@ from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
 
 
 @dataclass(frozen=True)
-class Measurement:
+class OpenMeasurement:
     """What a configuration chooses of a file, and the model of it.
 
     Attributes:
@@ -78,7 +77,7 @@ def make_model(
 
 
 @contextlib.contextmanager
-def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measurement]:
+def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenMeasurement]:
     """Opens the data file of the settings and applies their choice of q, phi and frames.
 
     Args:
@@ -112,16 +111,17 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[Measu
         data = Prepared(file, ring.chosen, window, analysis.diagonal_correction)
         model = make_model(config, ring.q, file.phi[ring.chosen], data.shape[1], dt=dt, gap=gap)
         told = (ring.told, dt_told, "no gap" if gap is None else f"gap {gap:.6g} Angstrom")
-        yield Measurement(path, data, model, keep, told, ring.notes + dt_notes)
+        yield OpenMeasurement(path, data, model, keep, told, ring.notes + dt_notes)
 
 
 def fit_measurement(
-    config: Config, measurement: Measurement, output: str | Path, *, progress: bool = True
+    config: Config, measurement: OpenMeasurement, output: str | Path, *, progress: bool = True
 ) -> FitResult:
     """Fits with the settings; checkpoints go to ``output/checkpoints`` unless they say where."""
     start, how = config.initial_parameters, config.optimization
-    streaming = how.streaming
-    place = streaming.checkpoint_dir
+    streaming = vars(how.streaming) | {
+        "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints"
+    }
     return fit(
         measurement.model,
         measurement.data,
@@ -144,21 +144,13 @@ def fit_measurement(
         multistart=how.multistart.starts,
         seed=how.multistart.seed,
         strategy=None if how.strategy == "auto" else how.strategy,
-        streaming=StreamingOptions(
-            enable_checkpoints=streaming.enable_checkpoints,
-            checkpoint_frequency=streaming.checkpoint_frequency,
-            checkpoint_dir=Path(output) / "checkpoints" if place is None else place,
-            max_checkpoint_overhead=streaming.max_checkpoint_overhead,
-            chunk_points=streaming.chunk_points,
-            on_bad_chunk=streaming.on_bad_chunk,
-            retries=streaming.retries,
-        ),
+        streaming=StreamingOptions(**streaming),
         progress=progress,
     )
 
 
 def save(
-    config: Config, measurement: Measurement, result: FitResult, output: str | Path
+    config: Config, measurement: OpenMeasurement, result: FitResult, output: str | Path
 ) -> list[Path]:
     """Writes the result with the settings, and the fitted g2 where they ask for it: the paths."""
     model = measurement.model
@@ -170,7 +162,9 @@ def save(
     return paths
 
 
-def plot_measurement(config: Config, measurement: Measurement, output: str | Path) -> list[Path]:
+def plot_measurement(
+    config: Config, measurement: OpenMeasurement, output: str | Path
+) -> list[Path]:
     """Draws the result that is in ``output`` over the data; returns the paths.
 
     Raises:
@@ -269,7 +263,5 @@ def simulate_data(
 def save_truth(output: str | Path, truth: dict[str, Any]) -> Path:
     """Writes what a data set was simulated with to ``output/truth.json``."""
     path = Path(output) / "truth.json"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(truth, indent=2) + "\n")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(truth, indent=2).encode() + b"\n")
     return path

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from jaxkern.xpcs.files.sources import Source
 
 Array = NDArray[Any]
 
@@ -15,18 +17,6 @@ _ANGLE_TOLERANCE = 1e-9
 # Entries of two rings whose angles differ by less look in the same direction (degrees): angles are
 # means over the pixels of a bin, which are others in each ring.
 _SAME_DIRECTION = 0.5
-
-
-class RowSource(Protocol):
-    """Two-time correlations that are read in slabs of rows."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def read(self, angle: int, first_row: int, stop_row: int) -> Array: ...
 
 
 def select_phi(phi: ArrayLike, ranges: Iterable[Sequence[float]]) -> Array:
@@ -207,7 +197,7 @@ class Prepared:
 
     def __init__(
         self,
-        source: RowSource,
+        source: Source,
         angles: ArrayLike | None = None,
         frames: tuple[int, int] | None = None,
         diagonal: bool = True,

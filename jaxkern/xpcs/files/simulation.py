@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.files.aps_writer import TILE, ApsWriter
-from jaxkern.xpcs.model.checks import whole_number
 from jaxkern.xpcs.model.correlation import g2_at
 from jaxkern.xpcs.model.models import Model
 
@@ -161,7 +161,7 @@ def _slabs(
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
     if not noise >= 0:
         raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
-    whole_number(seed, "seed", 0)
+    whole_number("seed", seed, 0)
     scales = []
     for name, given in (("contrast", contrast), ("offset", offset)):
         value = np.asarray(given, np.float64)

@@ -59,45 +59,31 @@ def values(source: Source, stored: NDArray[Any]) -> NDArray[np.float64]:
     return result if (step, zero) == (1.0, 0.0) else zero + step * result
 
 
-class ArraySource:
-    """An array [n_phi, n, n] in memory, or one that is mapped from a file."""
+class StackSource:
+    """One array [n_phi, n, n] in memory or mapped from a file, or an HDF5 data set."""
 
     def __init__(
-        self,
-        array: NDArray[Any],
-        quantization: tuple[float, float] | None = None,
-        name: str = "data",
+        self, array: Any, quantization: tuple[float, float] | None = None, name: str = "data"
     ):
-        if array.ndim != 3 or array.shape[1] != array.shape[2]:
+        shape = tuple(map(int, array.shape))
+        if len(shape) != 3 or shape[1] != shape[2]:
             raise ValueError(
-                f"{name} has the shape {array.shape}; wanted [n_phi, n, n], one square matrix for "
-                "each angle"
+                f"{name} has the shape {shape}; wanted [n_phi, n, n], one square matrix for each "
+                "angle"
             )
         self._array = array
         self.quantization = quantization
+        self.shape = (shape[0], shape[1], shape[2])
+        self.dtype = np.dtype(array.dtype)
+        base = array
+        while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+            base = base.base
+        self.in_memory = isinstance(array, np.ndarray) and not isinstance(base, np.memmap)
 
     @property
     def array(self) -> NDArray[Any]:
         check_mapped("the data", self._array)
-        return self._array
-
-    @property
-    def in_memory(self) -> bool:
-        base: Any = self._array
-        while base is not None:
-            if isinstance(base, np.memmap):
-                return False
-            base = getattr(base, "base", None)
-        return True
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        n_phi, n, _ = self._array.shape
-        return n_phi, n, n
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._array.dtype)
+        return np.asarray(self._array)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         rows = self._array[angle, first_row:stop_row]
@@ -119,44 +105,12 @@ class DatasetsSource:
                     f"{dataset.dtype}; wanted {(n, n)} and {datasets[0].dtype} as in the first"
                 )
         self._datasets = list(datasets)
-        self._n = n
+        self.shape = (len(datasets), n, n)
+        self.dtype = np.dtype(datasets[0].dtype)
         self.quantization = quantization
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self._datasets), self._n, self._n
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self._datasets[0].dtype)
-        return dtype
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._datasets[angle][first_row:stop_row])
-
-
-class StackSource:
-    """One HDF5 data set [n_phi, n, n]."""
-
-    def __init__(self, dataset: Any, quantization: tuple[float, float] | None = None):
-        shape = tuple(dataset.shape)
-        if len(shape) != 3 or shape[1] != shape[2]:
-            raise ValueError(f"the data set has the shape {shape}; wanted [n_phi, n, n]")
-        self._dataset = dataset
-        self.quantization = quantization
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        n_phi, n, _ = self._dataset.shape
-        return int(n_phi), int(n), int(n)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self._dataset.dtype)
-        return dtype
-
-    def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        return np.asarray(self._dataset[angle, first_row:stop_row])
 
 
 def as_source(
@@ -185,7 +139,7 @@ def as_source(
             )
         data = np.load(path, mmap_mode="r")
     if isinstance(data, np.ndarray):
-        return ArraySource(data[None] if data.ndim == 2 else data, quantization, name)
+        return StackSource(data[None] if data.ndim == 2 else data, quantization, name)
     if isinstance(data, Source):
         if quantization is not None:
             raise ValueError(
@@ -198,7 +152,7 @@ def as_source(
     if isinstance(data, Sequence):
         return DatasetsSource([_as_matrix(item) for item in data], quantization)
     if hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "chunks"):
-        return StackSource(data, quantization)
+        return StackSource(data, quantization, name)
     if hasattr(data, "__array__"):
         return as_source(np.asarray(data), quantization=quantization, name=name)
     raise TypeError(
@@ -228,15 +182,8 @@ class SigmaSource:
     def __init__(self, given: Source, name: str) -> None:
         self._given = given
         self._name = name
-        self.in_memory = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self._given.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float64)
+        self.shape = given.shape
+        self.dtype = np.dtype(np.float64)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         rows = np.asarray(self._given.read(angle, first_row, stop_row), np.float64)
@@ -256,7 +203,7 @@ def weights_to_sigma(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(weights > 0, 1.0 / np.sqrt(weights), 0.0)
 
 
-class LoadedSource(ArraySource):
+class LoadedSource(StackSource):
     """A source that was read into memory once, because it is small."""
 
     def __init__(self, source: Source) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from jaxkern.core.paths import write_whole
 
 Array = NDArray[np.float64]
 
@@ -82,23 +82,7 @@ def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
     """Replaces the file at `path` in one step; a kill at any moment leaves the old or the new."""
     payload = _pack(fingerprint, log)
     digest = hashlib.sha256(payload).hexdigest().encode() + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + digest)
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, _MAGIC + digest + payload)
 
 
 def load(

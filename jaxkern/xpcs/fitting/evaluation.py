@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.fitting import checkpoint
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
-from jaxkern.xpcs.fitting.layout import Layout
+from jaxkern.xpcs.fitting.parameters import FitLayout
+from jaxkern.xpcs.fitting.pass_program import AngleSums, Basis, PassProgram, assemble_states
 from jaxkern.xpcs.fitting.passes import BadBlocks, Pass, PassContext
-from jaxkern.xpcs.fitting.program import AngleSums, Basis, PassProgram, assemble_states
 from jaxkern.xpcs.fitting.solver import NormalPoint
 
 Array = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Evaluation:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: FitLayout,
         basis: Basis,
         program: PassProgram,
         bad: BadBlocks,

@@ -15,12 +15,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.fitting.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fitting.fingerprint import fingerprint_of
 from jaxkern.xpcs.fitting.input import FitData, open_data
 from jaxkern.xpcs.fitting.jackknife import check_errors, independent, jackknife
-from jaxkern.xpcs.fitting.layout import (
-    Layout,
+from jaxkern.xpcs.fitting.noise import Noise, resolve_frames, resolve_noise
+from jaxkern.xpcs.fitting.options import SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.parameters import (
+    FitLayout,
     Scaling,
     bounds_vectors,
     check_start,
@@ -28,16 +31,13 @@ from jaxkern.xpcs.fitting.layout import (
     resolve_scaling,
     unknown_name,
 )
-from jaxkern.xpcs.fitting.noise import Noise, resolve_frames, resolve_noise
-from jaxkern.xpcs.fitting.options import SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings, basis_of
 from jaxkern.xpcs.fitting.passes import BadBlocks, PassContext
-from jaxkern.xpcs.fitting.program import PassProgram, PassSettings, basis_of
-from jaxkern.xpcs.fitting.progress import ProgressBar
+from jaxkern.xpcs.fitting.progress import FitProgress
 from jaxkern.xpcs.fitting.result import FitResult
 from jaxkern.xpcs.fitting.solver import Solution, StartNotFinite, solve
 from jaxkern.xpcs.fitting.starting import RowSample, estimate_contrast_offset
 from jaxkern.xpcs.fitting.summary import Outcome, summarize
-from jaxkern.xpcs.model.checks import whole_number
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
@@ -53,14 +53,14 @@ class _Problem:
     data: FitData
     noise: Noise
     sample: RowSample
-    layout: Layout
+    layout: FitLayout
     lower: Array
     upper: Array
     free: NDArray[np.bool_]
     context: PassContext
     options: SolverOptions
     streaming: StreamingOptions
-    progress: ProgressBar
+    progress: FitProgress
     fingerprint: dict[str, Any] | None
     bad: BadBlocks
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -164,9 +164,9 @@ def fit(
         raise ValueError(f"loss is {loss!r}; wanted one of {', '.join(LOSSES)}")
     if not f_scale > 0:
         raise ValueError(f"f_scale is {f_scale!r}; wanted a number above 0")
-    multistart, seed = whole_number(multistart, "multistart", 1), whole_number(seed, "seed", 0)
+    multistart, seed = whole_number("multistart", multistart, 1), whole_number("seed", seed, 0)
     if max_nfev is not None:
-        max_nfev = whole_number(max_nfev, "max_nfev", 1)
+        max_nfev = whole_number("max_nfev", max_nfev, 1)
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
     options = SolverOptions(ftol, xtol, gtol, max_nfev, x_scale)
@@ -184,7 +184,7 @@ def fit(
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
     frames = resolve_frames(keep, start_frame, end_frame, geometry.n_t)
-    with jax.enable_x64(True), ProgressBar(progress) as bar:
+    with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, strategy, streaming.chunk_points, quantization)
         empty = opened.leave_out_empty_frames(streaming.on_bad_chunk)
         frames = opened.frames
@@ -326,7 +326,9 @@ def _import_ahead(name: str) -> None:
         threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
-def _layout(model: Model, sample: RowSample, scaling: str, contrast0: Any, offset0: Any) -> Layout:
+def _layout(
+    model: Model, sample: RowSample, scaling: str, contrast0: Any, offset0: Any
+) -> FitLayout:
     n_phi = model.geometry.n_phi
     contrast, offset = estimate_contrast_offset(sample)
     chosen = []
@@ -338,10 +340,12 @@ def _layout(model: Model, sample: RowSample, scaling: str, contrast0: Any, offse
                 f"of the {n_phi} angles"
             )
         chosen.append(np.array(np.broadcast_to(value, (n_phi,))))
-    return Layout(scaling, model.parameter_names, model.units, chosen[0], chosen[1])
+    return FitLayout(scaling, model.parameter_names, model.units, chosen[0], chosen[1])
 
 
-def _start(layout: Layout, physics: Array, lower: Array, upper: Array, *estimated: bool) -> Array:
+def _start(
+    layout: FitLayout, physics: Array, lower: Array, upper: Array, *estimated: bool
+) -> Array:
     """The start of all fitted parameters; what was estimated is moved inside its bounds."""
     start = layout.vector(physics)
     scales = layout.n_scales
@@ -354,7 +358,7 @@ def _start(layout: Layout, physics: Array, lower: Array, upper: Array, *estimate
     return start
 
 
-def _free(layout: Layout, hold: Sequence[str]) -> NDArray[np.bool_]:
+def _free(layout: FitLayout, hold: Sequence[str]) -> NDArray[np.bool_]:
     free = np.ones(layout.size, bool)
     for name in hold:
         if name not in layout.physics_names:
@@ -366,7 +370,7 @@ def _free(layout: Layout, hold: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def _starts(
-    start: Array, lower: Array, upper: Array, layout: Layout, count: int, seed: int
+    start: Array, lower: Array, upper: Array, layout: FitLayout, count: int, seed: int
 ) -> list[Array]:
     """The start and count - 1 others, drawn within the bounds of the physics.
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.files.sources import (
     KERNEL_DTYPES,
-    ArraySource,
     LoadedSource,
     Source,
+    StackSource,
     as_source,
     kernel_dtype,
     quantization,
@@ -243,7 +243,7 @@ class HostData(FitData):
         self.ways.append(chunked)
         if self.strategy in (Strategy.CHUNKED, Strategy.STREAMING) or bad.excluded:
             return chunked
-        assert isinstance(self.source, ArraySource)
+        assert isinstance(self.source, StackSource)
         array = self.source.array
         wanted = kernel_dtype(array.dtype)
         whole = WholePass(context, jax.device_put(np.ascontiguousarray(array, wanted)))

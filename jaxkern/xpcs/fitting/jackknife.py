@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import Evaluation, ExtraPass
-from jaxkern.xpcs.fitting.layout import Layout
+from jaxkern.xpcs.fitting.parameters import FitLayout
+from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import BadBlocks, BadDataError, PassContext, PassPoint
-from jaxkern.xpcs.fitting.program import AngleSums
 from jaxkern.xpcs.fitting.solver import NormalPoint, rank_threshold
 from jaxkern.xpcs.model.models import Model
 
@@ -105,7 +105,7 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
 def jackknife(
     model: Model,
     evaluation: Evaluation,
-    layout: Layout,
+    layout: FitLayout,
     context: PassContext,
     bad: BadBlocks,
     x: Array,
@@ -190,7 +190,7 @@ def correlation_left(model: Model, evaluation: Evaluation, point: PassPoint, lag
 
 
 def _shifts(
-    sums: AngleSums, layout: Layout, free: NDArray[np.bool_], x: Array, upper: Array
+    sums: AngleSums, layout: FitLayout, free: NDArray[np.bool_], x: Array, upper: Array
 ) -> list[Array]:
     """Small changes of x [p free] for differences of the gradient: contrasts together, as offsets.
 
@@ -214,7 +214,7 @@ def _curvature(
     sums: AngleSums,
     moved: list[AngleSums],
     shifts: list[Array],
-    layout: Layout,
+    layout: FitLayout,
     free: NDArray[np.bool_],
 ) -> AngleSums:
     """`sums` with half the second derivative of the cost, by differences, instead of J^T J."""
@@ -233,7 +233,7 @@ def _curvature(
 
 
 def _over_angles(
-    sums: AngleSums, curved: AngleSums, layout: Layout, free: NDArray[np.bool_]
+    sums: AngleSums, curved: AngleSums, layout: FitLayout, free: NDArray[np.bool_]
 ) -> tuple[Array | None, Array | None]:
     """Changes [B, p free] without each angle that counts, and (J^T J)^-1 of what is their own.
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.files.sources import (
-    ArraySource,
     SigmaSource,
     Source,
+    StackSource,
     as_source,
     check_not_negative,
     weights_to_sigma,
@@ -71,7 +71,7 @@ def resolve_noise(
     source = as_source(given, name=what)
     if source.shape != shape:
         raise ValueError(_wrong_shape(what, source.shape, shape))
-    if not getattr(source, "in_memory", False) or not isinstance(source, ArraySource):
+    if not getattr(source, "in_memory", False) or not isinstance(source, StackSource):
         return Noise(SigmaSource(source, what), "given")
     for matrix in source.array:
         check_not_negative(matrix, what)

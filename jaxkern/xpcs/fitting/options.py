@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.fitting.passes import OnBadChunk
-from jaxkern.xpcs.model.checks import whole_number
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class StreamingOptions:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        whole_number(self.checkpoint_frequency, "checkpoint_frequency", 1)
-        whole_number(self.retries, "retries", 0)
+        whole_number("checkpoint_frequency", self.checkpoint_frequency, 1)
+        whole_number("retries", self.retries, 0)
         if self.chunk_points is not None:
-            whole_number(self.chunk_points, "chunk_points", 1)
+            whole_number("chunk_points", self.chunk_points, 1)
         if not 0 < self.max_checkpoint_overhead <= 1:
             raise ValueError(
                 f"max_checkpoint_overhead is {self.max_checkpoint_overhead}; wanted 0 < part <= 1"

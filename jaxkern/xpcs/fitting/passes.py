@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.files.sources import RowBuffers, Source, kernel_dtype, lies_ready, values
 from jaxkern.xpcs.fitting.checkpoint import PartialPass
-from jaxkern.xpcs.fitting.program import PassProgram
+from jaxkern.xpcs.fitting.pass_program import PassProgram
 from jaxkern.xpcs.model.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxkern.core import progress
 
 
-class ProgressBar(progress.ProgressBar):
+class FitProgress(progress.ProgressBar):
     """The bar of a fit."""
 
     def __init__(self, wanted: bool) -> None:

@@ -151,7 +151,7 @@ def _differences(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Why a fit is not to be believed (None: it may be), and what else is to be told."""
 
     reason: str | None
@@ -192,7 +192,7 @@ def judge(
     phi: Sequence[float],
     robust: float | None,
     estimated: bool,
-) -> Verdict:
+) -> Judgement:
     """Compares the size of the residuals with that of the noise.
 
     Args:
@@ -225,8 +225,8 @@ def judge(
     standing = _standing_out(level)
     if not outside:
         if not standing:
-            return Verdict(None, ())
-        return Verdict(None, (f"some frames stand out: {_frames(level, standing)}",))
+            return Judgement(None, ())
+        return Judgement(None, (f"some frames stand out: {_frames(level, standing)}",))
     worst = np.argsort(-np.where(known, size, -1.0), kind="stable")[:3]
     named = ", ".join(
         f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst if known[k]
@@ -240,7 +240,7 @@ def judge(
     sampled = _mean((residuals.z**2).sum((1, 2)), residuals.counts)
     top = int(worst[0])
     seen = bool(np.nan_to_num(sampled[top]) > 0.5 * mean_squares[top])
-    return Verdict(text, (), seen) if failed else Verdict(None, (text,))
+    return Judgement(text, (), seen) if failed else Judgement(None, (text,))
 
 
 def _largest(level: NoiseLevel) -> list[int]:

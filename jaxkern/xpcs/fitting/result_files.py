@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxkern.core.paths import write_whole
 from jaxkern.xpcs.fitting.result import FitResult
 from jaxkern.xpcs.model.geometry import Geometry
-
-_ARRAYS = (
-    "popt",
-    "pcov",
-    "perr",
-    "pcov_independent",
-    "perr_independent",
-    "contrast",
-    "offset",
-    "physics",
-    "costs",
-)
-_NUMBERS = (
-    "chi2",
-    "cost",
-    "count",
-    "independent_count",
-    "reduced_chi2",
-    "nfev",
-    "n_batches",
-    "success",
-    "status",
-    "message",
-    "success_rate",
-    "strategy",
-    "sigma_method",
-    "errors",
-    "error_passes",
-    "inflation",
-    "peak_memory",
-)
 
 
 def save_result(
@@ -65,8 +35,10 @@ def save_result(
       The two paths.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    sigma = None if result.sigma is None else np.asarray(result.sigma, np.float64)
+    held = {item.name: getattr(result, item.name) for item in fields(result)}
+    rows = zip(
+        result.names, result.popt, result.perr, result.perr_independent, result.units, strict=True
+    )
     summary = {
         "parameters": {
             name: {
@@ -75,39 +47,30 @@ def save_result(
                 "error_independent": _number(alone),
                 "unit": unit,
             }
-            for name, value, error, alone, unit in zip(
-                result.names,
-                result.popt,
-                result.perr,
-                result.perr_independent,
-                result.units,
-                strict=True,
-            )
+            for name, value, error, alone, unit in rows
         },
-        **{name: _number(getattr(result, name)) for name in _NUMBERS},
-        "sigma": None if sigma is None else [_number(s) for s in sigma],
+        **{k: _number(v) for k, v in held.items() if isinstance(v, str | int | float | np.generic)},
+        "sigma": None if result.sigma is None else [_number(s) for s in result.sigma.tolist()],
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
         "geometry": {
             "q": geometry.q,
             "gap": geometry.gap,
             "dt": geometry.dt,
-            "phi": [float(p) for p in geometry.phi],
+            "phi": geometry.phi.tolist(),
             "frames": geometry.n_t,
         },
         "settings": dict(settings or {}),
     }
-    text = directory / "results.json"
-    _replace(text, json.dumps(summary, indent=2).encode() + b"\n")
-    arrays = {name: np.asarray(getattr(result, name), np.float64) for name in _ARRAYS}
+    text, binary = directory / "results.json", directory / "results.npz"
+    arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
+    arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
+    arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
-    if sigma is not None:
-        arrays["sigma"] = sigma
-    binary = directory / "results.npz"
-    partial = binary.with_suffix(".partial.npz")
-    everything: dict[str, Any] = {"names": np.array(result.names), "keep": result.keep, **arrays}
-    np.savez(partial, **everything)
-    os.replace(partial, binary)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    write_whole(text, json.dumps(summary, indent=2).encode() + b"\n")
+    write_whole(binary, stream.getvalue())
     return text, binary
 
 
@@ -135,12 +98,6 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
         raise ValueError(
             f"{reading} cannot be read as a result: {error}; `python -m jaxkern xpcs fit` writes it"
         ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _number(value: Any) -> Any:

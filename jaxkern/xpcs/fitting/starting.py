@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.files.sources import ArraySource, Source, values
+from jaxkern.xpcs.files.sources import Source, StackSource, values
 
 Array = NDArray[np.float64]
 
@@ -129,7 +129,7 @@ def mirrored_angles(source: Source) -> NDArray[np.bool_]:
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
         try:
-            if isinstance(source, ArraySource) and source.in_memory:
+            if isinstance(source, StackSource) and source.in_memory:
                 result[angle] = _equals_transpose(source.read(angle, 0, n))
             else:
                 result[angle] = _mirrored_by_checksum(source, angle)

@@ -15,10 +15,10 @@ from jaxkern.xpcs.fitting.evaluation import Evaluation
 from jaxkern.xpcs.fitting.faults import listed
 from jaxkern.xpcs.fitting.input import FitData
 from jaxkern.xpcs.fitting.jackknife import Jackknife, errors_of
-from jaxkern.xpcs.fitting.layout import Layout
 from jaxkern.xpcs.fitting.noise import Noise
+from jaxkern.xpcs.fitting.parameters import FitLayout
+from jaxkern.xpcs.fitting.pass_program import AngleSums, PassProgram
 from jaxkern.xpcs.fitting.passes import BadBlocks, PassPoint
-from jaxkern.xpcs.fitting.program import AngleSums, PassProgram
 from jaxkern.xpcs.fitting.quality import Residuals, judge
 from jaxkern.xpcs.fitting.result import (
     FitResult,
@@ -39,7 +39,7 @@ class Outcome:
     """What a fit leaves behind, for its summary."""
 
     model: Model
-    layout: Layout
+    layout: FitLayout
     data: FitData
     noise: Noise
     free: NDArray[np.bool_]
@@ -216,7 +216,7 @@ def _checked(
     # Of points without weight, which are judged by no one, it may be as large as it likes.
     spread = np.median(np.where(sampled.sigma > 0, sampled.sigma, SIGMA_FLOOR), axis=(1, 2))
     floor = (SIGMA_FLOOR / spread) ** 2
-    verdict = judge(
+    judgement = judge(
         Residuals.of(outcome.data.sample, sampled.fitted, sampled.sigma),
         sampled.memory,
         sums.chi2 * scale,
@@ -229,10 +229,10 @@ def _checked(
         else float(sums.cost.sum() / sums.count.sum() * independent / freedom),
         estimated=outcome.noise.estimated,
     )
-    if verdict.reason is None:
-        return None, list(verdict.notes)
-    reason = verdict.reason
-    if not verdict.seen:
+    if judgement.reason is None:
+        return None, list(judgement.notes)
+    reason = judgement.reason
+    if not judgement.seen:
         found = outcome.data.find_largest(np.where(sums.count > 0, point.offset, np.nan))
         if found is not None:
             angle, i, j, value = found

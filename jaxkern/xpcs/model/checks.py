@@ -25,13 +25,6 @@ def choice(value: Any, name: str, options: Sequence[Any]) -> int:
     raise ValueError(f"{name}={value!r}; wanted one of {', '.join(map(repr, options))}")
 
 
-def whole_number(value: Any, name: str, least: int) -> int:
-    """A whole number that is not below `least`."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
-        return int(value)
-    raise ValueError(f"{name} is {value!r}; wanted a whole number of {least} or more")
-
-
 def per_angle(value: Any, name: str, n_phi: int, dtype: Any) -> jax.Array:
     """One number, or one for each angle, as [n_phi]."""
     array = jnp.asarray(value, dtype)

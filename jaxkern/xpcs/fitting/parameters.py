@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
-from jaxkern.xpcs.fitting.program import AngleSums
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
 
@@ -32,7 +32,7 @@ def resolve_scaling(scaling: str, n_phi: int) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FitLayout:
     """The vector of fitted parameters under a scaling; contrast and offset [n_phi] are a start."""
 
     scaling: str
@@ -133,7 +133,7 @@ def unknown_name(name: str, names: Sequence[str], what: str) -> str:
     return f"{what} names the parameter {name!r}; wanted one of {', '.join(names)}{hint}"
 
 
-def bounds_vectors(given: Any, layout: Layout, model_bounds: Any) -> tuple[Array, Array]:
+def bounds_vectors(given: Any, layout: FitLayout, model_bounds: Any) -> tuple[Array, Array]:
     """(lower [p], upper [p]) of all fitted parameters.
 
     `given` is None for the model's own, a mapping by name of (lower, upper) that replaces some
