@@ -13,7 +13,13 @@ import pytest
 
 from jaxkern import xpcs
 
-MODULES = ("aps", "aps_writer", "config", "prepare", "simulation")
+MODULES = (
+    "files.aps",
+    "files.aps_writer",
+    "analysis.config",
+    "files.prepare",
+    "files.simulation",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

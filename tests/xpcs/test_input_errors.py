@@ -16,7 +16,7 @@ import pytest
 from two_time_problems import PARAMS, flow
 
 from jaxkern import xpcs
-from jaxkern.xpcs import ops
+from jaxkern.xpcs.model import ops
 
 MODEL, _ = flow(33)
 DATA = np.ones((3, 33, 33))
@@ -144,7 +144,9 @@ def test_bad_operands(call, message):
 @pytest.mark.parametrize("name", ["geometry", "models", "correlation", "normal", "likelihood"])
 def test_examples_run(name):
     with jax.enable_x64(True):
-        result = doctest.testmod(importlib.import_module(f"jaxkern.xpcs.{name}"), extraglobs={})
+        result = doctest.testmod(
+            importlib.import_module(f"jaxkern.xpcs.model.{name}"), extraglobs={}
+        )
     assert result.attempted > 0
     assert result.failed == 0
 
