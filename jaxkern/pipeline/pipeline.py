@@ -232,9 +232,9 @@ class Pipeline:
         both places, with the batches of an epoch and the pipeline's own workers, for some seconds;
         from then on it runs where batches came faster, except that native threads keep what they
         can do on the CPU, however busy it was meanwhile. Iterating does the same by itself where
-        the device is not the CPU and there is one process. What a GPU and the CPU compute may differ in
-        the last bits, so that a state names the place, and a resumed pipeline takes it from there;
-        say ``on=`` for bits that no timing decides.
+        the device is not the CPU and there is one process. What a GPU and the CPU compute may
+        differ in the last bits, so that a state names the place, and a resumed pipeline takes it
+        from there; say ``on=`` for bits that no timing decides.
 
         With a record: it is replayed in its own batch and shown behind every node, so that the last
         stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
