@@ -18,7 +18,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*MODULES, "jaxkern.random"])
+@pytest.mark.parametrize("name", [*MODULES, "jaxkern.core.keys"])
 def test_examples_run(name):
     result = doctest.testmod(importlib.import_module(name), extraglobs={})
     assert result.attempted > 0
