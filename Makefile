@@ -111,6 +111,7 @@ lint: $(VENV)/bin/python
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # The pages without a warning, and the examples of all docstrings; code in pages runs in the tests.
 docs: EXTRA = docs,test

@@ -14,7 +14,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*MODULES, "jaxkern.random"])
+@pytest.mark.parametrize("name", [*MODULES, "jaxkern.core.keys"])
 def test_modules_have_examples(name):
     assert ">>> " in inspect.getsource(importlib.import_module(name))
 

@@ -35,7 +35,7 @@ def fingerprint_of(
     """
     import scipy
 
-    from jaxkern import __version__
+    from jaxkern.core.version import __version__
 
     geometry = model.geometry
     native = registry.module("cpu")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
-import sys
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -14,8 +12,7 @@ from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.op import ops
-
-_DOMAINS = ("jaxkern.image",)
+from jaxkern.core.version import __version__
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ def doctor() -> Diagnosis:
       >>> jk.doctor().backend
       'auto'
     """
-    for name in _DOMAINS:
-        importlib.import_module(name)
+    from jaxkern import image  # noqa: F401, declares its ops
+
     forced = current_backend()
     native, cuda = registry.module("cpu"), registry.module("cuda")
     problems = []
@@ -123,7 +120,7 @@ def doctor() -> Diagnosis:
         problems.append(problem)
     return Diagnosis(
         versions={
-            "jaxkern": sys.modules["jaxkern"].__version__,
+            "jaxkern": __version__,
             "jax": jax.__version__,
             "jaxlib": metadata.version("jaxlib"),
             "Python": platform.python_version(),
