@@ -1,7 +1,7 @@
 """Recommendations for real functions and pipelines: would catch bytes that XLA did not report, an
 argument that is built wrongly, donated or lost, and a pipeline that is measured without its source.
 
-Nothing here depends on how fast the machine is: times are compared only where they differ by far.
+Nothing here depends on how fast the machine is, or busy.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import arrays
 
 import jaxkern as jk
 from jaxkern.image import Compose, RandomCrop
+from jaxkern.performance.batch_trials import PipelineTrial
 from jaxkern.pipeline import Cache, Rebatch, pipeline
-from jaxkern.pipeline.batch_delivery import PipelineTrial, resized
+from jaxkern.pipeline.resizing import Resized
 
-recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=1.0)
+# Times the smallest size only, or those asked for; the largest is found all the same.
+recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=0.01)
 ROW = jax.ShapeDtypeStruct((1, 256), jnp.float32)  # 1 KiB a record
+
+
+def records(count: int) -> dict[str, np.ndarray]:
+    images = np.random.default_rng(0).integers(0, 256, (count, 6, 6, 3), np.uint8)
+    return {"image": images, "label": np.arange(count)}
 
 
 def test_largest_size_by_hand():
@@ -63,7 +69,7 @@ def test_donated_arguments():
     assert found.max_batch_size > 900
 
 
-def test_overhead_makes_larger_batches_better():
+def test_each_call_is_timed_as_a_whole():
     def waits(x):
         time.sleep(0.005)
         return x
@@ -72,10 +78,9 @@ def test_overhead_makes_larger_batches_better():
     def fn(x):
         return jax.pure_callback(waits, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    found = recommend(fn, np.ones((3, 4), np.float32), sizes=(1, 8, 64), seconds=3.0)
-    assert (found.min_batch_size, found.optimal_batch_size) == (64, 64)
-    assert "throughput was still growing" in str(found)
-    assert all(m.seconds > 0.005 for m in found.measurements if m.seconds is not None)
+    found = recommend(fn, np.ones((3, 4), np.float32), sizes=(1, 8))
+    assert [m.batch_size for m in found.measurements if m.seconds] == [1, 8]
+    assert all(m.seconds > 0.005 for m in found.measurements if m.seconds)
 
 
 def test_rows_are_the_samples():
@@ -129,7 +134,7 @@ def test_sharded_batches_come_in_multiples_of_the_devices():
     options = {"in_axes": (None, 0), "memory_limit": 1 << 20}
     found = recommend(fn, np.ones(256, np.float32), ROW, sharding=sharding, **options)
     sizes = [m.batch_size for m in found.measurements]
-    assert sizes[:3] == [4, 8, 16]
+    assert sizes[0] == 4
     assert all(size % 4 == 0 for size in sizes)
     # 1 MiB on each of four devices, of which the weights take 1 KiB.
     assert found.max_batch_size == 1984
@@ -146,15 +151,15 @@ def test_a_memory_limit_that_is_no_number():
 
 def test_a_pipeline_with_its_source():
     def slow(batch):
-        time.sleep(0.01)
+        time.sleep(0.005)
         return batch
 
-    pipe = jk.from_source(arrays(500), batch_size=3, num_workers=1) >> slow
+    pipe = jk.from_source(records(500), batch_size=3, num_workers=1) >> slow
     pipe >>= jk.OperatorNode(lambda batch: {"x": batch["image"].astype(jnp.float32)})
-    found = recommend(pipe, sizes=(1, 8, 64), seconds=3.0)
-    assert found.optimal_batch_size == 64
+    found = recommend(pipe, sizes=(8, 64))
     assert found.max_batch_size == 496  # there are 500 records
     (at_64,) = (m for m in found.measurements if m.batch_size == 64)
+    assert at_64.seconds > 0.002  # a ring that is full gives its batches at once
     assert at_64.output_bytes == 64 * 6 * 6 * 3 * 4
     assert at_64.total_bytes >= 4 * 64 * 6 * 6 * 3 + 2 * at_64.output_bytes
     assert (pipe.epoch, len(pipe)) == (0, 167)  # as it was
@@ -168,22 +173,23 @@ def test_memory_of_a_pipeline_is_limited():
 
 
 def test_a_pipeline_of_numpy_alone():
-    found = recommend(jk.from_source(arrays(40), 4, num_workers=0), sizes=(1, 2))
+    found = recommend(jk.from_source(records(40), 4, num_workers=0), sizes=(1, 2))
     assert found.max_batch_size == 40
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pipelines_deliver_batches_of_the_other_size(num_workers):
-    base = jk.from_source(arrays(23), 4, shuffle=True, num_workers=num_workers)
+    base = jk.from_source(records(23), 4, shuffle=True, num_workers=num_workers)
     calls = []
     counted = base >> (lambda batch: calls.append(len(batch["label"])) or batch) >> Cache()
     both = counted & counted >> (lambda batch: {"twice": 2 * batch["label"]})
-    sizes = [{len(x) for x in batch.values()} for batch in resized(both, 5)]
+    sizes = [{len(x) for x in batch.values()} for batch in Resized(both).pipeline(5)]
     assert sizes == [{5}] * 4
     assert set(calls) == {5}
     # Behind a Rebatch the reading stays as it is.
     calls.clear()
-    rebatched = [len(batch["label"]) for batch in resized(counted >> Rebatch(9), 7)]
+    again = Resized(counted >> Rebatch(9)).pipeline(7)
+    rebatched = [len(batch["label"]) for batch in again]
     assert rebatched == [7, 7]
     assert set(calls) <= {4}
 
@@ -195,7 +201,7 @@ def test_sizes_are_tried_where_the_pipeline_runs(monkeypatch, placement):
     times = {"device": 2.0, "host": 2.0, placement: 1.0}
     measured = []
     monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: measured.append(1) or times)
-    pipe = jk.from_source(arrays(60), 4) >> Compose([RandomCrop(3)])
+    pipe = jk.from_source(records(60), 4) >> Compose([RandomCrop(3)])
     trial = PipelineTrial(pipe)
     for size in (2, 8):
         trial.compile(size)
@@ -207,7 +213,7 @@ def test_sizes_are_tried_where_the_pipeline_runs(monkeypatch, placement):
 
 def test_a_sharded_pipeline():
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
-    pipe = jk.from_source(arrays(90), 8, drop_remainder=True, sharding=sharding)
+    pipe = jk.from_source(records(90), 8, drop_remainder=True, sharding=sharding)
     pipe >>= jk.OperatorNode(lambda batch: {"x": batch["image"] // 2})
     found = recommend(pipe, sizes=(4, 8))
     assert found.max_batch_size == 88
@@ -238,7 +244,7 @@ def test_failing_sizes_are_told():
             raise ValueError("at most 16 rows")
         return x * 2
 
-    found = recommend(fn, ROW)
+    found = recommend(fn, ROW, sizes=(1, 16, 32), seconds=1.0)
     assert found.max_batch_size == 16
     assert "raised ValueError (at most 16 rows)" in str(found)
 
@@ -263,15 +269,15 @@ PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
         ((None, MATRIX), {}, TypeError, "samples came without a function"),
         ((PIPE, MATRIX), {}, TypeError, "a pipeline came with samples"),
         ((jnp.sin,), {}, ValueError, "no argument has a batch axis"),
-        ((jnp.sin, 3.0), {}, TypeError, "argument 0 is 3.0; wanted an array with a batch axis"),
+        ((jnp.sin, 3.0), {}, ValueError, r"argument 0 has shape \(\); wanted rows"),
         ((jnp.sin, {"a": np.float32(1)}), {}, ValueError, r"argument 0\['a'\] has shape \(\)"),
-        ((jnp.sin, MATRIX), {"in_axes": 2}, ValueError, r"shape \(3, 2\); wanted a batch axis 2"),
-        ((jnp.sin, MATRIX[:0]), {}, ValueError, "at least one row"),
+        ((jnp.sin, MATRIX), {"in_axes": 2}, ValueError, r"shape \(3, 2\); wanted rows on axis 2"),
+        ((jnp.sin, MATRIX[:0]), {}, ValueError, "at least one;"),
         (
             (jnp.dot, MATRIX, MATRIX.T),
             {},
             ValueError,
-            r"argument 1 has 2 rows on axis 0 and argument 0 3.*in_axes=\(None, 0\)",
+            r"argument 0 has 3 rows and argument 1 has 2 rows.*in_axes=\(None, 0\)",
         ),
         (
             (jnp.sin, MATRIX),
@@ -298,14 +304,3 @@ PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
 def test_bad_input(args, options, error, message):
     with pytest.raises(error, match=message):
         recommend(*args, **options)
-
-
-def test_the_last_program_is_compiled_once_for_each_shape(caplog):
-    for num_workers in (0, 2):
-        pipe = jk.from_source({"x": np.arange(10)}, 4, num_workers=num_workers)
-        pipe >>= jk.OperatorNode(lambda batch: {"x": batch["x"] + 1})
-        with caplog.at_level("WARNING"), jax.log_compiles():
-            assert len(list(pipe)) == 3
-        compiled = [m for m in caplog.messages if m.startswith("Compiling jit(_traced)")]
-        assert len(compiled) == 2  # batches of 4, and the last one of 2
-        caplog.clear()

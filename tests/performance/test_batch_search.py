@@ -7,20 +7,16 @@ search without end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import jax
 import pytest
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.batch_search import (
-    Findings,
-    Footprint,
-    Search,
-    rounded_down,
-    shown_bytes,
-    shown_rate,
-)
+from jaxkern.performance.batch_size import BatchSizeRecommendation, Search, rounded_down
+from jaxkern.performance.batch_trials import Footprint
 
 
 @dataclass
@@ -35,6 +31,7 @@ class Exact:
     fails_to_compile: int | None = None
     fails_to_run: int | None = None
     now: float = 0.0
+    device: Any = field(default_factory=lambda: jax.devices()[0])
     compiled: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
@@ -55,8 +52,8 @@ class Exact:
 
 
 def search(
-    trial: Exact, limit: int = 10**9, seconds: float = 60.0, sizes: list[int] | None = None
-) -> Findings:
+    trial: Exact, limit: int = 10**9, seconds: float = 60.0, sizes: Sequence[int] = ()
+) -> BatchSizeRecommendation:
     bar = ProgressBar(False, "", "")
     return Search(trial, limit, seconds, sizes, bar, clock=lambda: trial.now).run()
 
@@ -66,13 +63,13 @@ def test_recommendation_of_known_times():
     # smallest within 2% of that is 4096 with 0.976, and within 20% 512 with 0.837.
     found = search(Exact())
     assert [m.batch_size for m in found.measurements if m.seconds] == [2**k for k in range(14)]
-    assert (found.optimal, found.least) == (4096, 512)
+    assert (found.optimal_batch_size, found.min_batch_size) == (4096, 512)
     (at_512,) = (m for m in found.measurements if m.batch_size == 512)
     assert at_512.examples_per_second == pytest.approx(512 / 6.12e-3)
     assert at_512.spread == pytest.approx(0)
     assert found.reasons[0].startswith(
-        "4096 is the smallest size whose throughput, 97,600/s, is within the noise (2%) of the "
-        "best, 98,800/s at 8192"
+        "4096 is the smallest size whose throughput, 97.6 kexamples/s, is within the noise "
+        "(2%) of the best, 98.8 kexamples/s at 8192"
     )
 
 
@@ -92,9 +89,9 @@ def test_largest_of_linear_bytes(limit, largest):
     # 1000 is rounded down to a multiple of 32, a million to one of 32768.
     trial = Exact()
     found = search(trial, limit)
-    assert found.largest == largest
+    assert found.max_batch_size == largest
     assert largest in trial.compiled
-    assert found.optimal <= largest
+    assert found.optimal_batch_size <= largest
     assert all(100 + 16 * size <= limit for size in trial.turns)
 
 
@@ -110,25 +107,25 @@ def test_largest_of_linear_bytes(limit, largest):
 def test_largest_of_other_bytes_was_compiled_and_is_near_the_limit(memory):
     trial = Exact(memory=memory)
     found = search(trial, 10**6)
-    assert memory(found.largest) <= 10**6
-    assert found.largest in trial.compiled
-    following = next(n for n in itertools.count(found.largest) if memory(n) > 10**6)
-    assert found.largest > following * 0.9
+    assert memory(found.max_batch_size) <= 10**6
+    assert found.max_batch_size in trial.compiled
+    following = next(n for n in itertools.count(found.max_batch_size) if memory(n) > 10**6)
+    assert found.max_batch_size > following * 0.9
     assert len(trial.compiled) < 30
 
 
 def test_what_fails_to_compile_is_too_large():
     trial = Exact(fails_to_compile=300)
     found = search(trial)
-    assert 256 <= found.largest < 300
-    assert found.largest > 300 * 15 / 16 - 8
+    assert 256 <= found.max_batch_size < 300
+    assert found.max_batch_size > 300 * 15 / 16 - 8
     assert "ran out of memory (RESOURCE_EXHAUSTED" in found.reasons[2]
 
 
 def test_what_fails_when_it_runs_is_too_large():
     found = search(Exact(fails_to_run=64))
-    assert found.largest == 32
-    assert found.optimal == 32
+    assert found.max_batch_size == 32
+    assert found.optimal_batch_size == 32
     assert "64 raised ValueError (a table of the function is too small)" in found.reasons[2]
 
 
@@ -144,7 +141,7 @@ def test_multiples_of_the_devices():
     trial = Exact(multiple=6)
     found = search(trial, limit=100 + 16 * 1000)
     assert all(size % 6 == 0 for size in trial.compiled)
-    assert found.largest == 960  # the multiples of 6 * 32
+    assert found.max_batch_size == 960  # the multiples of 6 * 32
     assert found.measurements[0].batch_size == 6
 
 
@@ -152,7 +149,7 @@ def test_no_more_than_there_are_records():
     trial = Exact(most=300)
     found = search(trial)
     assert max(trial.compiled) <= 300
-    assert found.largest == 288
+    assert found.max_batch_size == 288
     assert "there are only 300 records" in found.reasons[2]
     assert "there are only 300 records" in found.reasons[3]
 
@@ -168,19 +165,10 @@ def test_time_is_kept():
 
 def test_growing_throughput_is_said():
     found = search(Exact(seconds=lambda n: 0.5 + 1e-6 * n), seconds=20.0)
-    assert found.optimal == max(m.batch_size for m in found.measurements if m.seconds)
+    assert found.optimal_batch_size == max(m.batch_size for m in found.measurements if m.seconds)
     assert "throughput was still growing" in found.reasons[3]
 
 
 def test_bytes_that_do_not_grow_have_an_end():
     found = search(Exact(memory=lambda n: 5000), limit=6000)
-    assert found.largest == rounded_down(2**31 - 1, 1)
-
-
-def test_figures_for_readers():
-    assert [shown_bytes(n) for n in (999, 2048, 1010 << 20, 5 << 30)] == [
-        "999 bytes", "2 KiB", "1010 MiB", "5 GiB"
-    ]  # fmt: skip
-    assert [shown_rate(r) for r in (0.01234, 4.567, 123.4, 98765.4)] == [
-        "0.0123/s", "4.57/s", "123/s", "98,800/s"
-    ]  # fmt: skip
+    assert found.max_batch_size == rounded_down(2**31 - 1, 1)
