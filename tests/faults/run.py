@@ -47,7 +47,9 @@ class Fault:
         """The file's text with the fault; ValueError where it does not hold `before` once."""
         found = text.count(self.before)
         if found != 1:
-            raise ValueError(f"{self.file} holds the lines of {self.name!r} {found} times; wanted 1")
+            raise ValueError(
+                f"{self.file} holds the lines of {self.name!r} {found} times; wanted 1"
+            )
         return text.replace(self.before, self.after)
 
 
