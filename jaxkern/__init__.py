@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
     from jaxkern.device.doctor import doctor as doctor
+    from jaxkern.performance import (
+        get_batch_size_recommendation as get_batch_size_recommendation,
+    )
     from jaxkern.pipeline import DevicePlacement as DevicePlacement
     from jaxkern.pipeline import ElementOperator as ElementOperator
     from jaxkern.pipeline import ElementOperatorConfig as ElementOperatorConfig
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
     from jaxkern.pipeline import from_source as from_source
-    from jaxkern.pipeline import (
-        get_batch_size_recommendation as get_batch_size_recommendation,
-    )
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __all__ = [
@@ -84,30 +84,29 @@ _DOMAINS = (
     "testing",
     "xpcs",
 )
-_PIPELINE = (
-    "DevicePlacement",
-    "ElementOperator",
-    "ElementOperatorConfig",
-    "OperatorNode",
-    "Pipeline",
-    "from_source",
-    "get_batch_size_recommendation",
-    "prefetch_to_device",
-)
+_HOMES = {
+    "DevicePlacement": "pipeline",
+    "ElementOperator": "pipeline",
+    "ElementOperatorConfig": "pipeline",
+    "OperatorNode": "pipeline",
+    "Pipeline": "pipeline",
+    "doctor": "device.doctor",
+    "from_source": "pipeline",
+    "get_batch_size_recommendation": "performance",
+    "prefetch_to_device": "pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _DOMAINS:
         return importlib.import_module(f"jaxkern.{name}")
-    if name == "doctor":
-        return importlib.import_module("jaxkern.device.doctor").doctor
-    if name in _PIPELINE:
-        return getattr(importlib.import_module("jaxkern.pipeline"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jaxkern.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'jaxkern' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DOMAINS, *_PIPELINE, "doctor"})
+    return sorted({*globals(), *_DOMAINS, *_HOMES})
 
 
 _registry.load_own()

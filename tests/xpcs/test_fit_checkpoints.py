@@ -20,8 +20,8 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint, evaluation
-from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
+from jaxkern.xpcs.fitting import checkpoint, evaluation
+from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
 
 N = 64
 
