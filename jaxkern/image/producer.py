@@ -17,7 +17,7 @@ from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
-from jaxkern.image.plan import Layout, Operands, Plan
+from jaxkern.image.plan import ChainPlan, Layout, Operands
 
 # Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -137,7 +137,7 @@ class _Drawing:
         self._image = jax.ShapeDtypeStruct(shape, dtype)
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.
-        plans: list[Plan | None] = []
+        plans: list[ChainPlan | None] = []
 
         def trace(key: Any, high: Any, low: Any) -> Any:
             folded = self.fold(self._draw(key, high, low), high.shape[0])
@@ -171,7 +171,7 @@ class _Drawing:
             keys if self._derive is None else self._derive(keys), self._image.shape[:2]
         )
 
-    def fold(self, params: Params, count: int) -> tuple[Plan, Operands] | None:
+    def fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
         batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))

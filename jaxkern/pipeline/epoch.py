@@ -17,7 +17,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
 from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import Joint, Program, Salt, Unit, halves, salt_of
+from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, Salt, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 
@@ -25,7 +25,7 @@ from jaxkern.pipeline.shared import Shared
 Placement = Literal["device", "host"]
 
 
-class Plan:
+class PipelinePlan:
     """What is known of a pipeline before it runs.
 
     Args:
@@ -52,11 +52,11 @@ class Plan:
         self.names: dict[Vertex, str] = {}
         self.streams: dict[Vertex, Stream] = {}
         self.compiled: dict[Vertex, str] = {}
-        self.first: Unit | None = None
+        self.first: BatchUnit | None = None
         taken = Counter(before for vertex in self.vertices for before in vertex.inputs)
         self.shared = {vertex for vertex, times in taken.items() if times > 1}
         self._salts: dict[Vertex, int | None] = {}
-        self._programs: dict[Vertex, Program] = {}
+        self._programs: dict[Vertex, NodeProgram] = {}
         times: Counter[str] = Counter()
         draws: Counter[str | None] = Counter()
         for vertex in self.vertices:
@@ -86,7 +86,7 @@ class Plan:
         return self.streams[self.output]
 
     @property
-    def tail(self) -> Program | None:
+    def tail(self) -> NodeProgram | None:
         """The program that ends the pipeline, which runs where batches are delivered."""
         on_device = self.compiled.get(self.output) == "device"
         return self.program(self.output) if on_device else None
@@ -102,15 +102,15 @@ class Plan:
         """What native threads make in the place of worker threads, where they can."""
         return native_work(self)
 
-    def program(self, vertex: Vertex) -> Program:
+    def program(self, vertex: Vertex) -> NodeProgram:
         """The program that ends in a JAX vertex."""
         with self.lock:
             if vertex not in self._programs:
-                self._programs[vertex] = Program(self, vertex)
+                self._programs[vertex] = NodeProgram(self, vertex)
             return self._programs[vertex]
 
     @property
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[NodeProgram]:
         """Those made so far."""
         with self.lock:
             return list(self._programs.values())
@@ -137,7 +137,7 @@ class Plan:
 class Epoch:
     """One epoch of a plan; its batches can be made in any order, by any threads."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: PipelinePlan, number: int) -> None:
         self.plan = plan
         self.number = number
         key = epoch_key(plan.stream.seed, number)
@@ -160,7 +160,7 @@ class Epoch:
         """The records int64 [N] of rows."""
         return self.order(stream).records(rows)
 
-    def unit(self, batch: int, out: Data | None = None) -> Unit:
+    def unit(self, batch: int, out: Data | None = None) -> BatchUnit:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
         try:
             with self.together():
@@ -177,7 +177,7 @@ class Epoch:
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
-        unit = Unit(
+        unit = BatchUnit(
             joint,
             halves(blocks[0].records),
             fresh and out is None and not others,
@@ -185,7 +185,9 @@ class Epoch:
         )
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
-            self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
+            self.plan.first = BatchUnit(
+                joint._replace(leaves=row.spec_of(joint.leaves)), unit.records
+            )
         return unit
 
     def _bad(self, batch: int, blocks: Sequence[Block]) -> int:

@@ -65,7 +65,7 @@ class Stream:
         return range(start, min(start + self.batch_size, self.rows))
 
 
-class Node:
+class PipelineNode:
     """A step of a pipeline. The batches of an epoch are a pure function of their index.
 
     Attributes:
@@ -98,7 +98,7 @@ class Node:
 class Vertex:
     """A node in its place in a graph; pipelines that share their beginning share vertices."""
 
-    node: Node
+    node: PipelineNode
     inputs: tuple[Vertex, ...] = ()
     storage: dict[str, Any] = dataclasses.field(default_factory=dict)
 

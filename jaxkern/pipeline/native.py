@@ -15,11 +15,11 @@ from jaxkern.image import ChainProducer, Compose
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.program import Joint, Unit, halves
+from jaxkern.pipeline.program import BatchUnit, Joint, halves
 from jaxkern.ring import Assembly, RingStats
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch, Plan
+    from jaxkern.pipeline.epoch import Epoch, PipelinePlan
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
 
@@ -38,7 +38,7 @@ class NativeWork(NamedTuple):
     producers: dict[str, ChainProducer]
 
 
-def native_work(plan: Plan) -> NativeWork | None:
+def native_work(plan: PipelinePlan) -> NativeWork | None:
     """What native threads make of a plan; None where its batches need Python or a JAX program.
 
     They can gather the rows of arrays, and run one `Compose` on one of the fields.
@@ -116,11 +116,11 @@ class NativeBatches:
         """The next unit, or the error in its place; see `Ring._outcome`."""
         return self._assembly._outcome(timeout, self._unit)
 
-    def _unit(self, index: int, data: dict[str, Any]) -> Unit:
+    def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)
         if self._stream.remainder == "pad":
             data["mask"] = self._stream.mask_of(rows)
-        unit = Unit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))
+        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))
         if self._epoch.plan.first is None and len(rows) == self._stream.batch_size:
             specs = row.spec_of(unit.joint.leaves)
             self._epoch.plan.first = unit._replace(joint=unit.joint._replace(leaves=specs))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.failures import described, note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named, whole
+from jaxkern.pipeline.graph import Block, PipelineNode, Remainder, Stream, Vertex, named, whole
 from jaxkern.pipeline.order import Permutation
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POSITIONS = 4096  # evaluated together, since a call costs as much as some hundred of them
 
 
-class SourceNode(Node):
+class SourceNode(PipelineNode):
     """Reads the records of a batch, in the order of the epoch."""
 
     name = "source"
@@ -134,7 +134,7 @@ class EpochOrder:
         return self._order(self._positions(np.arange(first, first + _POSITIONS)))
 
 
-class HostNode(Node):
+class HostNode(PipelineNode):
     """A Python function of a batch of NumPy arrays, run by the worker threads."""
 
     def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
@@ -163,7 +163,7 @@ class HostNode(Node):
         return Block(leaves, given.records)
 
 
-class Rebatch(Node):
+class Rebatch(PipelineNode):
     """Cuts the stream into batches of another size; rows keep their order.
 
     What fills no batch is dropped, padded or a smaller batch, as `from_source` was told.
@@ -222,7 +222,7 @@ class Rebatch(Node):
         return Block(row.joined(parts), np.concatenate(records))
 
 
-class Cache(Node):
+class Cache(PipelineNode):
     """Keeps every record's fields in memory, so that later epochs do not compute them again.
 
     What stands before it must not depend on the epoch, on chance or on other records. The cache
@@ -333,7 +333,7 @@ class _Images:
         self.images: dict[int, np.ndarray] = {}
 
 
-class Merge(Node):
+class Merge(PipelineNode):
     """The fields of several branches in one batch; what ``&`` between pipelines makes."""
 
     name = "merge"

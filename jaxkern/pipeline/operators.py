@@ -11,11 +11,11 @@ import numpy as np
 
 from jaxkern.image import Compose
 from jaxkern.pipeline.element import Element, ElementOperator
-from jaxkern.pipeline.graph import Node, digest, named
+from jaxkern.pipeline.graph import PipelineNode, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
 
 
-class OperatorNode(Node):
+class OperatorNode(PipelineNode):
     """A step in JAX; neighbouring ones compile into one program.
 
     Args:
@@ -219,7 +219,7 @@ class BatchOperator(Protocol):
     stream_name: str | None
 
     def describe(self) -> str:
-        """As `Node.describe`."""
+        """As `PipelineNode.describe`."""
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """The batch after the step; keys [N] where it is stochastic, else None."""

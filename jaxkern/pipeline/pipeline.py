@@ -11,9 +11,9 @@ import jax
 
 from jaxkern.image import Compose
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import Node, Remainder, Vertex, whole
+from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex, whole
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
@@ -128,7 +128,7 @@ class Pipeline:
         self._output = output
         self._options = options
         self._epoch = 0
-        self._ready: Plan | None = None
+        self._ready: PipelinePlan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
         self._on_host_only = False  # whether it can run nowhere else
 
@@ -137,12 +137,12 @@ class Pipeline:
             node = OperatorNode(node)
         if isinstance(node, Pipeline):
             raise TypeError("pipeline >> pipeline: wanted a node; merge branches with &")
-        if isinstance(node, type) or not (isinstance(node, Node) or callable(node)):
+        if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
                 f"{node!r:.80} is no node; wanted OperatorNode(op), Rebatch, Cache, Conditional, "
                 "Probabilistic, or a Python function of a batch"
             )
-        if not isinstance(node, Node):
+        if not isinstance(node, PipelineNode):
             node = HostNode(node)
         return Pipeline(Vertex(node, (self._output,)), self._options)
 
@@ -162,7 +162,7 @@ class Pipeline:
         self._epoch += 1
         return self._iterator(self._plan, epoch)
 
-    def _iterator(self, plan: Plan, epoch: int) -> PipelineIterator:
+    def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
         options = self._options
         return PipelineIterator(
             plan,
@@ -260,16 +260,16 @@ class Pipeline:
         return f"Pipeline({' >> '.join(parts)})"
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> PipelinePlan:
         if self._ready is None:
-            self._ready = Plan(self._output, "host")
+            self._ready = PipelinePlan(self._output, "host")
             # Several processes would each measure something else.
             self._decided = self._platform == "cpu" or jax.process_count() > 1
             if self._ready.placement is not None and not self._native_keep(self._ready):
-                self._ready = Plan(self._output, "device")
+                self._ready = PipelinePlan(self._output, "device")
         return self._ready
 
-    def _native_keep(self, host: Plan) -> bool:
+    def _native_keep(self, host: PipelinePlan) -> bool:
         """On the CPU both places give the same bits, and native threads save a pass over the
         images: no timing, which other work can upset, takes it from them."""
         return self._platform == "cpu" and host.native is not None
@@ -310,9 +310,9 @@ class Pipeline:
 
     def _measure(self) -> dict[Placement, float]:
         """Seconds of a batch in each place, one of which is the pipeline's from now on."""
-        plans: dict[Placement, Plan] = {"device": Plan(self._output, "device")}
+        plans: dict[Placement, PipelinePlan] = {"device": PipelinePlan(self._output, "device")}
         if cpu_device() is not None:
-            plans["host"] = Plan(self._output, "host")
+            plans["host"] = PipelinePlan(self._output, "host")
         seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
         kept = "host" in plans and self._native_keep(plans["host"])
         self._ready = plans["host" if kept else min(plans, key=lambda place: seconds[place])]
@@ -322,8 +322,8 @@ class Pipeline:
     def _resumed(self, epoch: int) -> None:
         self._epoch = epoch + 1
 
-    def _replan(self, placement: Placement) -> Plan:
+    def _replan(self, placement: Placement) -> PipelinePlan:
         if self._on_host_only:  # also where a state says that it was the device, without a mesh
             placement = "host"
-        self._ready, self._decided = Plan(self._output, placement), True
+        self._ready, self._decided = PipelinePlan(self._output, placement), True
         return self._ready

@@ -20,7 +20,7 @@ from jaxkern.pipeline.nodes import merged
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch, Plan
+    from jaxkern.pipeline.epoch import Epoch, PipelinePlan
 
 
 class RecompilationWarning(UserWarning):
@@ -58,7 +58,7 @@ class Joint(NamedTuple):
         return batches
 
 
-class Unit(NamedTuple):
+class BatchUnit(NamedTuple):
     """What worker threads hand over: the batches that the last program takes, or the batch.
 
     Attributes:
@@ -73,7 +73,7 @@ class Unit(NamedTuple):
     private: bool = False
     bad: int = 0
 
-    def made_private(self) -> Unit:
+    def made_private(self) -> BatchUnit:
         """The unit with copies of NumPy arrays, where somebody else may have them."""
         if self.private:
             return self
@@ -95,7 +95,7 @@ def halves(records: np.ndarray) -> np.ndarray:
     return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
 
 
-class Program:
+class NodeProgram:
     """The JAX nodes that end in `root` as one program of the batches before them.
 
     Attributes:
@@ -103,7 +103,7 @@ class Program:
       compilations: how often it was traced; once for each set of shapes.
     """
 
-    def __init__(self, plan: Plan, root: Vertex) -> None:
+    def __init__(self, plan: PipelinePlan, root: Vertex) -> None:
         self._plan, self._root = plan, root
         region = _region(plan, root)
         self._where = plan.compiled[root]
@@ -239,7 +239,7 @@ def salt_of(stream_name: str | None, occurrence: int) -> int | None:
     return zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000
 
 
-def _region(plan: Plan, root: Vertex) -> list[Vertex]:
+def _region(plan: PipelinePlan, root: Vertex) -> list[Vertex]:
     """The JAX vertices that end in root with nothing of another kind between, and those before."""
     inside = {root}
     for vertex in reversed(root.ordered()):
