@@ -15,7 +15,6 @@ from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
 from jaxkern.image.plan import ChainPlan, Layout, Operands
 
@@ -62,7 +61,7 @@ class ChainProducer:
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
         for transform in aug.transforms:
-            if isinstance(transform, Mixing):
+            if transform.stage == "batch":
                 raise ValueError(
                     f"{transform!r} mixes the images of a batch, and records are made one by one; "
                     "apply it to the batches in a Compose of its own"

@@ -14,10 +14,10 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Stream, Vertex
-from jaxkern.pipeline.native import NativeWork, native_work
+from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
+from jaxkern.pipeline.native_work import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, Salt, halves, salt_of
+from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 
@@ -55,12 +55,12 @@ class PipelinePlan:
         self.first: BatchUnit | None = None
         taken = Counter(before for vertex in self.vertices for before in vertex.inputs)
         self.shared = {vertex for vertex, times in taken.items() if times > 1}
-        self._salts: dict[Vertex, int | None] = {}
+        self._derivations: dict[Vertex, Derivation] = {}
         self._programs: dict[Vertex, NodeProgram] = {}
         times: Counter[str] = Counter()
         draws: Counter[str | None] = Counter()
         for vertex in self.vertices:
-            node: Any = vertex.node
+            node = vertex.node
             times[node.name] += 1
             again = times[node.name]
             self.names[vertex] = node.name if again == 1 else f"{node.name}#{again}"
@@ -73,8 +73,9 @@ class PipelinePlan:
                 where = "device"
             if where is not None:
                 self.compiled[vertex] = where
-            if getattr(node, "stochastic", False):
-                self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
+            if node.stochastic:
+                if salt := salt_of(node.stream_name, draws[node.stream_name]):
+                    self._derivations[vertex] = salt
                 draws[node.stream_name] += 1
 
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
@@ -100,13 +101,15 @@ class PipelinePlan:
     @functools.cached_property
     def native(self) -> NativeWork | None:
         """What native threads make in the place of worker threads, where they can."""
-        return native_work(self)
+        return native_work(self.frontier, self.compiled, self._derivations)
 
     def program(self, vertex: Vertex) -> NodeProgram:
         """The program that ends in a JAX vertex."""
         with self.lock:
             if vertex not in self._programs:
-                self._programs[vertex] = NodeProgram(self, vertex)
+                self._programs[vertex] = NodeProgram(
+                    vertex, self.compiled, self.names, self._derivations
+                )
             return self._programs[vertex]
 
     @property
@@ -114,16 +117,6 @@ class PipelinePlan:
         """Those made so far."""
         with self.lock:
             return list(self._programs.values())
-
-    def keys_for(self, vertex: Vertex, keys: Any) -> Any:
-        """A vertex's keys [N] of the records' keys [N]."""
-        derive = self.derivation(vertex)
-        return keys if derive is None else derive(keys)
-
-    def derivation(self, vertex: Vertex) -> Salt | None:
-        """What makes a vertex's keys of the records' keys; None where it takes those."""
-        salt = self._salts.get(vertex)
-        return None if salt is None else Salt(salt)
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
@@ -155,6 +148,14 @@ class Epoch:
             if key not in self._orders:
                 self._orders[key] = EpochOrder(stream, self.number)
             return self._orders[key]
+
+    def name_of(self, vertex: Vertex) -> str:
+        """A vertex's name."""
+        return self.plan.names[vertex]
+
+    def stream_of(self, vertex: Vertex) -> Stream:
+        """The stream behind a vertex."""
+        return self.plan.streams[vertex]
 
     def records(self, stream: Stream, rows: range) -> np.ndarray:
         """The records int64 [N] of rows."""

@@ -9,17 +9,18 @@ from typing import Any, overload
 
 import jax
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.image import Compose
+from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.element import ElementOperator
 from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex, whole
+from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.source import as_source
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.workers import holds_ragged
 
@@ -76,18 +77,18 @@ def from_source(
     >>> sorted(int(x) for batch in pipe for x in batch["x"])
     [0, 1, 2, 3, 4]
     """
-    batch_size = whole("batch_size", batch_size, 1)
-    num_workers = whole("num_workers", num_workers, 0)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    num_workers = whole_number("num_workers", num_workers, 0)
     more = "; num_workers=0 is a pipeline without prefetching"
-    prefetch_size = whole("prefetch_size", prefetch_size, 1, more)
-    seed = whole("seed", seed, -(2**63))
+    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    seed = whole_number("seed", seed, -(2**63))
     if drop_remainder and pad_remainder:
         raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
     remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
     if shard is not None:
         if not isinstance(shard, tuple | list) or len(shard) != 2:
             raise ValueError(f"shard is {shard!r}; wanted (index, count)")
-        index, count = (whole(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+        index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
         if index >= count:
             raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
         shard = (index, count)
@@ -185,7 +186,7 @@ class Pipeline:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._epoch = whole("epoch", number, 0)
+        self._epoch = whole_number("epoch", number, 0)
 
     def with_seed(self, seed: int) -> Pipeline:
         """The same pipeline with another seed, from epoch 0; this one stays as it is.
@@ -196,7 +197,7 @@ class Pipeline:
         >>> first == next(iter(pipe))["x"].tolist(), first == other
         (True, False)
         """
-        seed = whole("seed", seed, -(2**63))
+        seed = whole_number("seed", seed, -(2**63))
         made: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
@@ -253,7 +254,9 @@ class Pipeline:
             is_open = self._plan.placement is not None and not self._on_host_only
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
             return overview(self._plan, seconds, self._options.num_workers)
-        return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
+        return explain(
+            self._plan, whole_number("record_id", record_id, 0), whole_number("epoch", epoch, 0)
+        )
 
     def __repr__(self) -> str:
         parts = [vertex.node.describe() for vertex in self._output.ordered()]
