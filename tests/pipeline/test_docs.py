@@ -12,7 +12,7 @@ import pytest
 
 from jaxkern import pipeline
 
-MODULES = ("batch_size", "element", "nodes", "operators", "order", "pipeline", "source")
+MODULES = ("element", "nodes", "operators", "order", "pipeline", "source")
 
 
 @pytest.mark.parametrize("name", MODULES)
