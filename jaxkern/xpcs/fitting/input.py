@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.files.sources import (
-    KERNEL_DTYPES,
     LoadedSource,
     Source,
     StackSource,
@@ -47,6 +46,7 @@ from jaxkern.xpcs.fitting.strategy import (
     chunk_rows,
     parse_strategy,
 )
+from jaxkern.xpcs.model.ops import DATA_DTYPES
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
@@ -276,7 +276,7 @@ class DeviceData(FitData):
         super().__init__(frames)
         if data.ndim != 3:
             raise ValueError(f"data has the shape {data.shape}; wanted [n_phi, n, n]")
-        if data.dtype not in KERNEL_DTYPES:
+        if data.dtype not in DATA_DTYPES:
             data = data.astype(jnp.float64)
         n_phi, n, _ = data.shape
         self.shape = (n_phi, n, n)

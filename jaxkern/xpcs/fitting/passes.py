@@ -49,8 +49,6 @@ class PassContext:
     """
 
     program: PassProgram
-    n_phi: int
-    state_size: int
     sigma: Array | Source
     keep: NDArray[np.uint8]
     f_scale: float
@@ -65,6 +63,10 @@ class PassContext:
             yield
         finally:
             self.keep = keep
+
+    def no_states(self) -> Array:
+        """The states [n_phi, S] before the first chunk."""
+        return np.zeros((self.program.n_phi, self.program.state_size))
 
     def operands(self, point: PassPoint) -> dict[str, Any]:
         return {
@@ -97,7 +99,7 @@ class WholePass:
             n = source.shape[1]
             self._sigma = getattr(source, "array", None)
             if self._sigma is None:
-                self._sigma = np.stack([source.read(k, 0, n) for k in range(context.n_phi)])
+                self._sigma = np.stack([source.read(k, 0, n) for k in range(source.shape[0])])
             self._sigma = jax.device_put(np.asarray(self._sigma, np.float64), data.sharding)
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
@@ -111,7 +113,7 @@ class WholePass:
                 "first_row": np.int32(0),
                 "data": self._data,
                 "sigma": self._sigma,
-                "initial": np.zeros((context.n_phi, context.state_size)),
+                "initial": context.no_states(),
             }
         )
 
@@ -194,7 +196,7 @@ class ChunkedPass:
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
         context = self._context
-        states = np.zeros((context.n_phi, context.state_size))
+        states = context.no_states()
         done = 0
         if partial is not None:
             states, done = partial.states.copy(), partial.chunks
