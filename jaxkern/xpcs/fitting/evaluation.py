@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +38,7 @@ class ExtraPass:
     frames: NDArray[np.bool_] | None = None
 
 
+@dataclass
 class CheckpointStore:
     """Saves the log every `frequency` chunks and after every pass, within a share of the time.
 
@@ -46,32 +46,29 @@ class CheckpointStore:
     waits for a later chunk.
     """
 
-    def __init__(
-        self, path: Path, fingerprint: dict[str, Any], frequency: int, max_overhead: float
-    ) -> None:
-        self._path = path
-        self._fingerprint = fingerprint
-        self._frequency = frequency
-        self._max_overhead = max_overhead
-        self.free_from = 0.0
+    path: Path
+    fingerprint: dict[str, Any]
+    frequency: int
+    max_overhead: float
+    free_from: float = 0.0
 
     def load(self, sizes: tuple[int, int, int]) -> PassLog:
         """The log so far; an empty one where there is no checkpoint."""
-        if not self._path.exists():
+        if not self.path.exists():
             return PassLog()
-        return checkpoint.load(self._path, self._fingerprint, sizes)
+        return checkpoint.load(self.path, self.fingerprint, sizes)
 
     def is_due(self, chunks: int) -> bool:
-        return chunks % self._frequency == 0 and time.monotonic() >= self.free_from
+        return chunks % self.frequency == 0 and time.monotonic() >= self.free_from
 
     def save(self, log: PassLog) -> None:
         start = time.monotonic()
-        checkpoint.save(self._path, self._fingerprint, log)
+        checkpoint.save(self.path, self.fingerprint, log)
         end = time.monotonic()
-        self.free_from = end + (end - start) * (1.0 / self._max_overhead - 1.0)
+        self.free_from = end + (end - start) * (1.0 / self.max_overhead - 1.0)
 
     def remove(self) -> None:
-        checkpoint.remove(self._path)
+        checkpoint.remove(self.path)
 
 
 class Evaluation:
@@ -93,8 +90,7 @@ class Evaluation:
         self._way = problem.data.way(
             problem.context,
             problem.bad,
-            on_bad_chunk=problem.streaming.on_bad_chunk,
-            retries=problem.streaming.retries,
+            problem.streaming,
             after_chunk=self._after_chunk,
             advance=problem.progress.advance,
         )
@@ -103,7 +99,6 @@ class Evaluation:
         self.seconds = 0.0  # in passes, without compiling
         self.peak_bytes = anonymous_bytes()
         self.best: tuple[float, Array, AngleSums] | None = None
-        self._best_phases: tuple[bytes, Array, Array] | None = None
         self._at_solution: tuple[bytes, AngleSums] | None = None
 
     def full(self, x: Array) -> Array:
@@ -114,8 +109,7 @@ class Evaluation:
 
     def __call__(self, x: Array) -> NormalPoint:
         log, served = self.log, self._served
-        replayed = served < len(log.points)
-        if replayed:
+        if served < len(log.points):
             if log.points[served].tobytes() != x.tobytes():
                 raise CheckpointError(
                     f"the checkpoint's pass {served} was at {log.points[served].tolist()} and this "
@@ -129,8 +123,6 @@ class Evaluation:
         normal = self._layout.join(sums)
         if np.isfinite(normal.cost) and (self.best is None or normal.cost < self.best[0]):
             self.best = (normal.cost, x.copy(), sums)
-            if not replayed:
-                self._best_phases = self._program.phases
         self._problem.progress.after_pass(log.earlier + self._served, normal.cost)
         return self.of_free(normal)
 
@@ -195,14 +187,11 @@ class Evaluation:
         log.partial, log.start = None, x.copy()
         log.excluded = sorted(self._bad.excluded)
         self._served = 0
-        self.best = self._best_phases = None
+        self.best = None
 
     def phases(self, physics: Array) -> tuple[Array, Array]:
-        """The phases at these parameters; a pass of this process may have left them."""
-        known = self._best_phases
-        if known is not None and known[0] == physics.tobytes():
-            return np.asarray(known[1]), np.asarray(known[2])
-        A, X = jax.jit(self._problem.model.phases)(physics)
+        """The phases at these parameters."""
+        A, X, *_ = self._program.tables_at(physics)
         return np.asarray(A), np.asarray(X)
 
     def sums(self, x: Array) -> AngleSums:

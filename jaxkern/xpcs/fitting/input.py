@@ -22,6 +22,7 @@ from jaxkern.xpcs.files.sources import (
 )
 from jaxkern.xpcs.fitting.checkpoint import PartialPass
 from jaxkern.xpcs.fitting.faults import frames_without_numbers, listed
+from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import (
     BadBlocks,
     BadDataError,
@@ -152,7 +153,9 @@ class FitData:
     def _find_mirrored(self) -> NDArray[np.bool_]:
         raise NotImplementedError
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         """The passes over these data."""
         raise NotImplementedError
 
@@ -235,10 +238,12 @@ class HostData(FitData):
                     found = angle, first + int(row), int(column), float(part[row, column])
         return found
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         chunks = chunks_of(self.shape, self.chunk_rows, self.frames)
         chunked = ChunkedPass(
-            context, self.source, chunks, bad, mirrored=self._all_mirrored, **chunking
+            context, self.source, chunks, bad, streaming, mirrored=self._all_mirrored, **told
         )
         self.ways.append(chunked)
         if self.strategy in (Strategy.CHUNKED, Strategy.STREAMING) or bad.excluded:
@@ -350,7 +355,9 @@ class DeviceData(FitData):
         angle, row = np.unravel_index(int(far.argmax()), far.shape)
         return int(angle), int(row), int(columns[angle, row]), float(found[angle, row])
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         whole = WholePass(context, self._data)
         self.ways.append(whole)
         return _FiniteAtFirst(whole)

@@ -33,7 +33,7 @@ from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import BadDataError
 from jaxkern.xpcs.fitting.problem import FitProblem
-from jaxkern.xpcs.fitting.solver import NormalPoint, rank_threshold
+from jaxkern.xpcs.fitting.solver import NormalPoint, normalized, rank_threshold
 
 Array = NDArray[np.float64]
 
@@ -276,9 +276,8 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
         return None
     if not total.jtr.size:
         return np.zeros((len(rest), 0))
-    norms = np.sqrt(np.maximum(np.diag(total.jtj), 0.0))
-    norms = np.where(norms > 0, norms, 1.0)
-    values, vectors = np.linalg.eigh(total.jtj / np.outer(norms, norms))
+    scaled, norms = normalized(total.jtj)
+    values, vectors = np.linalg.eigh(scaled)
     kept = values > 10 * rank_threshold(len(norms)) * max(values[-1], np.finfo(float).tiny)
     root = vectors[:, kept] / np.sqrt(values[kept]) / norms[:, None]
     along = root.T @ curvature @ root
@@ -295,17 +294,9 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
     return np.stack(changes)
 
 
-@dataclass(frozen=True)
-class Errors:
-    """The covariance [p, p] of a fit, and by how much it exceeds that of independent noise."""
-
-    pcov: Array
-    inflation: float
-
-
 def errors_of(
     found: Jackknife, independent: Array, by_sigma: Array, pairs: float, n_scales: int
-) -> Errors:
+) -> tuple[Array, float]:
     """Joins the jackknife's covariance with that of independent noise.
 
     Args:
@@ -332,4 +323,4 @@ def errors_of(
             break
     if found.own is not None:
         pcov = pcov + inflation * pairs * found.own
-    return Errors(pcov, inflation)
+    return pcov, inflation

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.xpcs.fitting.passes import OnBadChunk
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StreamingOptions:
     checkpoint_dir: str | Path = "checkpoints"
     max_checkpoint_overhead: float = 0.02
     chunk_points: int | None = None
-    on_bad_chunk: OnBadChunk = "exclude"
+    on_bad_chunk: Literal["exclude", "raise"] = "exclude"
     retries: int = 2
 
     def __post_init__(self) -> None:

@@ -81,13 +81,8 @@ class FitLayout:
         physics = np.ascontiguousarray(x[2 * scales :])
         if scales == 0:
             return PassPoint(physics, self.contrast, self.offset)
-        contrast = np.broadcast_to(x[:scales], n_phi) if scales == 1 else x[:scales]
-        offset = (
-            np.broadcast_to(x[scales : 2 * scales], n_phi)
-            if scales == 1
-            else x[scales : 2 * scales]
-        )
-        return PassPoint(physics, np.array(contrast), np.array(offset))
+        each = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
+        return PassPoint(physics, *each.copy())
 
     def join(self, sums: AngleSums) -> NormalPoint:
         """The normal equations of the whole vector from those of the angles."""

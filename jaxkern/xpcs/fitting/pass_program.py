@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.model.models import Model, Tables
-from jaxkern.xpcs.model.normal import accumulate, state_size, sums_of_angles
+from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
+from jaxkern.xpcs.model.ops import state_size
 
 Array = NDArray[np.float64]
 
@@ -89,10 +90,8 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
     )
 
 
-def _sharded(
-    model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """All states, and the phases, over a mesh: local sums of each device, added up."""
+def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]) -> Any:
+    """All states, over a mesh: local sums of each device, added up."""
     from jax.sharding import PartitionSpec as P
 
     angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
@@ -102,7 +101,7 @@ def _sharded(
     if full_sigma:
         specs["sigma"] = P(*spec)
 
-    def local(part: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def local(part: dict[str, Any]) -> Any:
         angles, rows, _ = part["data"].shape
         first_angle = _device_index(mesh, angle_axes) * angles
         initial = part["initial"]
@@ -116,12 +115,9 @@ def _sharded(
             jnp.zeros_like(initial), state, first_angle, 0
         )
         used = angle_axes + row_axes
-        return (jax.lax.psum(all_states, used) if used else all_states), tables.A, tables.X
+        return jax.lax.psum(all_states, used) if used else all_states
 
-    result: tuple[Any, Any, Any] = jax.shard_map(
-        local, mesh=mesh, in_specs=(specs,), out_specs=(P(), P(), P()), check_vma=False
-    )(at)
-    return result
+    return jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(at)
 
 
 def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
@@ -171,7 +167,6 @@ class PassProgram:
         self._sharding = sharding
         self._tables: tuple[bytes, Any] | None = None
         self.compile_seconds = 0.0
-        self.phases: tuple[bytes, Array, Array] | None = None
 
     def _program(
         self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
@@ -199,7 +194,6 @@ class PassProgram:
             fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
             program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
             self._tables = (key, program(params))
-            self.phases = (key, self._tables[1][0], self._tables[1][1])
         return self._tables[1]
 
     def __call__(self, at: dict[str, Any]) -> Array:
@@ -211,8 +205,7 @@ class PassProgram:
             program = self._program(
                 "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, at
             )
-            states, phases_A, phases_X = program(at)
-            self.phases = (params.tobytes(), phases_A, phases_X)
+            states = program(at)
         else:
             tables = self.tables_at(params)
             rest = {name: value for name, value in at.items() if name != "params"}

@@ -6,8 +6,10 @@ follow each other.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +63,17 @@ def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -
                 continue
             found[angle, place : place + 3] = values(source, band)
     return RowSample(rows, found, frames)
+
+
+def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
+    """Rows [n_phi, len(rows), n] of every angle of a source; zeros for one that cannot be read."""
+    n_phi, n, _ = source.shape
+    found = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for place, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                found[angle, place] = source.read(angle, row, row + 1)[0]
+    return found
 
 
 def estimate_sigma(sample: RowSample) -> Array:

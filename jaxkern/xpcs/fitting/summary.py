@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.files.sources import values
 from jaxkern.xpcs.fitting.evaluation import Evaluation
 from jaxkern.xpcs.fitting.faults import listed
 from jaxkern.xpcs.fitting.jackknife import Jackknife, errors_of
@@ -25,7 +23,7 @@ from jaxkern.xpcs.fitting.result import (
     scaled_covariance,
 )
 from jaxkern.xpcs.fitting.solver import Solution, covariance
-from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR
+from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR, rows_of
 
 Array = NDArray[np.float64]
 
@@ -51,7 +49,12 @@ def summarize(
     pairs = count / independent if independent > 0 else 1.0
     freedom = independent - int(problem.free.sum())
     chi2, cost = float(sums.chi2.sum()), float(sums.cost.sum())
-    found = covariance(normal.jtj, active=problem.free)
+    # An angle that is left out says nothing of its own contrast and offset, which is told once.
+    unseen = np.zeros(layout.size, bool)
+    if layout.scaling == "individual":
+        unseen[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
+    found = covariance(normal.jtj, active=problem.free & ~unseen)
+    found.inverse[unseen] = found.inverse[:, unseen] = np.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = cost / pairs / freedom if freedom > 0 else np.inf
     absolute = problem.absolute_sigma
@@ -59,12 +62,20 @@ def summarize(
         scaled_covariance(found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=known)
         for known in (absolute, True)
     )
-    errors = errors_of(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
+    pcov, inflation = errors_of(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
     names = layout.names
-    notes = bound_warnings(x, problem.lower, problem.upper, names, problem.free)
-    notes += rank_warnings(found, names)
-    sampled = _sampled(problem, evaluation, point)
-    residuals = Residuals.of(problem.data.sample, sampled.fitted, sampled.sigma)
+    notes = []
+    if np.any(sums.jtj):
+        notes = bound_warnings(x, problem.lower, problem.upper, names, problem.free & ~unseen)
+        notes += rank_warnings(found, names)
+    sample, power = problem.data.sample, problem.model.shear_power
+    phases = evaluation.phases(point.physics)
+    sigma: Array | None = problem.noise.per_angle
+    if sigma is None:
+        sigma = rows_of(problem.noise.sigma, sample.rows)
+    else:
+        sigma = sigma[:, None, None]
+    residuals = Residuals.of(sample, model_rows(phases, power, point, sample.rows), sigma)
     alike = residuals.autocorrelation()
     if alike is not None:
         smaller = "errors" if jackknife.changes is None else "errors of independent noise"
@@ -72,14 +83,20 @@ def summarize(
             f"neighbouring residuals are correlated ({alike:.2f} at lag one): the model does not "
             f"describe all of the data, or the noise is correlated; {smaller} are too small"
         )
-    reason, more = _checked(problem, sums, sampled, residuals, point, independent, freedom)
+    alone = PassPoint(point.physics, np.ones(layout.n_phi), np.zeros(layout.n_phi))
+    sampled_phases = tuple(phase[..., sample.rows] for phase in phases)
+    memory = model_rows(sampled_phases, power, alone, np.arange(len(sample.rows)))
+    # Of points without weight, which are judged by no one, it may be as large as it likes.
+    spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
+    floor = (SIGMA_FLOOR / spread) ** 2
+    reason, more = _checked(problem, sums, residuals, memory, floor, point, independent, freedom)
     notes += more
     notes += jackknife.notes
     notes += [f"left out: {reason}" for reason in problem.bad.reasons]
     if problem.empty_frames:
         named = listed(problem.empty_frames)
         notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
-        warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
+        warnings.warn(notes[-1], RuntimeWarning, stacklevel=3)
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
     if problem.bad.reasons:
@@ -87,7 +104,7 @@ def summarize(
             f"{len(problem.bad.excluded)} of {problem.bad.total} row blocks are left out: "
             f"{problem.bad.reasons[0]}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     seconds = sum(e.seconds for e in evaluations)
     compiled = problem.context.program.compile_seconds
@@ -95,11 +112,11 @@ def summarize(
         popt=x,
         names=names,
         units=layout.units,
-        pcov=errors.pcov,
+        pcov=pcov,
         pcov_independent=pcov_independent,
         errors=jackknife.method,
         error_passes=jackknife.passes,
-        inflation=errors.inflation,
+        inflation=inflation,
         chi2=chi2,
         cost=cost,
         count=int(count),
@@ -133,44 +150,12 @@ def _peak_memory(problem: FitProblem, evaluations: list[Evaluation]) -> int:
     return int(peak)
 
 
-@dataclass(frozen=True)
-class _Sampled:
-    """The model and sigma at the sampled rows, and its memory between them."""
-
-    fitted: Array
-    sigma: Array
-    memory: Array
-
-
-def _sampled(problem: FitProblem, evaluation: Evaluation, point: PassPoint) -> _Sampled:
-    phases = evaluation.phases(point.physics)
-    rows, power = problem.data.sample.rows, problem.model.shear_power
-    ones = np.ones_like(point.contrast)
-    alone = PassPoint(point.physics, ones, 0 * ones)
-    sigma: Array | None = problem.noise.per_angle
-    if sigma is None:
-        source = problem.noise.sigma
-        assert not isinstance(source, np.ndarray)
-        sigma = np.array(
-            [
-                [values(source, source.read(k, int(row), int(row) + 1))[0] for row in rows]
-                for k in range(len(point.contrast))
-            ]
-        )
-    else:
-        sigma = sigma[:, None, None]
-    return _Sampled(
-        model_rows(phases, power, point, rows),
-        sigma,
-        model_rows(tuple(phase[..., rows] for phase in phases), power, alone, np.arange(len(rows))),
-    )
-
-
 def _checked(
     problem: FitProblem,
     sums: AngleSums,
-    sampled: _Sampled,
     residuals: Residuals,
+    memory: Array,
+    floor: Array,
     point: PassPoint,
     independent: float,
     freedom: float,
@@ -183,12 +168,9 @@ def _checked(
     if freedom == 0:
         return None, []
     scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)
-    # Of points without weight, which are judged by no one, it may be as large as it likes.
-    spread = np.median(np.where(sampled.sigma > 0, sampled.sigma, SIGMA_FLOOR), axis=(1, 2))
-    floor = (SIGMA_FLOOR / spread) ** 2
     judgement = judge(
         residuals,
-        sampled.memory,
+        memory,
         sums.chi2 * scale,
         sums.count,
         points=freedom,

@@ -18,18 +18,8 @@ import numpy as np
 
 from jaxkern.xpcs.model import checks, ops
 from jaxkern.xpcs.model.models import Model, Tables
-from jaxkern.xpcs.model.ops import state_size as state_size
-from jaxkern.xpcs.model.twin import LOSSES, ROW_BLOCK
-
-__all__ = [
-    "LOSSES",
-    "ROW_BLOCK",
-    "NormalEquations",
-    "accumulate",
-    "assemble",
-    "normal_equations",
-    "state_size",
-]
+from jaxkern.xpcs.model.ops import state_size
+from jaxkern.xpcs.model.twin import LOSSES
 
 SCALINGS = ("individual", "constant", "fixed")
 _SYMMETRIC = (False, True, "auto")
