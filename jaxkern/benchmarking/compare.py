@@ -10,11 +10,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxkern.benchmarking.call_profile import shapes
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.equality import check_same
 from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.profile import shapes
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
 from jaxkern.core.arguments import real_number, whole_number
