@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from jaxkern.core import registry as _registry
 from jaxkern.core.backend import backend as backend
 from jaxkern.core.cost import Cost as Cost
-from jaxkern.core.doctor import doctor as doctor
 from jaxkern.core.op import Op as Op
 from jaxkern.core.paths import get_include as get_include
 from jaxkern.core.registry import export_targets as export_targets
 from jaxkern.core.registry import load as load_library
+from jaxkern.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxkern import benchmarking as benchmarking
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxkern import ring as ring
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
+    from jaxkern.device.doctor import doctor as doctor
     from jaxkern.performance import (
         get_batch_size_recommendation as get_batch_size_recommendation,
     )
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from jaxkern.pipeline import from_source as from_source
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
-__version__ = "0.1.0"
 __all__ = [
     "Cost",
     "DevicePlacement",
@@ -90,6 +90,7 @@ _HOMES = {
     "ElementOperatorConfig": "pipeline",
     "OperatorNode": "pipeline",
     "Pipeline": "pipeline",
+    "doctor": "device.doctor",
     "from_source": "pipeline",
     "get_batch_size_recommendation": "performance",
     "prefetch_to_device": "pipeline",
