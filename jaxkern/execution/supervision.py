@@ -10,7 +10,7 @@ import jax
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.options import ACTIVE, Active, check_timeout
-from jaxkern.execution.threads import Unit, run_units
+from jaxkern.execution.threads import Task, run_tasks
 
 # These watch the time themselves, and can say what of their work still runs.
 _WATCHFUL = ("graph", "vmap", "pmap")
@@ -26,8 +26,8 @@ def supervised(
         return fn(*args, **kwargs)
     check_timeout(name)
     if options.deadline is not None and not active.worker and category not in _WATCHFUL:
-        call = Unit(name, lambda: _spanned(name, category, fn, args, kwargs))
-        return run_units([call], name)[0]
+        call = Task(name, lambda: _spanned(name, category, fn, args, kwargs))
+        return run_tasks([call], name)[0]
     return _spanned(name, category, fn, args, kwargs)
 
 
