@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import operator as python
 from collections.abc import Callable
 from typing import Any
@@ -32,23 +33,6 @@ class Placeholder:
         if type(key) in (str, int):
             return Placeholder(self._recorder, self._source, (*self._path, key))
         return self._recorder.arithmetic(python.getitem, self, key)
-
-    @property
-    def source(self) -> int:
-        """Where it comes from."""
-        return self._source
-
-    @property
-    def origin(self) -> tuple[int, tuple[Any, ...]]:
-        """Where it comes from, and the keys to look up there."""
-        return self._source, self._path
-
-    def resolved(self, values: dict[int, Any]) -> Any:
-        """The value, given those of inputs and operations."""
-        value = values[self._source]
-        for key in self._path:
-            value = value[key]
-        return value
 
     def _refuse(self, what: str) -> Any:
         raise SymbolicError(
@@ -135,6 +119,8 @@ class Graph:
     """The operations in the order of their calls, which is one that works, and the result."""
 
     operations: list[Operation]
+    #: the inputs that are no leaves of the arguments: arrays that were given to operations
+    arrays: list[Any]
     result: Any
 
     def levels(self) -> list[list[int]]:
@@ -151,13 +137,11 @@ class Graph:
         """Equal for two graphs that differ in the values of arrays only."""
         calls = [(op.args, op.kwargs) for op in self.operations]
         leaves, tree = jax.tree.flatten((self.result, calls))
-        return [tree, [(id(op.op), op.host) for op in self.operations], *map(_form, leaves)]
-
-
-def _form(leaf: Any) -> Any:
-    if type(leaf) is Placeholder:
-        return Placeholder, leaf.origin
-    return (leaf.shape, leaf.dtype) if is_array(leaf) else (type(leaf), leaf)
+        constants = [
+            (Placeholder, place(x)) if type(x) is Placeholder else (type(x), x) for x in leaves
+        ]
+        arrays = [(isinstance(x, jax.Array), x.shape, x.dtype) for x in self.arrays]
+        return [tree, [(id(op.op), op.host) for op in self.operations], constants, arrays]
 
 
 class Recorder:
@@ -176,12 +160,13 @@ class Recorder:
         outer = ACTIVE.get() or Active(ExecutionOptions())
         token = ACTIVE.set(dataclasses.replace(outer, recorder=self))
         try:
-            result = self.expanded(forward, args, kwargs)
+            result = self._with_inputs(self.expanded(forward, args, kwargs))
         finally:
             ACTIVE.reset(token)
-        # Placeholders know their recorder and live on in programs: the arrays of calls do not.
-        operations, self._operations, self._inputs = self._operations, [], []
-        return Graph(operations, result)
+        graph = Graph(self._operations, self._inputs[len(inputs) :], result)
+        # Placeholders know their recorder and live on in programs: the arrays of a graph do not.
+        self._operations, self._inputs = [], []
+        return graph
 
     def concerns(self, arguments: Any) -> bool:
         """Whether there are placeholders in the arguments of a call."""
@@ -201,16 +186,27 @@ class Recorder:
 
     def arithmetic(self, fn: Any, *args: Any) -> Placeholder:
         """Adds a call of Python's own, whose result is JAX's where an operand is."""
-        host = not any(map(self._is_jax, jax.tree.leaves(args)))
+        args = self._with_inputs(args)
+        host = not any(map(self._is_jax, placeholders(args)))
         reason = f"arithmetic of {'host' if host else 'JAX'} values"
         return self._add(_name(fn), fn, args, {}, host, reason)
 
-    def _is_jax(self, value: Any) -> bool:
-        if type(value) is not Placeholder:
-            return isinstance(value, jax.Array)
-        if value.source < 0:
-            return isinstance(self._inputs[-1 - value.source], jax.Array)
-        return not self._operations[value.source].host
+    def _is_jax(self, value: Placeholder) -> bool:
+        source, _ = place(value)
+        if source < 0:
+            return isinstance(self._inputs[-1 - source], jax.Array)
+        return not self._operations[source].host
+
+    def _with_inputs(self, tree: Any) -> Any:
+        """A tree whose arrays are inputs, so that no program holds them."""
+
+        def kept(leaf: Any) -> Any:
+            if type(leaf) is Placeholder or not is_array(leaf):
+                return leaf
+            self._inputs.append(leaf)
+            return Placeholder(self, -len(self._inputs))
+
+        return jax.tree.map(kept, tree)
 
     def expanded(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """The result of a composite's forward, whose calls are noted down."""
@@ -249,7 +245,9 @@ class Recorder:
     def _add(
         self, name: str, op: Any, args: Any, kwargs: dict[str, Any], host: bool, reason: str
     ) -> Placeholder:
-        needed = sorted({p.source for p in placeholders((args, kwargs)) if p.source >= 0})
+        args, kwargs = self._with_inputs((args, kwargs))
+        sources = {place(p)[0] for p in placeholders((args, kwargs))}
+        needed = sorted(source for source in sources if source >= 0)
         index = len(self._operations)
         name = "/".join((*self._scope, name))
         same = sum(operation.name.split("#")[0] == name for operation in self._operations)
@@ -284,11 +282,21 @@ def placeholders(tree: Any) -> list[Placeholder]:
     return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
 
 
+def place(placeholder: Placeholder) -> tuple[int, tuple[Any, ...]]:
+    """Its source and path: attributes of these names would hide those of the value."""
+    return placeholder._source, placeholder._path
+
+
 def resolved(tree: Any, values: dict[int, Any]) -> Any:
-    """A tree with values in the place of its placeholders."""
-    return jax.tree.map(
-        lambda leaf: leaf.resolved(values) if type(leaf) is Placeholder else leaf, tree
-    )
+    """A tree with values in the place of its placeholders, given those of their sources."""
+
+    def value(leaf: Any) -> Any:
+        if type(leaf) is not Placeholder:
+            return leaf
+        source, path = place(leaf)
+        return functools.reduce(python.getitem, path, values[source])
+
+    return jax.tree.map(value, tree)
 
 
 def _name(op: Any) -> str:

@@ -13,16 +13,13 @@ from typing import Any
 import jax
 
 from jaxkern.core.failures import note
-from jaxkern.execution.graph import Graph, Operation, Placeholder, placeholders, resolved
+from jaxkern.execution.graph import Graph, Operation, Placeholder, place, placeholders, resolved
 from jaxkern.execution.jit_options import JITOptions
 from jaxkern.execution.jitted import Jitted
-from jaxkern.execution.operator import Operator, is_array
+from jaxkern.execution.operator import Operator
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.supervision import supervised
 from jaxkern.execution.threads import Task, run_tasks
-
-# Stands for an array in the calls of a program.
-_ARRAY = object()
 
 
 @dataclasses.dataclass
@@ -34,7 +31,8 @@ class Part:
     members: tuple[int, ...]
     after: tuple[int, ...]
     program: Jitted | None = None
-    #: for a program: the operations whose values others need
+    #: for a program: what its operations need from outside, and those whose values others need
+    outside: list[Placeholder] = dataclasses.field(default_factory=list)
     wanted: tuple[int, ...] = ()
     #: of the last call that was timed; None: not yet timed, and why
     seconds: float | None = None
@@ -47,11 +45,8 @@ class Part:
             (operation,) = operations
             values[operation.index] = _called(operation, values)
             return
-        inside = set(self.members)
-        leaves = jax.tree.leaves([(operation.args, operation.kwargs) for operation in operations])
-        given = [p.resolved(values) for p in placeholders(leaves) if p.source not in inside]
-        arrays = [leaf for leaf in leaves if _is_given(leaf)]
-        results = self.program([operation.op for operation in operations], given, arrays)
+        given = resolved(self.outside, values)
+        results = self.program([operation.op for operation in operations], given)
         values.update(zip(self.wanted, results, strict=True))
 
     def run_timed(self, graph: Graph, values: dict[int, Any]) -> None:
@@ -85,7 +80,8 @@ class Schedule:
     def run(self, leaves: list[Any], name: str, max_workers: int | None) -> Any:
         """The result of a call whose arguments have these leaves."""
         graph, parts = self.graph, self.parts  # another thread may replace the graph
-        values: dict[int, Any] = {-1 - index: leaf for index, leaf in enumerate(leaves)}
+        inputs = [*leaves, *graph.arrays]
+        values: dict[int, Any] = {-1 - index: value for index, value in enumerate(inputs)}
         if len(parts) == 1 and parts[0].program is not None and current_options().deadline is None:
             # Nothing but JAX: dispatched and not waited for, as any jitted function.
             parts[0].run(graph, values)
@@ -126,7 +122,7 @@ def _parts(graph: Graph) -> list[Part]:
         members.setdefault(key, []).append(operation.index)
     groups = list(members.values())
     part_of = {index: number for number, group in enumerate(groups) for index in group}
-    result = {p.source for p in placeholders(graph.result)}
+    result = {place(p)[0] for p in placeholders(graph.result)}
     parts = []
     for number, group in enumerate(groups):
         operations = [graph.operations[i] for i in group]
@@ -136,34 +132,31 @@ def _parts(graph: Graph) -> list[Part]:
         if not operations[0].host:
             elsewhere = (op.after for op in graph.operations if part_of[op.index] != number)
             part.wanted = tuple(sorted(set(group) & result.union(*elsewhere)))
-            part.program = Jitted(_program(operations, part.wanted), JITOptions())
+            used = placeholders([(operation.args, operation.kwargs) for operation in operations])
+            others = {place(p): p for p in used if place(p)[0] not in group}
+            part.outside = list(others.values())
+            part.program = Jitted(_program(operations, part.outside, part.wanted), JITOptions())
         parts.append(part)
     return parts
 
 
-def _is_given(leaf: Any) -> bool:
-    return type(leaf) is not Placeholder and is_array(leaf)
+def _program(
+    operations: list[Operation], outside: list[Placeholder], wanted: tuple[int, ...]
+) -> Callable[..., Any]:
+    """The operations as one function of their operators and the values from outside."""
+    names = [(operation.index, operation.name) for operation in operations]
+    calls = [(operation.args, operation.kwargs) for operation in operations]
 
-
-def _program(operations: list[Operation], wanted: tuple[int, ...]) -> Callable[..., Any]:
-    """The operations as one function of their operators, the values from outside, and arrays."""
-    names = {operation.index: operation.name for operation in operations}
-    # Without the arrays themselves, which may be replaced and should then be freed.
-    calls = jax.tree.map(
-        lambda leaf: _ARRAY if _is_given(leaf) else leaf,
-        [(operation.args, operation.kwargs) for operation in operations],
-    )
-
-    def program(ops: list[Any], outside: list[Any], arrays: list[Any]) -> list[Any]:
+    def program(ops: list[Any], given: list[Any]) -> list[Any]:
+        known = dict(zip(map(place, outside), given, strict=True))
         values: dict[int, Any] = {}
-        outer, given = iter(outside), iter(arrays)
 
         def value(leaf: Any) -> Any:
-            if type(leaf) is Placeholder:
-                return leaf.resolved(values) if leaf.source in names else next(outer)
-            return next(given) if leaf is _ARRAY else leaf
+            if type(leaf) is Placeholder and place(leaf) in known:
+                return known[place(leaf)]
+            return resolved(leaf, values)
 
-        for (index, name), op, call in zip(names.items(), ops, calls, strict=True):
+        for (index, name), op, call in zip(names, ops, calls, strict=True):
             args, kwargs = jax.tree.map(value, call)
             try:
                 values[index] = op(*args, **kwargs)

@@ -44,14 +44,14 @@ def _spanned(
     if trace is None:
         # Under a deadline, what a device still computes counts as the call's own time.
         return jax.block_until_ready(fn(*args, **kwargs))
-    index, started = trace.begin(active.span)
-    token = ACTIVE.set(dataclasses.replace(active, span=index))
+    span = trace.begin(name, category, active.span)
+    token = ACTIVE.set(dataclasses.replace(active, span=span))
     try:
         result = jax.block_until_ready(fn(*args, **kwargs))
     except BaseException as error:
-        trace.end(index, started, name, category, active.span, error)
+        trace.end(span, error)
         raise
     finally:
         ACTIVE.reset(token)
-    trace.end(index, started, name, category, active.span)
+    trace.end(span)
     return result
