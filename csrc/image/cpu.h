@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/parallel.h"
-#include "image/plan.h"
+#include "image/levels.h"
 
 namespace jaxkern::image {
 
@@ -28,13 +28,9 @@ size_t output_bytes(const Plan& plan);
 
 // Runs a checked plan on one checked sample; `output` is [height, width, C] or [C, height, width].
 // Memory beyond input and output stays below 4 MiB a thread, whatever the sizes.
-void run_sample(const Plan& plan, const Sample& sample, void* output);
-
-// out = lambda * x + (1 - lambda) * partner outside the box, and partner inside it; all three are
-// [height, width, C] (or [C, height, width]) of `dtype`; `output` may be `x` itself.
-// MixUp passes an empty box, CutMix lambda = 1 and its box.
-void mix_sample(Dtype dtype, Layout layout, int32_t height, int32_t width, int32_t channels,
-                const void* x, const void* partner, float lambda, EraseBox box, void* output);
+inline void run_sample(const Plan& plan, const Sample& sample, void* output) {
+  run_chain(plan, sample, output, thread_scratch<kScratchBytes>());
+}
 
 }  // namespace jaxkern::image
 

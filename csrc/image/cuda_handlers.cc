@@ -1,7 +1,5 @@
 // The CUDA handlers of the image chain and of mixing: check what the host knows (shapes, dtypes and
 // attributes), then enqueue. Values in device memory are checked there, see cuda_chain.h.
-#include "image/cuda_handlers.h"
-
 #include <optional>
 #include <string>
 
@@ -9,6 +7,7 @@
 #include "image/cpu.h"
 #include "image/cuda.h"
 #include "image/cuda_segments.h"
+#include "image/ops.h"
 
 namespace jaxkern::image {
 namespace {

@@ -1,6 +1,4 @@
 // The CPU handlers of the image chain and of mixing: check everything, then run sample by sample.
-#include "image/handlers.h"
-
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -10,6 +8,7 @@
 #include "image/call.h"
 #include "image/check.h"
 #include "image/cpu.h"
+#include "image/ops.h"
 
 namespace jaxkern::image {
 namespace {

@@ -1,37 +1,25 @@
 // The hot loops of the image chain, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Everything but the two entry points has internal linkage.
+// JAXKERN_LEVEL. Everything but the functions of levels.h has internal linkage.
 #include "image/levels.h"
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "core/half.h"
+#include "core/simd_target.h"
 #include "image/arithmetic.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#ifndef JAXKERN_LEVEL
-#error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4>"
-#endif
 
 namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-#include "core/simd.inc"
-#include "image/stream.inc"
 // clang-format off: in order of use
-#include "image/fast_columns.inc"
-#include "image/fast_finish.inc"
-#include "image/fast.inc"
-#include "image/mix.inc"
+#include "core/simd-inl.h"
+#include "image/stream-inl.h"
+#include "image/fast_columns-inl.h"
+#include "image/fast_finish-inl.h"
+#include "image/fast-inl.h"
+#include "image/mix-inl.h"
 // clang-format on
 
 }  // namespace
 
-void run_sample(const Plan& plan, const Sample& sample, void* output, char* scratch) {
+void run_chain(const Plan& plan, const Sample& sample, void* output, char* scratch) {
   if (!run_fast(plan, sample, output, scratch)) run_stream(plan, sample, output, scratch);
 }
 

@@ -5,19 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "core/call_level.h"
 #include "xpcs/levels.h"
 
 namespace jaxkern::xpcs {
 namespace {
-
-void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state) {
-  JAXKERN_CALL_LEVEL(normal_block, work, row0, rows, state, thread_scratch<kScratchBytes>());
-}
-
-void matrix_block(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums) {
-  JAXKERN_CALL_LEVEL(matrix_block, op, work, row0, rows, sums, thread_scratch<kScratchBytes>());
-}
 
 int64_t blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
@@ -86,7 +77,8 @@ void normal_equations(const Executor& executor, const std::vector<NormalWork>& w
       const NormalWork& w = work[units[u].angle];
       const int64_t row = units[u].block * kRowBlock;
       normal_block(w, w.first_row + row, std::min(kRowBlock, w.rows - row),
-                   sums.data() + first[units[u].angle] + units[u].block * w.layout.size());
+                   sums.data() + first[units[u].angle] + units[u].block * w.layout.size(),
+                   thread_scratch<kScratchBytes>());
     }
   });
   for (size_t k = 0; k < work.size(); ++k) {
@@ -111,7 +103,8 @@ void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>
     for (int64_t u = begin; u < end; ++u) {
       const MatrixWork& w = work[units[u].angle];
       const int64_t row = units[u].block * kRowBlock;
-      matrix_block(op, w, row, std::min(kRowBlock, w.phases.n - row), shares.data() + 2 * u);
+      matrix_block(op, w, row, std::min(kRowBlock, w.phases.n - row), shares.data() + 2 * u,
+                   thread_scratch<kScratchBytes>());
     }
   });
   if (op != MatrixOp::kCotangent) return;
