@@ -1,7 +1,7 @@
 """Puts small faults into the sources, one at a time, and shows that `make test` catches each.
 
-`make faults` runs it: each fault of faults.toml replaces a few lines in a copy of the tree, which is
-built where they are C++, and the tests of the fault's package run until the first fails. A fault
+`make faults` runs it: each fault of faults.toml replaces a few lines in a copy of the tree, which
+is built where they are C++, and the tests of the fault's package run until the first fails. A fault
 that no test catches is an error, and so is a test that fails without any.
 """
 
@@ -62,7 +62,7 @@ def all_faults() -> list[Fault]:
 
 
 def copy_tree() -> None:
-    """The tracked files and the new ones; those that are as before keep their time for the build."""
+    """Tracked files and new ones; those that are as before keep their time for the build."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
