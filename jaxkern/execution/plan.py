@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from jaxkern.execution.graph import Graph, Node, Placeholder
+from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
-from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator, is_array
 
 # Stands for an array in the calls of a program.

@@ -20,8 +20,7 @@ from jaxkern.execution.graph import Graph, Node, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.plan import Part, Plan, identical, resolved
-from jaxkern.execution.program import flat_function
-from jaxkern.execution.signature import operators_in, split
+from jaxkern.execution.signature import Fixed, checked_call, form, operators_in
 from jaxkern.execution.supervision import supervised
 from jaxkern.execution.threads import Unit, run_units
 
@@ -218,9 +217,17 @@ def _kind(node: Node, args: Any, kwargs: Any) -> tuple[str, str]:
     is_tree = not jax.tree_util.all_leaves([node.op])
     try:
         leaves, tree = jax.tree.flatten((node.op if is_tree else None, args, kwargs))
-        parts = split(leaves, tree, lambda index: f"{node.name}: leaf {index}")
-        call = lambda given: (given[0] if is_tree else node.op)(*given[1], **given[2])  # noqa: E731
-        jax.eval_shape(flat_function(call, tree, parts, node.name), *parts.operands)
+        places = [i for i, x in enumerate(leaves) if type(form(x)) is not Fixed]
+
+        def call(operands: list[Any]) -> Any:
+            for place, operand in zip(places, operands, strict=True):
+                leaves[place] = operand
+            op, args, kwargs = jax.tree.unflatten(tree, leaves)
+            if is_tree:
+                return checked_call(type(op).__call__, (op, *args), kwargs, node.name)
+            return checked_call(node.op, args, kwargs, node.name)
+
+        jax.eval_shape(call, [leaves[place] for place in places])
     except Exception as error:  # whatever it is, the host's run will show it
         return "host", f"JAX cannot trace it ({type(error).__name__})"
     return "jax", "JAX traces it"

@@ -13,7 +13,7 @@ from jaxkern import execution
 
 @pytest.mark.parametrize(
     "name",
-    ["operator", "options", "jit", "precompile", "mapping", "mesh", "microbatches", "structural"],
+    ["operator", "options", "jit", "mapping", "mesh", "microbatches", "structural"],
 )
 def test_examples_run(name):
     result = doctest.testmod(importlib.import_module(f"jaxkern.execution.{name}"))
