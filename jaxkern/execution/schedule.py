@@ -14,8 +14,8 @@ import jax
 
 from jaxkern.core.failures import note
 from jaxkern.execution.graph import Graph, Operation, Placeholder, place, placeholders, resolved
+from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
-from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.supervision import supervised
