@@ -221,13 +221,8 @@ def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
         )
     if len(kinds) > 1:
         # NumPy would turn numbers into text.
-        mixed = np.empty((len(parts), *shape), object)
-        for index, part in enumerate(parts):
-            values = np.asarray(part) if shape else part
-            for place in np.ndindex(shape):
-                mixed[(index, *place)] = values[place] if shape else values
-        return np.moveaxis(mixed, 0, axis)
-    if any(isinstance(part, jax.Array) for part in parts):
+        parts = [np.asarray(part, object) for part in parts]
+    elif any(isinstance(part, jax.Array) for part in parts):
         return jnp.stack(parts, axis)
     return np.stack([np.asarray(part) for part in parts], axis)
 
