@@ -75,9 +75,7 @@ class Operator:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_with_keys(
-            cls, _flatten_with_keys, cls._unflatten, flatten_func=_flatten
-        )
+        jax.tree_util.register_pytree_with_keys(cls, _flatten, cls._unflatten)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.pop(CHILDREN, None)
@@ -131,7 +129,7 @@ def _is_data(value: Any) -> bool:
     return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
 
 
-def _flatten_with_keys(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
+def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
     children, fixed = [], []
     kept = op.__dict__.get(CHILDREN, ())
     for name, value in sorted(op.__dict__.items()):
@@ -141,11 +139,6 @@ def _flatten_with_keys(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]
             fixed.append((name, _fixed(op, name, value)))
     names = tuple([key.name for key, _ in children])
     return children, (names, StaticArguments(fixed))
-
-
-def _flatten(op: Operator) -> tuple[list[Any], _Structure]:
-    children, structure = _flatten_with_keys(op)
-    return [child for _, child in children], structure
 
 
 def _fixed(op: Operator, name: str, value: Any) -> Any:
