@@ -135,7 +135,9 @@ def _parts(graph: Graph) -> list[Part]:
             used = placeholders([(operation.args, operation.kwargs) for operation in operations])
             others = {place(p): p for p in used if place(p)[0] not in group}
             part.outside = list(others.values())
-            part.program = Jitted(_program(operations, part.outside, part.wanted), JITOptions())
+            program = _program(operations, part.outside, part.wanted)
+            program.__name__ = name[:80]
+            part.program = Jitted(program, JITOptions())
         parts.append(part)
     return parts
 
