@@ -111,10 +111,15 @@ lint: $(VENV)/bin/python
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
-docs: EXTRA = docs
+# The pages without a warning, and the examples of all docstrings; code in pages runs in the tests.
+docs: EXTRA = docs,test
 docs: install
 	$(BIN)/python -P -m sphinx -W --keep-going -q -b html docs build/docs
+	mkdir -p build/outside
+	cd build/outside && XLA_FLAGS=--xla_force_host_platform_device_count=4 \
+		$(PYTEST) --doctest-modules --pyargs jaxkern $(TESTFLAGS)
 
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from gpu_harness import Case, compiled, copy_rate, seconds
 
-from jaxkern.xpcs import ops
+from jaxkern.xpcs.model import ops
 
 FLOW, STATIC = (3, 4), (3, 0)  # tables of A and of X of the two built-in models
 

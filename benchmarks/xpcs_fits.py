@@ -30,7 +30,7 @@ import numpy as np
 import xpcs_model as model
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint, passes
+from jaxkern.xpcs.fitting import checkpoint, passes
 
 SIGMA = 0.02
 # Where the fits begin: off the truth by some ten percent.

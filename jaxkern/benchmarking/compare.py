@@ -13,11 +13,12 @@ import numpy as np
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.equality import check_same
-from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.profile import shapes
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
 from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.quantities import duration
 
 _LONGEST_TURN = 3600.0
 Check = Literal["equal", "close"] | Callable[[Any, Any], Any] | None

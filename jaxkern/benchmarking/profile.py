@@ -12,11 +12,12 @@ import numpy as np
 
 from jaxkern.benchmarking.callee import Callee, name_of
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 from jaxkern.core.arguments import real_number, whole_number
 from jaxkern.core.compile_clock import CompileClock
+from jaxkern.core.quantities import duration
 
 MOST_CALLS = 10_000
 

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 from jaxkern.benchmarking.utilization import DeviceSampler
 from jaxkern.core.arguments import whole_number
+from jaxkern.core.quantities import duration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import jax
 
 from jaxkern.benchmarking.hlo_scopes import read_scopes
-from jaxkern.benchmarking.measurement import duration
+from jaxkern.core.quantities import duration
 
 _NANOSECOND = 1e-9
 

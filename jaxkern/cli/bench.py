@@ -95,8 +95,8 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
 
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
-    from jaxkern.benchmarking.measurement import duration
     from jaxkern.benchmarking.samples import LEAST_SAMPLES
+    from jaxkern.core.quantities import duration
 
     timed = [result for result in results if "speedup" in result]
     # All cases have as many rounds.

@@ -214,7 +214,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> None:
-    from jaxkern.benchmarking.measurement import duration
+    from jaxkern.core.quantities import duration
 
     total = recorded.seconds
     rows = [

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
 from jaxkern.image.plan import Layout, Operands, Plan
-from jaxkern.random import _epoch_key, _fold_records, _halves
 
 # Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -103,7 +103,7 @@ class ChainProducer:
         padded[:count] = records
         with jax.default_device(_cpu()):
             drawn = [
-                self._drawing.sample(self._key, *_halves(block, "records", rank=1))
+                self._drawing.sample(self._key, *high_low(block, "records", rank=1))
                 for block in padded.reshape(-1, _BLOCK)
             ]
         return _per_record([_joined(blocks) for blocks in zip(*drawn, strict=True)], count)
@@ -166,7 +166,7 @@ class _Drawing:
         self.sample = jax.jit(trace)
 
     def _draw(self, key: Any, high: Any, low: Any) -> Params:
-        keys = _fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
         return self._aug.sample(
             keys if self._derive is None else self._derive(keys), self._image.shape[:2]
         )
@@ -188,7 +188,7 @@ _drawing = functools.lru_cache(maxsize=32)(_Drawing)
 
 def _key_data(seed: int, epoch: int) -> np.ndarray:
     with jax.default_device(_cpu()):
-        return np.asarray(jax.random.key_data(_epoch_key(seed, epoch)))
+        return np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
 
 
 @functools.cache

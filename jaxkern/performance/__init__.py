@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from jaxkern.performance.auditing import Audit as Audit
     from jaxkern.performance.auditing import Finding as Finding
     from jaxkern.performance.auditing import audit as audit
+    from jaxkern.performance.batch_size import BatchMeasurement as BatchMeasurement
+    from jaxkern.performance.batch_size import BatchSizeRecommendation as BatchSizeRecommendation
+    from jaxkern.performance.batch_size import (
+        get_batch_size_recommendation as get_batch_size_recommendation,
+    )
     from jaxkern.performance.buckets import Buckets as Buckets
     from jaxkern.performance.buckets import bucket_shapes as bucket_shapes
     from jaxkern.performance.buckets import pad_to as pad_to
@@ -48,6 +53,11 @@ _MODULES = {
     "jaxkern.performance.accumulation": ("accumulate_gradients",),
     "jaxkern.performance.allocator": ("tune_host_allocator",),
     "jaxkern.performance.auditing": ("Audit", "Finding", "audit"),
+    "jaxkern.performance.batch_size": (
+        "BatchMeasurement",
+        "BatchSizeRecommendation",
+        "get_batch_size_recommendation",
+    ),
     "jaxkern.performance.buckets": ("Buckets", "bucket_shapes", "pad_to"),
     "jaxkern.performance.cache": (
         "CacheReport",

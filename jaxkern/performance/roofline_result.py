@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxkern.core.ceilings import Ceilings
+from jaxkern.core.quantities import duration, scaled
 
 Bottleneck = Literal["compute", "memory"]
 
@@ -194,14 +195,14 @@ class Roofline:
         lines = [
             f"roofline of {self.name} on {where} ({self.ceilings.device})",
             "",
-            f"  {'time':<12}{_seconds(here.time)} ({self.statistic} of {len(self.times)})",
-            f"  {'operations':<12}{_scaled(here.flops, 'FLOP')}",
-            f"  {'bytes':<12}{_scaled(here.bytes, 'B')}",
+            f"  {'time':<12}{duration(here.time)} ({self.statistic} of {len(self.times)})",
+            f"  {'operations':<12}{scaled(here.flops, 'FLOP')}",
+            f"  {'bytes':<12}{scaled(here.bytes, 'B')}",
             f"  {'intensity':<12}{_number(here.intensity)} FLOP/B; the roof's corner is at "
             f"{rates.flops(self.dtype) / rates.bandwidth:.3g}",
             f"  {'bottleneck':<12}{here.bottleneck}",
-            f"  {'achieved':<12}{_scaled(here.achieved, here.unit)}",
-            f"  {'ceiling':<12}{_scaled(here.ceiling, here.unit)}",
+            f"  {'achieved':<12}{scaled(here.achieved, here.unit)}",
+            f"  {'ceiling':<12}{scaled(here.ceiling, here.unit)}",
             f"  {'efficiency':<12}{_percent(here.efficiency)}",
             f"  {'counted by':<12}{self.counted}",
         ]
@@ -233,10 +234,10 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
         (
             row.name,
             "unknown" if row.count is None else str(row.count),
-            _seconds(row.seconds),
+            duration(row.seconds),
             _percent(row.share),
             _number(row.placement.intensity),
-            _scaled(row.placement.achieved, row.placement.unit),
+            scaled(row.placement.achieved, row.placement.unit),
             _percent(row.placement.efficiency),
             row.placement.bottleneck,
             "native" if row.reason is None else "in pure JAX",
@@ -249,22 +250,6 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in (head, *body)
     ]
-
-
-def _scaled(value: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def _seconds(value: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
 
 
 def _number(value: float | None) -> str:

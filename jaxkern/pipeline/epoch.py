@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import described, note, notes_of
+from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, Vertex
 from jaxkern.pipeline.native import NativeWork, native_work
@@ -19,7 +20,6 @@ from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
 from jaxkern.pipeline.program import Joint, Program, Salt, Unit, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
-from jaxkern.random import _epoch_key
 
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
@@ -140,7 +140,7 @@ class Epoch:
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan = plan
         self.number = number
-        key = _epoch_key(plan.stream.seed, number)
+        key = epoch_key(plan.stream.seed, number)
         #: uint32 [2], the data of the key that the records' keys are folded from
         self.key = np.asarray(jax.random.key_data(key))
         self._orders: dict[tuple[Any, ...], EpochOrder] = {}

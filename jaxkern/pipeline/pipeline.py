@@ -230,10 +230,11 @@ class Pipeline:
 
         Without a record: a Compose that is not told to run on the device or the host is timed in
         both places, with the batches of an epoch and the pipeline's own workers, for some seconds;
-        from then on it runs where batches came faster. Iterating does the same by itself where the
-        device is not the CPU and there is one process. What a GPU and the CPU compute may differ in
-        the last bits, so that a state names the place, and a resumed pipeline takes it from there;
-        say ``on=`` for bits that no timing decides.
+        from then on it runs where batches came faster, except that native threads keep what they
+        can do on the CPU, however busy it was meanwhile. Iterating does the same by itself where
+        the device is not the CPU and there is one process. What a GPU and the CPU compute may
+        differ in the last bits, so that a state names the place, and a resumed pipeline takes it
+        from there; say ``on=`` for bits that no timing decides.
 
         With a record: it is replayed in its own batch and shown behind every node, so that the last
         stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
@@ -262,13 +263,16 @@ class Pipeline:
     def _plan(self) -> Plan:
         if self._ready is None:
             self._ready = Plan(self._output, "host")
-            on_cpu = self._platform == "cpu"
-            # On the CPU both places give the same bits, and native threads save a pass over the
-            # images. Several processes would each measure something else.
-            self._decided = on_cpu or jax.process_count() > 1
-            if self._ready.placement is not None and not (on_cpu and self._ready.native):
+            # Several processes would each measure something else.
+            self._decided = self._platform == "cpu" or jax.process_count() > 1
+            if self._ready.placement is not None and not self._native_keep(self._ready):
                 self._ready = Plan(self._output, "device")
         return self._ready
+
+    def _native_keep(self, host: Plan) -> bool:
+        """On the CPU both places give the same bits, and native threads save a pass over the
+        images: no timing, which other work can upset, takes it from them."""
+        return self._platform == "cpu" and host.native is not None
 
     @property
     def _platform(self) -> str:
@@ -305,12 +309,13 @@ class Pipeline:
             self._replan("host")
 
     def _measure(self) -> dict[Placement, float]:
-        """Seconds of a batch in each place; the faster one's plan is the pipeline's from now on."""
+        """Seconds of a batch in each place, one of which is the pipeline's from now on."""
         plans: dict[Placement, Plan] = {"device": Plan(self._output, "device")}
         if cpu_device() is not None:
             plans["host"] = Plan(self._output, "host")
         seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
-        self._ready = plans[min(plans, key=lambda place: seconds[place])]
+        kept = "host" in plans and self._native_keep(plans["host"])
+        self._ready = plans["host" if kept else min(plans, key=lambda place: seconds[place])]
         self._decided = True
         return seconds
 

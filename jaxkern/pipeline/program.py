@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import note
+from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Vertex
 from jaxkern.pipeline.nodes import merged
 from jaxkern.pipeline.rows import Data
-from jaxkern.random import _fold_records
 
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch, Plan
@@ -177,7 +177,7 @@ class Program:
             if node.stochastic:
                 if keys is None:
                     first = jax.random.wrap_key_data(key, impl="threefry2x32")
-                    keys = _fold_records(first, records[:, 0], records[:, 1])
+                    keys = fold_records(first, records[:, 0], records[:, 1])
                 given = self._plan.keys_for(vertex, keys)
             try:
                 result = node.apply_batch(batches[0], given)

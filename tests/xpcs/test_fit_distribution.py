@@ -15,7 +15,7 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.input import open_data
+from jaxkern.xpcs.fitting.input import open_data
 
 N = 64
 

@@ -16,8 +16,8 @@ import two_time_oracle as oracle
 from two_time_problems import PARAMS, PHI, assert_normalized, assert_scaled, flow, measured
 
 from jaxkern import xpcs
-from jaxkern.xpcs import ops
-from jaxkern.xpcs.normal import LOSSES
+from jaxkern.xpcs.model import ops
+from jaxkern.xpcs.model.normal import LOSSES
 
 pytestmark = pytest.mark.usefixtures("x64", "backend")
 CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
