@@ -92,7 +92,7 @@ class Evaluation:
             problem.bad,
             problem.streaming,
             after_chunk=self._after_chunk,
-            advance=problem.progress.advance,
+            advance=problem.progress.update,
         )
         self._served = 0
         self._excluded_before = 0

@@ -303,38 +303,27 @@ def normal_equations(
                 "for each"
             )
     turn = checks.f_scale_of(f_scale, dtype)
-    arrays = (params, contrast, offset, measured, deviations, keep, turn, quantization)
-    ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
+    ne: NormalEquations = _normal_equations(
+        model,
+        scaling,
+        params,
+        contrast,
+        offset,
+        measured,
+        deviations,
+        symmetric=symmetric,
+        keep=keep,
+        loss=loss,
+        f_scale=turn,
+        quantization=quantization,
+    )
     return ne
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("symmetric", "loss"))
 def _normal_equations(
-    model: Model,
-    scaling: str,
-    symmetric: bool | str,
-    loss: str,
-    params: Any,
-    contrast: Any,
-    offset: Any,
-    data: Any,
-    sigma: Any,
-    keep: Any,
-    f_scale: Any,
-    quantization: Any,
+    model: Model, scaling: str, params: Any, contrast: Any, *operands: Any, **options: Any
 ) -> NormalEquations:
     tables = model.tables(params)
-    state = accumulate(
-        tables,
-        contrast,
-        offset,
-        data,
-        sigma,
-        shear_power=model.shear_power,
-        keep=keep,
-        loss=loss,
-        f_scale=f_scale,
-        symmetric=symmetric,
-        quantization=quantization,
-    )
+    state = accumulate(tables, contrast, *operands, shear_power=model.shear_power, **options)
     return assemble(state, tables, contrast, scaling)
