@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 
@@ -18,14 +19,13 @@ def get_include() -> str:
       >>> os.path.exists(os.path.join(jk.get_include(), "jaxkern", "core", "ffi.h"))
       True
     """
-    import jaxkern
-
     # An editable installation has the Python files in the source tree and the rest elsewhere.
-    for root in map(Path, jaxkern.__path__):
+    folders = list(sys.modules["jaxkern"].__path__)
+    for root in map(Path, folders):
         if (root / "include" / "jaxkern" / "core" / "ffi.h").exists():
             return str(root / "include")
     raise FileNotFoundError(
-        f"no jaxkern headers below {list(jaxkern.__path__)}: install the package (pip install .) "
+        f"no jaxkern headers below {folders}: install the package (pip install .) "
         "instead of importing its source tree"
     )
 

@@ -29,7 +29,7 @@ def fingerprint_of(
     """
     import scipy
 
-    from jaxkern import __version__
+    from jaxkern.core.version import __version__
 
     model, data, layout, noise = problem.model, problem.data, problem.layout, problem.noise
     geometry, sample = model.geometry, data.sample
