@@ -18,7 +18,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.fitting.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fitting.fingerprint import fingerprint_of
 from jaxkern.xpcs.fitting.input import open_data
-from jaxkern.xpcs.fitting.jackknife import check_errors, independent, jackknife
+from jaxkern.xpcs.fitting.jackknife import ERRORS, independent, jackknife
 from jaxkern.xpcs.fitting.noise import resolve_frames, resolve_noise
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import (
@@ -146,7 +146,8 @@ def fit(
         max_nfev = whole_number("max_nfev", max_nfev, 1)
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
-    check_errors(errors)
+    if errors not in ERRORS:
+        raise ValueError(f"errors is {errors!r}; wanted one of {', '.join(ERRORS)}")
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
     if not isinstance(model, Model):

@@ -78,8 +78,7 @@ def accumulate(
 
     Args:
       tables: a model's `Tables`.
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
       sigma: standard deviations: one number, [n_phi], or the shape of the data.
       shear_power: 0, 2 or 4.
@@ -262,8 +261,7 @@ def normal_equations(
     Args:
       model: a `Model` with p parameters.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
       scaling: "individual" (2 n_phi + p parameters), "constant" (2 + p; contrast and offset are one
