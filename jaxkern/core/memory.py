@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jaxkern.core import cgroups
 from jaxkern.core.arguments import decimal
 
 GIB = 2**30
@@ -34,36 +35,15 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_bytes(
-    root: Path = Path("/sys/fs/cgroup"), process: str = "/proc/self/cgroup"
-) -> list[int]:
-    """Limits of this process's cgroups and of those above them, versions 2 and 1."""
-    try:
-        lines = Path(process).read_text().splitlines()
-    except OSError:
-        return []
-    found: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                text = "max"
-            # Version 1 writes a number beyond any memory where there is no limit.
-            limit = decimal(text)
-            if limit is not None and limit < 2**60:
-                found.append(limit)
-            if place == base:
-                break
-    return found
+def _cgroup_bytes(root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> list[int]:
+    """Limits of this process's control groups and of those above them, versions 2 and 1."""
+    texts = (
+        cgroups.told(folder, "memory.max", "memory.limit_in_bytes")
+        for folder in cgroups.groups("memory", root, membership)
+    )
+    limits = (decimal(text) for text in texts)
+    # Version 1 writes a number beyond any memory where there is no limit.
+    return [limit for limit in limits if limit is not None and limit < 2**60]
 
 
 def _slurm_bytes() -> list[int]:
