@@ -20,7 +20,7 @@ from gpu_harness import Case, copy_rate, timed, write
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import Dtype, Filter, Layout, Operands, Plan, Segment, jax_dtype
+from jaxkern.image.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment, jax_dtype
 
 SIDE, SIZE = 256, 224
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
@@ -36,7 +36,7 @@ def chain_case(
 ) -> Case:
     """Random resized crop, flip and normalize; the whole image where nothing is resampled."""
     size = SIDE if filter_ is Filter.NONE else SIZE
-    plan = Plan((Segment(filter_, size, size),), 3, Dtype.U8, output, layout)
+    plan = ChainPlan((Segment(filter_, size, size),), 3, Dtype.U8, output, layout)
     crop = jk.image.RandomResizedCrop(SIZE)
     made, moved = [], 0
     for k in range(sets):

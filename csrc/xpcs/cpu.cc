@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "xpcs/levels.h"
 
@@ -112,20 +111,6 @@ void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>
   for (size_t u = 0; u < units.size(); ++u) {
     for (int c = 0; c < 2; ++c) sums[units[u].angle][c] += shares[2 * u + c];
   }
-}
-
-double point(const PointWork& work, const int32_t index[3]) {
-  const int64_t angle = index[0], i = index[1], j = index[2];
-  if (angle < 0 || angle >= work.angles || i < 0 || i >= work.n || j < 0 || j >= work.n) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  double f = std::exp(-2 * std::abs(work.a[i] - work.a[j]));
-  if (work.power != 0) {
-    const double x = work.x[angle * work.n + i] - work.x[angle * work.n + j];
-    const double sinc = std::abs(x) < kSeriesBelow ? sinc_series(x) : std::sin(x) / x;
-    f *= work.power == 2 ? shear_factor<2>(sinc) : shear_factor<4>(sinc);
-  }
-  return work.offset[angle] + work.contrast[angle] * f;
 }
 
 }  // namespace jaxkern::xpcs

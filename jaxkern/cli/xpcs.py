@@ -83,12 +83,10 @@ def run(chosen: argparse.Namespace) -> int:
         if error.name is None or error.name.startswith("jaxkern"):
             raise
         print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except RuntimeError as error:
+    except (ValueError, OSError, RuntimeError) as error:
         from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 
-        if not isinstance(error, CheckpointError):
+        if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
             raise
         print(f"error: {error}", file=sys.stderr)
     return 2

@@ -2,7 +2,8 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
-from jaxkern.xpcs.files.aps import ApsData, ApsFile, ApsFormatError, load_aps
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps_entries import ApsFormatError
 from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.files.prepare import (
     Prepared,
@@ -31,8 +32,8 @@ from jaxkern.xpcs.model.normal import (
     accumulate,
     assemble,
     normal_equations,
-    state_size,
 )
+from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 

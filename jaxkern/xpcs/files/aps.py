@@ -34,8 +34,6 @@ from jaxkern.xpcs.files.aps_entries import LAYOUTS, ApsFormatError, find_layout,
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["LAYOUTS", "ApsData", "ApsFile", "ApsFormatError", "load_aps"]
-
 Array = NDArray[Any]
 
 # Rows that are read or written at a time where the whole matrix is wanted.
@@ -101,8 +99,8 @@ class ApsFile:
         self._file = _open(self.path)
         try:
             with _damage_told(self.path):
-                self.layout = find_layout(self._file, self.path, layout)
-                entries = read_entries(self._file, self.path, self.layout)
+                self.layout = find_layout(self._file, layout)
+                entries = read_entries(self._file, self.layout)
         except BaseException:
             self._file.close()
             raise
@@ -218,11 +216,11 @@ def _open(path: Path) -> h5py.File:
 
 @contextlib.contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
-    """What h5py raises where groups, links or headers cannot be read, as one kind of error."""
+    """Errors with the path, also what h5py raises where groups, links or headers cannot be read."""
     try:
         yield
-    except ApsFormatError:
-        raise
+    except ApsFormatError as error:
+        raise ApsFormatError(f"{path}: {error}") from None
     except (KeyError, OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         reason = error.args[0] if error.args else error
         raise ApsFormatError(

@@ -61,14 +61,12 @@ def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
         "fingerprint": np.frombuffer(json.dumps(fingerprint, sort_keys=True).encode(), np.uint8),
         "excluded": np.array(log.excluded, np.int64).reshape(-1, 2),
         "earlier": np.int64(log.earlier),
+        "points": np.array(log.points),
+        "states": np.array(log.states),
+        "extra": np.array(log.extra),
     }
     if log.start is not None:
         arrays["start"] = log.start
-    if log.points:
-        arrays["points"] = np.stack(log.points)
-        arrays["states"] = np.stack(log.states)
-    if log.extra:
-        arrays["extra"] = np.stack(log.extra)
     if log.partial is not None:
         arrays["partial_x"] = log.partial.x
         arrays["partial_states"] = log.partial.states
@@ -134,12 +132,10 @@ def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
             excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
             start=arrays.get("start"),
             earlier=int(arrays["earlier"]),
+            points=list(arrays["points"]),
+            states=list(arrays["states"]),
+            extra=list(arrays["extra"]),
         )
-        if "points" in arrays:
-            log.points = list(arrays["points"])
-            log.states = list(arrays["states"])
-        if "extra" in arrays:
-            log.extra = list(arrays["extra"])
         if "partial_x" in arrays:
             log.partial = PartialPass(
                 arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.fitting.checkpoint import digest
 from jaxkern.xpcs.fitting.noise import Noise
-from jaxkern.xpcs.fitting.starting import RowSample
+from jaxkern.xpcs.fitting.starting import RowSample, rows_of
 from jaxkern.xpcs.model.models import Model
 
 
@@ -41,7 +39,7 @@ def fingerprint_of(
     native = registry.module("cpu")
     sigma: Any = noise.per_angle
     if sigma is None:
-        sigma = _sampled(noise.sigma, sample.rows)
+        sigma = rows_of(noise.sigma, sample.rows)
     return {
         "data": [list(shape), np.dtype(dtype).str, digest(sample.rows, sample.values)],
         "frames": digest(sample.good),
@@ -60,17 +58,6 @@ def fingerprint_of(
         "backend": [current_backend(), jax.default_backend()],
         "simd": native.simd_level() if native is not None else None,
     }
-
-
-def _sampled(source: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
-    """Rows of every angle of a source; zeros for one that cannot be read."""
-    n_phi, n, _ = source.shape
-    found = np.zeros((n_phi, len(rows), n))
-    for angle in range(n_phi):
-        for place, row in enumerate(map(int, rows)):
-            with contextlib.suppress(OSError):
-                found[angle, place] = source.read(angle, row, row + 1)[0]
-    return found
 
 
 def _plain(value: Any) -> Any:

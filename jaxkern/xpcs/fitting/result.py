@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,6 @@ class FitResult:
     costs: tuple[float, ...]
     warnings: tuple[str, ...] = ()
     start_costs: tuple[float, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
     pcov_independent: Array = field(default_factory=lambda: np.zeros((0, 0)))
     errors: str = "independent"
     error_passes: int = 0

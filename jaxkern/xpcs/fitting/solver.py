@@ -55,11 +55,10 @@ class Solution:
     status: int
     message: str
     nfev: int
-    optimality: float
     costs: tuple[float, ...]  # of the evaluated points, in order
 
 
-def _normalized(jtj: Array) -> tuple[Array, Array]:
+def normalized(jtj: Array) -> tuple[Array, Array]:
     """jtj with unit diagonal, and the column norms that were divided out (1 for a zero column)."""
     norms = np.sqrt(np.maximum(np.diag(jtj), 0.0))
     norms = np.where(norms > 0, norms, 1.0)
@@ -79,16 +78,16 @@ def compress(point: NormalPoint) -> tuple[Array, Array]:
     and directions that the data do not determine get zero rows.
     """
     size = len(point.jtr)
-    normalized, norms = _normalized(point.jtj)
+    scaled, norms = normalized(point.jtj)
     gradient = point.jtr / norms
     try:
-        lower = np.linalg.cholesky(normalized)
+        lower = np.linalg.cholesky(scaled)
         if np.diag(lower).min() ** 2 < rank_threshold(size):
             raise np.linalg.LinAlgError
         factor = lower.T
         head = -np.linalg.solve(lower, gradient)
     except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(normalized)
+        values, vectors = np.linalg.eigh(scaled)
         kept = values > rank_threshold(size) * values[-1]
         root = np.sqrt(np.where(kept, values, 0.0))
         factor = root[:, None] * vectors.T
@@ -198,7 +197,6 @@ def solve(
         status=int(found.status),
         message=str(found.message),
         nfev=len(problem.costs),
-        optimality=float(found.optimality),
         costs=tuple(problem.costs),
     )
 
@@ -226,8 +224,8 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     inverse = np.zeros((full, full))
     if free.size == 0:
         return Covariance(inverse, (), ())
-    normalized, norms = _normalized(jtj[np.ix_(free, free)])
-    values, vectors = np.linalg.eigh(normalized)
+    unit, norms = normalized(jtj[np.ix_(free, free)])
+    values, vectors = np.linalg.eigh(unit)
     null = values <= 10 * rank_threshold(len(free)) * max(values[-1], np.finfo(float).tiny)
     scaled = np.where(null, 0.0, 1.0 / np.where(null, 1.0, values))
     part = (vectors * scaled) @ vectors.T / norms[:, None] / norms[None, :]

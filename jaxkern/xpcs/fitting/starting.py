@@ -6,8 +6,10 @@ follow each other.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +63,17 @@ def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -
                 continue
             found[angle, place : place + 3] = values(source, band)
     return RowSample(rows, found, frames)
+
+
+def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
+    """Rows [n_phi, len(rows), n] of every angle of a source; zeros for one that cannot be read."""
+    n_phi, n, _ = source.shape
+    found = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for place, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                found[angle, place] = source.read(angle, row, row + 1)[0]
+    return found
 
 
 def estimate_sigma(sample: RowSample) -> Array:
@@ -173,41 +186,3 @@ def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20)
                 upper = upper + a[row] * np.dot(bits[row + 1 :], b[row + 1 :])
                 lower = lower + b[row] * np.dot(bits[:row], a[:row])
     return bool(upper == lower)
-
-
-@dataclass(frozen=True)
-class ResidualCheck:
-    """Correlation of neighbouring residuals, over the sampled rows."""
-
-    autocorrelation: float
-    count: int
-
-    @property
-    def suspicious(self) -> bool:
-        return self.count > 0 and self.autocorrelation > max(0.05, 6.0 / np.sqrt(self.count))
-
-
-def check_residuals(sample: RowSample, fitted: Array, sigma: Array) -> ResidualCheck:
-    """Lag-one autocorrelation along the rows of (values - fitted) / sigma.
-
-    Args:
-      sample: the bands of rows.
-      fitted: the model at the same points.
-      sigma: what divides the residuals, broadcast to the values' shape.
-    """
-    lag = np.abs(np.arange(sample.values.shape[2])[None, :] - sample.rows[:, None])
-    counts = sample.good[None, :] & sample.good[sample.rows][:, None] & (lag > 0)
-    sigma = np.broadcast_to(sigma, sample.values.shape)
-    usable = counts[None] & np.isfinite(sample.values) & (sigma > 1e-10)
-    residual = np.where(usable, sample.values - fitted, 0.0) / np.where(usable, sigma, 1.0)
-    # Squares of what a flipped bit makes of a number shall not overflow.
-    residual = np.clip(residual, -1e100, 1e100)
-    pairs = usable[:, :, 1:] & usable[:, :, :-1]
-    # Mirrored points are the same number: only those above the diagonal.
-    pairs &= (np.arange(1, residual.shape[2])[None, :] - 1 > sample.rows[:, None])[None]
-    count = int(pairs.sum())
-    power = float((residual[:, :, 1:] ** 2)[pairs].sum())
-    if count < 100 or power == 0.0:
-        return ResidualCheck(0.0, 0)
-    product = float((residual[:, :, 1:] * residual[:, :, :-1])[pairs].sum())
-    return ResidualCheck(product / power, count)
