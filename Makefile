@@ -14,7 +14,7 @@ SOURCES := $(shell find csrc jaxkern -name __pycache__ -prune -o -print) CMakeLi
 # From outside the tree and without the working directory on the path: only the wheel is importable.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
-CPP := $$(git ls-files '*.h' '*.cc' '*.cu' '*.inc')
+CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo train test test-slow test-all train-check bench bench-all bench-ops bench-streaming bench-native \
 	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
@@ -111,10 +111,15 @@ lint: $(VENV)/bin/python
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
-docs: EXTRA = docs
+# The pages without a warning, and the examples of all docstrings; code in pages runs in the tests.
+docs: EXTRA = docs,test
 docs: install
 	$(BIN)/python -P -m sphinx -W --keep-going -q -b html docs build/docs
+	mkdir -p build/outside
+	cd build/outside && XLA_FLAGS=--xla_force_host_platform_device_count=4 \
+		$(PYTEST) --doctest-modules --pyargs jaxkern $(TESTFLAGS)
 
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output

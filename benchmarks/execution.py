@@ -194,7 +194,7 @@ def main() -> None:
         "|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
-        verdict = "reached" if row["added_us"] <= row["bar_us"] else "**above**"
+        verdict = harness.at_most(row["added_us"], row["bar_us"])
         low, high = row["quartiles_us"]
         lines.append(
             f"| {row['what']} | {row['ours_us']:.2f} | {row['theirs_us']:.2f} "
@@ -206,11 +206,7 @@ def main() -> None:
     print(text)
     if quick:
         return
-    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
-    record = {"machine": machine, "versions": versions, "rows": rows, "graph_ratio": ratio}
-    head = harness.conditions(machine, versions)
-    path = harness.write("execution", record, f"# Execution\n\n{head}. Medians.\n\n{text}\n")
-    print(f"wrote {path}")
+    harness.write("execution", "Execution", text, {"rows": rows, "graph_ratio": ratio})
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from jaxkern.core import registry as _registry
 from jaxkern.core.backend import backend as backend
 from jaxkern.core.cost import Cost as Cost
-from jaxkern.core.doctor import doctor as doctor
 from jaxkern.core.op import Op as Op
 from jaxkern.core.paths import get_include as get_include
 from jaxkern.core.registry import export_targets as export_targets
 from jaxkern.core.registry import load as load_library
+from jaxkern.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxkern import benchmarking as benchmarking
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from jaxkern import ring as ring
     from jaxkern import testing as testing
     from jaxkern import xpcs as xpcs
+    from jaxkern.device.doctor import doctor as doctor
+    from jaxkern.performance import (
+        get_batch_size_recommendation as get_batch_size_recommendation,
+    )
     from jaxkern.pipeline import DevicePlacement as DevicePlacement
     from jaxkern.pipeline import ElementOperator as ElementOperator
     from jaxkern.pipeline import ElementOperatorConfig as ElementOperatorConfig
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
     from jaxkern.pipeline import from_source as from_source
-    from jaxkern.pipeline import (
-        get_batch_size_recommendation as get_batch_size_recommendation,
-    )
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
-__version__ = "0.1.0"
 __all__ = [
     "Cost",
     "DevicePlacement",
@@ -84,28 +84,29 @@ _DOMAINS = (
     "testing",
     "xpcs",
 )
-_PIPELINE = (
-    "DevicePlacement",
-    "ElementOperator",
-    "ElementOperatorConfig",
-    "OperatorNode",
-    "Pipeline",
-    "from_source",
-    "get_batch_size_recommendation",
-    "prefetch_to_device",
-)
+_HOMES = {
+    "DevicePlacement": "pipeline",
+    "ElementOperator": "pipeline",
+    "ElementOperatorConfig": "pipeline",
+    "OperatorNode": "pipeline",
+    "Pipeline": "pipeline",
+    "doctor": "device.doctor",
+    "from_source": "pipeline",
+    "get_batch_size_recommendation": "performance",
+    "prefetch_to_device": "pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _DOMAINS:
         return importlib.import_module(f"jaxkern.{name}")
-    if name in _PIPELINE:
-        return getattr(importlib.import_module("jaxkern.pipeline"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jaxkern.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'jaxkern' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DOMAINS, *_PIPELINE})
+    return sorted({*globals(), *_DOMAINS, *_HOMES})
 
 
 _registry.load_own()

@@ -5,30 +5,23 @@
 #include "core/module.h"
 #include "core/simd_level.h"
 #include "image/bind.h"
-#include "image/handlers.h"
+#include "image/ops.h"
 #include "performance/bind.h"
 #include "ring/bind.h"
-#include "ring/handlers.h"
-#include "xpcs/handlers.h"
+#include "ring/ops.h"
+#include "xpcs/ops.h"
 
 namespace nb = nanobind;
-using jaxkern::add_handler;
 
 namespace {
 
 nb::dict registrations() {
   nb::dict table;
-  add_handler<JaxkernImageChainCpu>(table, "jaxkern.image_chain.v1");
-  add_handler<JaxkernImageChainRaggedCpu>(table, "jaxkern.image_chain_ragged.v1");
-  add_handler<JaxkernImageMixCpu>(table, "jaxkern.image_mix.v1");
-  add_handler<JaxkernRingPopCpu>(table, "jaxkern.ring_pop.v1");
-  add_handler<JaxkernRingPushCpu>(table, "jaxkern.ring_push.v1");
-  add_handler<JaxkernTwoTimeG2Cpu>(table, "jaxkern.two_time_g2.v1");
-  add_handler<JaxkernTwoTimeG2TangentCpu>(table, "jaxkern.two_time_g2_tangent.v1");
-  add_handler<JaxkernTwoTimeG2CotangentCpu>(table, "jaxkern.two_time_g2_cotangent.v1");
-  add_handler<JaxkernTwoTimeResidualCpu>(table, "jaxkern.two_time_residual.v1");
-  add_handler<JaxkernTwoTimeG2AtCpu>(table, "jaxkern.two_time_g2_at.v1");
-  add_handler<JaxkernTwoTimeNormalEquationsCpu>(table, "jaxkern.two_time_normal_equations.v1");
+#define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cpu>(table, target);
+  JAXKERN_IMAGE_OPS(JAXKERN_ADD)
+  JAXKERN_RING_OPS(JAXKERN_ADD)
+  JAXKERN_XPCS_OPS(JAXKERN_ADD)
+#undef JAXKERN_ADD
   return table;
 }
 

@@ -4,29 +4,23 @@
 #include <cstring>
 
 #include "core/module.h"
-#include "image/cuda_handlers.h"
+#include "image/ops.h"
 #include "performance/bind.h"
-#include "ring/cuda_handlers.h"
-#include "xpcs/cuda_handlers.h"
+#include "ring/cuda_module.h"
+#include "ring/ops.h"
+#include "xpcs/ops.h"
 
 namespace nb = nanobind;
-using jaxkern::add_handler;
 
 namespace {
 
 nb::dict registrations() {
   nb::dict table;
-  add_handler<JaxkernImageChainCuda>(table, "jaxkern.image_chain.v1");
-  add_handler<JaxkernImageChainRaggedCuda>(table, "jaxkern.image_chain_ragged.v1");
-  add_handler<JaxkernImageMixCuda>(table, "jaxkern.image_mix.v1");
-  add_handler<JaxkernRingPopCuda>(table, "jaxkern.ring_pop.v1");
-  add_handler<JaxkernRingPushCuda>(table, "jaxkern.ring_push.v1");
-  add_handler<JaxkernTwoTimeG2Cuda>(table, "jaxkern.two_time_g2.v1");
-  add_handler<JaxkernTwoTimeG2TangentCuda>(table, "jaxkern.two_time_g2_tangent.v1");
-  add_handler<JaxkernTwoTimeG2CotangentCuda>(table, "jaxkern.two_time_g2_cotangent.v1");
-  add_handler<JaxkernTwoTimeResidualCuda>(table, "jaxkern.two_time_residual.v1");
-  add_handler<JaxkernTwoTimeG2AtCuda>(table, "jaxkern.two_time_g2_at.v1");
-  add_handler<JaxkernTwoTimeNormalEquationsCuda>(table, "jaxkern.two_time_normal_equations.v1");
+#define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cuda>(table, target);
+  JAXKERN_IMAGE_OPS(JAXKERN_ADD)
+  JAXKERN_RING_OPS(JAXKERN_ADD)
+  JAXKERN_XPCS_OPS(JAXKERN_ADD)
+#undef JAXKERN_ADD
   return table;
 }
 

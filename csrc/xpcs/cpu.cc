@@ -3,21 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "core/call_level.h"
 #include "xpcs/levels.h"
 
 namespace jaxkern::xpcs {
 namespace {
-
-void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state) {
-  JAXKERN_CALL_LEVEL(normal_block, work, row0, rows, state, thread_scratch<kScratchBytes>());
-}
-
-void matrix_block(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums) {
-  JAXKERN_CALL_LEVEL(matrix_block, op, work, row0, rows, sums, thread_scratch<kScratchBytes>());
-}
 
 int64_t blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
@@ -86,7 +76,8 @@ void normal_equations(const Executor& executor, const std::vector<NormalWork>& w
       const NormalWork& w = work[units[u].angle];
       const int64_t row = units[u].block * kRowBlock;
       normal_block(w, w.first_row + row, std::min(kRowBlock, w.rows - row),
-                   sums.data() + first[units[u].angle] + units[u].block * w.layout.size());
+                   sums.data() + first[units[u].angle] + units[u].block * w.layout.size(),
+                   thread_scratch<kScratchBytes>());
     }
   });
   for (size_t k = 0; k < work.size(); ++k) {
@@ -111,7 +102,8 @@ void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>
     for (int64_t u = begin; u < end; ++u) {
       const MatrixWork& w = work[units[u].angle];
       const int64_t row = units[u].block * kRowBlock;
-      matrix_block(op, w, row, std::min(kRowBlock, w.phases.n - row), shares.data() + 2 * u);
+      matrix_block(op, w, row, std::min(kRowBlock, w.phases.n - row), shares.data() + 2 * u,
+                   thread_scratch<kScratchBytes>());
     }
   });
   if (op != MatrixOp::kCotangent) return;
@@ -119,20 +111,6 @@ void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>
   for (size_t u = 0; u < units.size(); ++u) {
     for (int c = 0; c < 2; ++c) sums[units[u].angle][c] += shares[2 * u + c];
   }
-}
-
-double point(const PointWork& work, const int32_t index[3]) {
-  const int64_t angle = index[0], i = index[1], j = index[2];
-  if (angle < 0 || angle >= work.angles || i < 0 || i >= work.n || j < 0 || j >= work.n) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  double f = std::exp(-2 * std::abs(work.a[i] - work.a[j]));
-  if (work.power != 0) {
-    const double x = work.x[angle * work.n + i] - work.x[angle * work.n + j];
-    const double sinc = std::abs(x) < kSeriesBelow ? sinc_series(x) : std::sin(x) / x;
-    f *= work.power == 2 ? shear_factor<2>(sinc) : shear_factor<4>(sinc);
-  }
-  return work.offset[angle] + work.contrast[angle] * f;
 }
 
 }  // namespace jaxkern::xpcs

@@ -35,14 +35,6 @@ void normal_equations(const Executor& executor, const std::vector<NormalWork>& w
 void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
             double (*sums)[2] = nullptr);
 
-// g2 of the points index[m] = (angle, i, j), from the caller's arrays; NaN where one is outside.
-struct PointWork {
-  int64_t n = 0, angles = 0;
-  int32_t power = 4;
-  Reals a, x, contrast, offset;  // [n], [angles, n], [angles], [angles]
-};
-double point(const PointWork& work, const int32_t index[3]);
-
 }  // namespace jaxkern::xpcs
 
 #endif  // JAXKERN_XPCS_CPU_H_

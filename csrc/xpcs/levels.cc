@@ -3,31 +3,20 @@
 #include "xpcs/levels.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <type_traits>
 
-#include "core/half.h"
+#include "core/simd_target.h"
 #include "xpcs/arithmetic.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#ifndef JAXKERN_LEVEL
-#error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4>"
-#endif
 
 namespace jaxkern::xpcs::JAXKERN_LEVEL {
 namespace {
 
 // clang-format off: in order of use
-#include "xpcs/vector.inc"
-#include "xpcs/evaluate.inc"
-#include "xpcs/normal.inc"
-#include "xpcs/normal_rows.inc"
-#include "xpcs/matrix.inc"
+#include "core/simd-inl.h"
+#include "xpcs/evaluate-inl.h"
+#include "xpcs/normal-inl.h"
+#include "xpcs/normal_rows-inl.h"
+#include "xpcs/matrix-inl.h"
 // clang-format on
 
 static_assert(sizeof(NormalScratch) <= kScratchBytes && sizeof(MatrixScratch) <= kScratchBytes);

@@ -1,9 +1,10 @@
-// The entry points that levels.cc defines once per instruction-set level.
+// The loops that levels.cc defines once per instruction-set level.
 #ifndef JAXKERN_XPCS_LEVELS_H_
 #define JAXKERN_XPCS_LEVELS_H_
 
 #include <cstddef>
 
+#include "core/simd_dispatch.h"
 #include "xpcs/plan.h"
 
 namespace jaxkern::xpcs {
@@ -11,21 +12,13 @@ namespace jaxkern::xpcs {
 // Working memory of one thread, aligned to 64.
 constexpr size_t kScratchBytes = size_t{512} << 10;
 
-#define JAXKERN_DECLARE_LEVEL(level)                                                               \
-  namespace level {                                                                                \
-  /* The sums of rows [row0, row0 + rows) of the matrix, at most kRowBlock, into `state`. */       \
-  void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state,             \
-                    char* scratch);                                                                \
-  /* The same rows of a matrix op; sums[2] are the block's shares of the cotangent's scalars. */   \
-  void matrix_block(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums, \
-                    char* scratch);                                                                \
-  }
+// The sums of rows [row0, row0 + rows) of the matrix, at most kRowBlock, into `state`.
+JAXKERN_LEVEL_FUNCTION(void, normal_block, const NormalWork& work, int64_t row0, int64_t rows,
+                       double* state, char* scratch)
 
-JAXKERN_DECLARE_LEVEL(portable)
-JAXKERN_DECLARE_LEVEL(v2)
-JAXKERN_DECLARE_LEVEL(v3)
-JAXKERN_DECLARE_LEVEL(v4)
-#undef JAXKERN_DECLARE_LEVEL
+// The same rows of a matrix op; sums[2] are the block's shares of the cotangent's scalars.
+JAXKERN_LEVEL_FUNCTION(void, matrix_block, MatrixOp op, const MatrixWork& work, int64_t row0,
+                       int64_t rows, double* sums, char* scratch)
 
 }  // namespace jaxkern::xpcs
 

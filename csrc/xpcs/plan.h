@@ -24,6 +24,19 @@ struct Reals {
   }
 };
 
+// The values from element `first` on.
+JAXKERN_HD Reals reals_from(const void* data, bool single, int64_t first) {
+  return {static_cast<const char*>(data) + first * (single ? 4 : 8), single};
+}
+
+JAXKERN_HD void write_real(void* to, bool single, int64_t at, double value) {
+  if (single) {
+    static_cast<float*>(to)[at] = static_cast<float>(value);
+  } else {
+    static_cast<double*>(to)[at] = value;
+  }
+}
+
 // Tables of order n in double, each of n + kPadding values (zeros behind the end), from `prepare`.
 struct Phases {
   int64_t n = 0;

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxkern.benchmarking.resources import Resources
 from jaxkern.benchmarking.samples import Samples
+from jaxkern.core.quantities import duration
 
 Kind = Literal["call", "batch", "arm"]
 
@@ -141,18 +142,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def duration(seconds: float) -> str:
-    """Seconds with a unit that suits them, three digits.
-
-    >>> duration(0.00012345)
-    '123 us'
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
 
 
 def renamed(measured: Measurement, name: str) -> Measurement:

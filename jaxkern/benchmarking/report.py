@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, duration, plain
+from jaxkern.benchmarking.measurement import Measurement, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, ratio_of_medians
+from jaxkern.core.quantities import duration
 
 
 def report(

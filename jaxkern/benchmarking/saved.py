@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, duration, from_dict, plain
+from jaxkern.benchmarking.measurement import Measurement, from_dict, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
 from jaxkern.core.arguments import real_number
+from jaxkern.core.quantities import duration
 
 DIRECTORY = Path("benchmark-results")
 FORMAT = "jaxkern measurement, version 1"

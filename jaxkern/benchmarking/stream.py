@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement, duration
+from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 from jaxkern.benchmarking.utilization import DeviceSampler
 from jaxkern.core.arguments import whole_number
+from jaxkern.core.quantities import duration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class PipelineBenchmark:
 
     def run(self, pipeline_seed: int | None = None) -> PipelineResult:
         """Iterates and measures; with a seed, the stream's order and draws are that seed's."""
-        feed = _Feed(_seeded(self._stream, pipeline_seed))
+        feed = _Restarting(_seeded(self._stream, pipeline_seed))
         first: Any = None
         for _ in range(self._warmup):
             first = jax.block_until_ready(feed.next())
@@ -171,7 +172,7 @@ class PipelineBenchmark:
         )
 
 
-class _Feed:
+class _Restarting:
     """Batch after batch, from the stream's beginning again where it ends."""
 
     def __init__(self, stream: Any) -> None:

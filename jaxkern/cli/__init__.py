@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
-    from jaxkern.core.doctor import doctor
+    from jaxkern.device.doctor import doctor
 
     diagnosis = doctor()
     if chosen.json:

@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import bar_chart, print_json, print_table
+from jaxkern.benchmarking.plots import bar_chart
+from jaxkern.cli.output import print_json, print_table
 
 
 def add_parser(commands: Any) -> None:
@@ -95,8 +96,8 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
 
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
-    from jaxkern.benchmarking.measurement import duration
     from jaxkern.benchmarking.samples import LEAST_SAMPLES
+    from jaxkern.core.quantities import duration
 
     timed = [result for result in results if "speedup" in result]
     # All cases have as many rounds.

@@ -49,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _row(name: str, result: Any) -> list[str]:
-    from jaxkern.benchmarking.measurement import duration
+    from jaxkern.core.quantities import duration
 
     def figure(value: float | None, scale: float = 1.0) -> str:
         return "unknown" if value is None else f"{value / scale:.3g}"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxkern.cli.output import print_json
+from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis import Measurement
-    from jaxkern.xpcs.config import Config
+    from jaxkern.xpcs.analysis.config import Config
+    from jaxkern.xpcs.analysis.run import OpenMeasurement
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (
@@ -83,19 +83,17 @@ def run(chosen: argparse.Namespace) -> int:
         if error.name is None or error.name.startswith("jaxkern"):
             raise
         print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except RuntimeError as error:
-        from jaxkern.xpcs.checkpoint import CheckpointError
+    except (ValueError, OSError, RuntimeError) as error:
+        from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 
-        if not isinstance(error, CheckpointError):
+        if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
             raise
         print(f"error: {error}", file=sys.stderr)
     return 2
 
 
 def _config(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.config import template
+    from jaxkern.xpcs.analysis.config import template
 
     if chosen.path.exists() and not chosen.force:
         raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
@@ -110,7 +108,7 @@ def _config(chosen: argparse.Namespace) -> int:
 def _settings(chosen: argparse.Namespace) -> Config:
     """The file's settings with the flags' on top; threads and memory take effect here."""
     from jaxkern import performance
-    from jaxkern.xpcs.config import ConfigError, load_config
+    from jaxkern.xpcs.analysis.config import ConfigError, load_config
 
     overrides: dict[str, Any] = {}
     for _, setting, _ in _FLAGS:
@@ -139,18 +137,18 @@ def _settings(chosen: argparse.Namespace) -> Config:
 
 def _parsed(name: str, text: str) -> Any:
     """What a flag's text means as YAML."""
-    from jaxkern.xpcs.config import parse_yaml
+    from jaxkern.xpcs.analysis.config import parse_yaml
 
     shown = text if len(text) <= 60 else text[:57] + "..."
     return parse_yaml(text, f"{name} is {shown!r}, which")
 
 
 def _simulate(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
-    with _bar("simulating", "rows", chosen.quiet) as advance:
-        path, truth = analysis.simulate_data(config, chosen.config.parent, advance)
+    with ProgressBar(not chosen.quiet, "simulating", "rows") as bar:
+        path, truth = analysis.simulate_data(config, chosen.config.parent, bar.update)
     chosen.output_dir.mkdir(parents=True, exist_ok=True)
     written = analysis.save_truth(chosen.output_dir, truth)
     if chosen.json:
@@ -162,7 +160,7 @@ def _simulate(chosen: argparse.Namespace) -> int:
 
 
 def _fit(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
@@ -193,7 +191,7 @@ def _fit(chosen: argparse.Namespace) -> int:
 
 
 def _plot(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs import analysis
+    from jaxkern.xpcs.analysis import run as analysis
 
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
@@ -206,29 +204,9 @@ def _plot(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _print_measurement(measurement: Measurement, quiet: bool) -> None:
+def _print_measurement(measurement: OpenMeasurement, quiet: bool) -> None:
     """What was chosen of the file; what a user must know of it, also when the rest is quiet."""
     if not quiet:
         print(measurement.describe())
     for note in measurement.notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _bar(doing: str, what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr while that is a terminal; gives what advances it."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(doing),
-        BarColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {what}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -31,3 +31,17 @@ def flat_axes(axes: Any, tree: Any, mismatch: str) -> list[int | None]:
         if axis is not None and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
             raise TypeError(f"{axis!r} stands for an axis; wanted an integer, or None")
     return flat
+
+
+def rows_on(name: str, leaf: Any, axis: int) -> int:
+    """The rows of an array on an axis.
+
+    Raises: ValueError where it has no such axis.
+    """
+    shape = getattr(leaf, "shape", ())
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(
+            f"{name} has shape {tuple(shape)}; wanted rows on axis {axis}, or None in in_axes for "
+            "what has none"
+        )
+    return int(shape[axis])

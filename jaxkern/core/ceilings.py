@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
 from jaxkern.core.threads import num_threads
+from jaxkern.core.version import __version__
 
 # Of each kind of access and of arithmetic: the CPU has seven kinds, with one thread and with all.
 _PROBE_SECONDS = 0.12
@@ -209,7 +209,7 @@ def _cpu_identity(native: Any) -> dict[str, Any]:
         "threads": _threads(),
         # The machine's best, whatever level JAXKERN_SIMD forces on the kernels.
         "simd_level": native.simd_levels()[-1],
-        "jaxkern": _version(),
+        "jaxkern": __version__,
     }
 
 
@@ -219,12 +219,8 @@ def _gpu_identity(device: jax.Device) -> dict[str, Any]:
         "device": device.device_kind,
         "cpu": cpu_model(),
         "driver": registry.cuda_driver_version(),
-        "jaxkern": _version(),
+        "jaxkern": __version__,
     }
-
-
-def _version() -> str:
-    return str(sys.modules["jaxkern"].__version__)
 
 
 def _digest(identity: dict[str, Any]) -> str:

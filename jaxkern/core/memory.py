@@ -78,15 +78,20 @@ def _slurm_bytes() -> list[int]:
     return []
 
 
-def anonymous_bytes() -> int:
-    """RssAnon of this process: memory that is its own, without the pages of mapped files."""
+def status_bytes(field: str) -> int | None:
+    """A figure of this process in bytes, such as its ``VmRSS``; None where it is not told."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return 0
+    return None
+
+
+def anonymous_bytes() -> int:
+    """Memory that is this process's own, without the pages of mapped files."""
+    return status_bytes("RssAnon") or 0
 
 
 def available_bytes() -> int:

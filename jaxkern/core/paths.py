@@ -1,8 +1,10 @@
-"""Folders: of the C++ headers that other builds need, and of users."""
+"""Folders of the C++ headers and of users; files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 from pathlib import Path
 
 
@@ -17,14 +19,13 @@ def get_include() -> str:
       >>> os.path.exists(os.path.join(jk.get_include(), "jaxkern", "core", "ffi.h"))
       True
     """
-    import jaxkern
-
     # An editable installation has the Python files in the source tree and the rest elsewhere.
-    for root in map(Path, jaxkern.__path__):
+    folders = list(sys.modules["jaxkern"].__path__)
+    for root in map(Path, folders):
         if (root / "include" / "jaxkern" / "core" / "ffi.h").exists():
             return str(root / "include")
     raise FileNotFoundError(
-        f"no jaxkern headers below {list(jaxkern.__path__)}: install the package (pip install .) "
+        f"no jaxkern headers below {folders}: install the package (pip install .) "
         "instead of importing its source tree"
     )
 
@@ -43,3 +44,32 @@ def home_path(path: str | os.PathLike[str]) -> Path:
             f"{os.fspath(path)} begins with a home folder and the user has none: HOME is not set "
             "and the passwd database does not know the user; give a path without ~ or set HOME"
         ) from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file in one step; a kill or a power cut at any moment leaves the old or the new.
+
+    The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "new" / "file"
+    >>> write_whole(path, b"all of it")
+    >>> path.read_bytes()
+    b'all of it'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import platform
-import sys
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -19,6 +18,7 @@ from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
+from jaxkern.core.version import __version__
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _dotted(version: int | None) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"jaxkern": str(sys.modules["jaxkern"].__version__), "jax": jax.__version__}
+    found = {"jaxkern": __version__, "jax": jax.__version__}
     for name in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         try:
             found[name] = metadata.version(name)

@@ -10,7 +10,7 @@ import jax
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.options import ACTIVE, Active, check_timeout
-from jaxkern.execution.threads import Unit, run_units
+from jaxkern.execution.threads import Task, run_tasks
 
 # These watch the time themselves, and can say what of their work still runs.
 _WATCHFUL = ("graph", "vmap", "pmap")
@@ -26,8 +26,8 @@ def supervised(
         return fn(*args, **kwargs)
     check_timeout(name)
     if options.deadline is not None and not active.worker and category not in _WATCHFUL:
-        call = Unit(name, lambda: _spanned(name, category, fn, args, kwargs))
-        return run_units([call], name)[0]
+        call = Task(name, lambda: _spanned(name, category, fn, args, kwargs))
+        return run_tasks([call], name)[0]
     return _spanned(name, category, fn, args, kwargs)
 
 
@@ -44,14 +44,14 @@ def _spanned(
     if trace is None:
         # Under a deadline, what a device still computes counts as the call's own time.
         return jax.block_until_ready(fn(*args, **kwargs))
-    index, started = trace.begin(active.span)
-    token = ACTIVE.set(dataclasses.replace(active, span=index))
+    span = trace.begin(name, category, active.span)
+    token = ACTIVE.set(dataclasses.replace(active, span=span))
     try:
         result = jax.block_until_ready(fn(*args, **kwargs))
     except BaseException as error:
-        trace.end(index, started, name, category, active.span, error)
+        trace.end(span, error)
         raise
     finally:
         ACTIVE.reset(token)
-    trace.end(index, started, name, category, active.span)
+    trace.end(span)
     return result

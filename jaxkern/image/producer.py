@@ -11,13 +11,12 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
-from jaxkern.image.plan import Layout, Operands, Plan
-from jaxkern.random import _epoch_key, _fold_records, _halves
+from jaxkern.image.plan import ChainPlan, Layout, Operands
 
 # Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -62,7 +61,7 @@ class ChainProducer:
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
         for transform in aug.transforms:
-            if isinstance(transform, Mixing):
+            if transform.stage == "batch":
                 raise ValueError(
                     f"{transform!r} mixes the images of a batch, and records are made one by one; "
                     "apply it to the batches in a Compose of its own"
@@ -103,7 +102,7 @@ class ChainProducer:
         padded[:count] = records
         with jax.default_device(_cpu()):
             drawn = [
-                self._drawing.sample(self._key, *_halves(block, "records", rank=1))
+                self._drawing.sample(self._key, *high_low(block, "records", rank=1))
                 for block in padded.reshape(-1, _BLOCK)
             ]
         return _per_record([_joined(blocks) for blocks in zip(*drawn, strict=True)], count)
@@ -137,7 +136,7 @@ class _Drawing:
         self._image = jax.ShapeDtypeStruct(shape, dtype)
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.
-        plans: list[Plan | None] = []
+        plans: list[ChainPlan | None] = []
 
         def trace(key: Any, high: Any, low: Any) -> Any:
             folded = self.fold(self._draw(key, high, low), high.shape[0])
@@ -166,12 +165,12 @@ class _Drawing:
         self.sample = jax.jit(trace)
 
     def _draw(self, key: Any, high: Any, low: Any) -> Params:
-        keys = _fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
         return self._aug.sample(
             keys if self._derive is None else self._derive(keys), self._image.shape[:2]
         )
 
-    def fold(self, params: Params, count: int) -> tuple[Plan, Operands] | None:
+    def fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
         batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))
@@ -188,7 +187,7 @@ _drawing = functools.lru_cache(maxsize=32)(_Drawing)
 
 def _key_data(seed: int, epoch: int) -> np.ndarray:
     with jax.default_device(_cpu()):
-        return np.asarray(jax.random.key_data(_epoch_key(seed, epoch)))
+        return np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
 
 
 @functools.cache

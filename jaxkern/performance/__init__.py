@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from jaxkern.performance.auditing import Audit as Audit
     from jaxkern.performance.auditing import Finding as Finding
     from jaxkern.performance.auditing import audit as audit
+    from jaxkern.performance.batch_size import BatchMeasurement as BatchMeasurement
+    from jaxkern.performance.batch_size import BatchSizeRecommendation as BatchSizeRecommendation
+    from jaxkern.performance.batch_size import (
+        get_batch_size_recommendation as get_batch_size_recommendation,
+    )
     from jaxkern.performance.buckets import Buckets as Buckets
     from jaxkern.performance.buckets import bucket_shapes as bucket_shapes
     from jaxkern.performance.buckets import pad_to as pad_to
@@ -26,11 +31,11 @@ if TYPE_CHECKING:
     from jaxkern.performance.compiles import CompileWatch as CompileWatch
     from jaxkern.performance.compiles import FunctionCompiles as FunctionCompiles
     from jaxkern.performance.compiles import watch_compiles as watch_compiles
-    from jaxkern.performance.memory import MemoryReport as MemoryReport
-    from jaxkern.performance.memory import memory_report as memory_report
+    from jaxkern.performance.memory_report import MemoryReport as MemoryReport
+    from jaxkern.performance.memory_report import memory_report as memory_report
     from jaxkern.performance.precision import Policy as Policy
-    from jaxkern.performance.profiling import ProfileServer as ProfileServer
-    from jaxkern.performance.profiling import start_profile_server as start_profile_server
+    from jaxkern.performance.profile_server import ProfileServer as ProfileServer
+    from jaxkern.performance.profile_server import start_profile_server as start_profile_server
     from jaxkern.performance.remat import RematReport as RematReport
     from jaxkern.performance.remat import RematRow as RematRow
     from jaxkern.performance.remat import remat_report as remat_report
@@ -48,6 +53,11 @@ _MODULES = {
     "jaxkern.performance.accumulation": ("accumulate_gradients",),
     "jaxkern.performance.allocator": ("tune_host_allocator",),
     "jaxkern.performance.auditing": ("Audit", "Finding", "audit"),
+    "jaxkern.performance.batch_size": (
+        "BatchMeasurement",
+        "BatchSizeRecommendation",
+        "get_batch_size_recommendation",
+    ),
     "jaxkern.performance.buckets": ("Buckets", "bucket_shapes", "pad_to"),
     "jaxkern.performance.cache": (
         "CacheReport",
@@ -61,9 +71,9 @@ _MODULES = {
         "FunctionCompiles",
         "watch_compiles",
     ),
-    "jaxkern.performance.memory": ("MemoryReport", "memory_report"),
+    "jaxkern.performance.memory_report": ("MemoryReport", "memory_report"),
     "jaxkern.performance.precision": ("Policy",),
-    "jaxkern.performance.profiling": ("ProfileServer", "start_profile_server"),
+    "jaxkern.performance.profile_server": ("ProfileServer", "start_profile_server"),
     "jaxkern.performance.remat": ("RematReport", "RematRow", "remat_report"),
     "jaxkern.performance.roofline": ("roofline_analysis",),
     "jaxkern.performance.roofline_result": ("OpRow", "Placement", "Roofline"),

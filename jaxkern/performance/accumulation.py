@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes
+from jaxkern.core.axes import flat_axes, rows_on
 
 Reduction = Literal["mean", "sum"]
 
@@ -122,22 +122,16 @@ def _row_axes(batch: tuple[Any, ...], in_axes: Any, steps: int) -> list[int | No
         f"in_axes is {in_axes!r}; wanted an axis or None for each of the {len(batch)} arguments "
         "after the parameters (or a prefix of their trees), or one for all"
     )
-    axes: list[int | None] = []
-    flat = flat_axes(in_axes, batch, wanted)
-    for (path, leaf), axis in zip(jax.tree.leaves_with_path(batch), flat, strict=True):
-        name = f"batch{jax.tree_util.keystr(path)}"
+    axes = flat_axes(in_axes, batch, wanted)
+    for at, (path, leaf) in enumerate(jax.tree.leaves_with_path(batch)):
+        axis = axes[at]
         if axis is None:
-            axes.append(None)
             continue
-        shape = jnp.shape(leaf)
-        if not -len(shape) <= axis < len(shape):
+        name = f"batch{jax.tree_util.keystr(path)}"
+        rows = rows_on(name, leaf, axis)
+        if rows % steps or not rows:
             raise ValueError(
-                f"{name} has shape {shape}; wanted rows on axis {axis}, or None in in_axes"
+                f"{name} has {rows} rows on axis {axis}; wanted a multiple of steps={steps}"
             )
-        axis %= len(shape)
-        if shape[axis] % steps or not shape[axis]:
-            raise ValueError(
-                f"{name} has {shape[axis]} rows on axis {axis}; wanted a multiple of steps={steps}"
-            )
-        axes.append(axis)
+        axes[at] = axis % len(leaf.shape)
     return axes

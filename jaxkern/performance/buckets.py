@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import flat_axes
+from jaxkern.core.axes import flat_axes, rows_on
 
 
 class Buckets:
@@ -149,7 +149,7 @@ def bucket_shapes(
     def bucketed(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
         axes = _flat(axis if in_axes is None else in_axes, args, "in_axes")
-        rows = _rows(args, leaves, axes)
+        rows = _rows(args, axes)
         size = chosen.size(rows)
         for place, (leaf, along) in enumerate(zip(leaves, axes, strict=True)):
             if along is not None and size != rows:
@@ -205,19 +205,13 @@ def _flat(axes: Any, tree: Any, name: str) -> list[int | None]:
     )
 
 
-def _rows(args: Any, leaves: list[Any], axes: list[int | None]) -> int:
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
+def _rows(args: Any, axes: list[int | None]) -> int:
     sizes: dict[int, str] = {}
-    for path, leaf, axis in zip(paths, leaves, axes, strict=True):
-        if axis is None:
-            continue
-        shape = np.shape(leaf)
-        if not -len(shape) <= axis < len(shape):
-            raise ValueError(
-                f"args{path} has shape {shape}; wanted rows on axis {axis}, or None in in_axes"
-            )
-        sizes.setdefault(shape[axis], path)
+    for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
+        if axis is not None:
+            name = f"args{jax.tree_util.keystr(path)}"
+            sizes.setdefault(rows_on(name, leaf, axis), name)
     if len(sizes) != 1:
-        found = ", ".join(f"args{path}: {size}" for size, path in sizes.items()) or "no array"
+        found = ", ".join(f"{name}: {size}" for size, name in sizes.items()) or "no array"
         raise ValueError(f"rows: {found}; wanted the same number in each array with rows")
     return next(iter(sizes))

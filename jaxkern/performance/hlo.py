@@ -59,7 +59,7 @@ class Computation:
     instructions: list[Instruction] = field(default_factory=list)
 
 
-class Program:
+class HloModule:
     """A compiled program by its text (``compiled.as_text()``)."""
 
     def __init__(self, text: str) -> None:

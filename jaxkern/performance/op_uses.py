@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jax.interpreters import mlir
 
 from jaxkern.core.calls import OpCall, times
-from jaxkern.performance.hlo import Computation, Instruction, Program, arrays, called
+from jaxkern.performance.hlo import Computation, HloModule, Instruction, arrays, called
 
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 
@@ -59,7 +59,7 @@ def op_uses(
     ]
     native = [use.call.problem(platform) is None for use in uses]
     compiled = _Compiled(
-        Program(text), {k: use.call for k, use in enumerate(uses) if native[k]}, devices
+        HloModule(text), {k: use.call for k, use in enumerate(uses) if native[k]}, devices
     ).counts()
     found = []
     for k, use in enumerate(uses):
@@ -102,7 +102,7 @@ _Keys = frozenset[int]
 class _Compiled:
     """A compiled program, and the native calls that may be in it."""
 
-    def __init__(self, program: Program, calls: Mapping[int, OpCall], devices: int) -> None:
+    def __init__(self, program: HloModule, calls: Mapping[int, OpCall], devices: int) -> None:
         self.program = program
         self.calls = calls
         # Of a call that XLA partitions the text has a part, which may look like another call.

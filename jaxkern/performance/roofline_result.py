@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxkern.core.ceilings import Ceilings
+from jaxkern.core.quantities import duration, scaled
 
 Bottleneck = Literal["compute", "memory"]
 
@@ -194,14 +195,14 @@ class Roofline:
         lines = [
             f"roofline of {self.name} on {where} ({self.ceilings.device})",
             "",
-            f"  {'time':<12}{_seconds(here.time)} ({self.statistic} of {len(self.times)})",
-            f"  {'operations':<12}{_scaled(here.flops, 'FLOP')}",
-            f"  {'bytes':<12}{_scaled(here.bytes, 'B')}",
+            f"  {'time':<12}{duration(here.time)} ({self.statistic} of {len(self.times)})",
+            f"  {'operations':<12}{scaled(here.flops, 'FLOP')}",
+            f"  {'bytes':<12}{scaled(here.bytes, 'B')}",
             f"  {'intensity':<12}{_number(here.intensity)} FLOP/B; the roof's corner is at "
             f"{rates.flops(self.dtype) / rates.bandwidth:.3g}",
             f"  {'bottleneck':<12}{here.bottleneck}",
-            f"  {'achieved':<12}{_scaled(here.achieved, here.unit)}",
-            f"  {'ceiling':<12}{_scaled(here.ceiling, here.unit)}",
+            f"  {'achieved':<12}{scaled(here.achieved, here.unit)}",
+            f"  {'ceiling':<12}{scaled(here.ceiling, here.unit)}",
             f"  {'efficiency':<12}{_percent(here.efficiency)}",
             f"  {'counted by':<12}{self.counted}",
         ]
@@ -215,9 +216,7 @@ class Roofline:
         Raises:
           ImportError: without matplotlib.
         """
-        from jaxkern.performance.roofline_plot import draw
-
-        return draw(self, Path(path))
+        return _drawn(self, Path(path))
 
 
 def _plain(placement: Placement) -> dict[str, Any]:
@@ -233,10 +232,10 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
         (
             row.name,
             "unknown" if row.count is None else str(row.count),
-            _seconds(row.seconds),
+            duration(row.seconds),
             _percent(row.share),
             _number(row.placement.intensity),
-            _scaled(row.placement.achieved, row.placement.unit),
+            scaled(row.placement.achieved, row.placement.unit),
             _percent(row.placement.efficiency),
             row.placement.bottleneck,
             "native" if row.reason is None else "in pure JAX",
@@ -251,25 +250,62 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
     ]
 
 
-def _scaled(value: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def _seconds(value: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
-
-
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.3g}%"
+
+
+def _drawn(roofline: Roofline, path: Path) -> Path:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "plot needs matplotlib; install it with pip install 'jaxkern[xpcs]', or matplotlib"
+        ) from error
+
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # a figure of its own leaves the user's pyplot state alone
+    axes: Any = figure.add_subplot()
+    points = [("the whole", roofline.placement)]
+    points += [(row.name, row.placement) for row in roofline.rows]
+    shown = [(name, here) for name, here in points if _can_be_shown(here)]
+    rates, scale = roofline.ceilings.best, roofline.devices
+    if roofline.ceilings.platform == "cpu":
+        scale = 1  # devices of a CPU share it
+    corner = rates.flops(roofline.dtype) / rates.bandwidth
+    middles = [corner, *(float(here.intensity or corner) for _, here in shown)]
+    low, high = min(middles) / 10, max(middles) * 10
+    for dtype, style in (("f32", "-"), ("f64", "--")):
+        peak, bandwidth = rates.flops(dtype) * scale, rates.bandwidth * scale
+        edges = [low, peak / bandwidth, max(high, 2 * peak / bandwidth)]
+        roof = [min(peak, x * bandwidth) / 1e9 for x in edges]
+        label = f"{dtype}: {peak / 1e9:.3g} GFLOP/s, {bandwidth / 1e9:.3g} GB/s"
+        axes.plot(edges, roof, "k" + style, linewidth=1.2, label=label)
+    for name, here in shown:
+        whole = name == "the whole"
+        axes.plot(
+            [here.intensity],
+            [here.achieved / 1e9 if here.achieved is not None else math.nan],
+            "o" if whole else "s",
+            markersize=9 if whole else 6,
+            linestyle="none",
+            label=f"{roofline.name if whole else name}: {100 * (here.efficiency or 0):.3g}%",
+        )
+    missing = [name for name, here in points if not _can_be_shown(here)]
+    if missing:
+        axes.set_xlabel(f"operations a byte (not shown, without known ones: {', '.join(missing)})")
+    else:
+        axes.set_xlabel("operations a byte")
+    axes.set(xscale="log", yscale="log", ylabel="GFLOP/s", title=roofline.ceilings.device)
+    axes.grid(True, which="both", linewidth=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _can_be_shown(here: Placement) -> bool:
+    return bool(here.flops) and here.intensity is not None and math.isfinite(here.intensity)

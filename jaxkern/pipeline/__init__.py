@@ -1,10 +1,5 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
-from jaxkern.pipeline.batch_search import BatchMeasurement as BatchMeasurement
-from jaxkern.pipeline.batch_size import BatchSizeRecommendation as BatchSizeRecommendation
-from jaxkern.pipeline.batch_size import (
-    get_batch_size_recommendation as get_batch_size_recommendation,
-)
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
@@ -31,8 +26,6 @@ from jaxkern.pipeline.subset import Subset as Subset
 
 __all__ = [
     "ArraySource",
-    "BatchMeasurement",
-    "BatchSizeRecommendation",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -54,6 +47,5 @@ __all__ = [
     "Stage",
     "Subset",
     "from_source",
-    "get_batch_size_recommendation",
     "prefetch_to_device",
 ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.check import OpCheck, check
+from jaxkern.testing.case import OpCase
 from jaxkern.testing.differentials import is_inexact
 
 # How many sizes are changed one at a time.
@@ -19,8 +19,7 @@ _SINGLE_SIZES = 4
 _ROUNDINGS = 1000.0
 
 
-@check
-def vmap_mixes(case: OpCheck) -> None:
+def vmap_mixes(case: OpCase) -> None:
     """Every mix of mapped and unmapped operands, one kernel call each, nothing replicated."""
     mixes = [m for m in itertools.product((True, False), repeat=len(case.first)) if any(m)]
     if len(mixes) > 12:
@@ -38,8 +37,7 @@ def vmap_mixes(case: OpCheck) -> None:
         case.equal(program(*operands), case.twin.values(*full), f"vmap with in_axes={axes}")
 
 
-@check
-def vmap_axes(case: OpCheck) -> None:
+def vmap_axes(case: OpCase) -> None:
     """Mapped axes that are not the first, and other output axes."""
     last = [np.moveaxis(x, 0, -1) for x in case.stacked]
     fn = jax.vmap(case.call, in_axes=-1, out_axes=-1)
@@ -47,8 +45,7 @@ def vmap_axes(case: OpCheck) -> None:
     case.equal(jax.jit(fn)(*last), wanted, "the last axis")
 
 
-@check
-def vmap_nested(case: OpCheck) -> None:
+def vmap_nested(case: OpCase) -> None:
     """A vmap in a vmap that map the operands alternately, and a grid of 2 x N/2 samples."""
     half = (2, case.count // 2)
     grid = [x.reshape(*half, *x.shape[1:]) for x in case.stacked]
@@ -72,8 +69,7 @@ def vmap_nested(case: OpCheck) -> None:
             assert calls == 1, f"nested vmaps have {calls} custom calls; wanted 1"
 
 
-@check
-def batch_axes(case: OpCheck) -> None:
+def batch_axes(case: OpCase) -> None:
     """Three batch axes of 2: full ones, and operands broadcast along each of them by turns."""
     batch = (2, 2, 2)
     # Of 4 samples, the second four are the first four in another order.
@@ -90,16 +86,14 @@ def batch_axes(case: OpCheck) -> None:
         case.equal(program(*narrow), _over_axes(case, full, batch), what)
 
 
-@check
-def empty_batch(case: OpCheck) -> None:
+def empty_batch(case: OpCase) -> None:
     """A batch of no samples gives results of no samples."""
     none = [x[:0] for x in case.stacked]
     wanted = tuple(w[:0] for w in case.wanted)
     case.equal(jax.jit(jax.vmap(case.call))(*none), wanted, "an empty batch")
 
 
-@check
-def other_sizes(case: OpCheck) -> None:
+def other_sizes(case: OpCase) -> None:
     """Sizes that no sample has, where abstract, twin and kernel take them.
 
     Axes of one size change together: all sizes at once or, where those do not go together, one at
@@ -116,7 +110,7 @@ def other_sizes(case: OpCheck) -> None:
                 _equal_at(case, {n: change[n]})
 
 
-def _equal_at(case: OpCheck, sizes: dict[int, int]) -> bool:
+def _equal_at(case: OpCase, sizes: dict[int, int]) -> bool:
     """Compares at sizes that replace the samples'; False where they are refused."""
     operands = [_resized(x, sizes) for x in case.stacked]
     if all(x.shape == y.shape for x, y in zip(operands, case.stacked, strict=True)):
@@ -167,7 +161,7 @@ def _resized(stacked: Any, sizes: dict[int, int]) -> Any:
     return stacked
 
 
-def _nudged(case: OpCheck, x: Any) -> Any:
+def _nudged(case: OpCase, x: Any) -> Any:
     """Floats that are off by a rounding, up or down."""
     if not is_inexact(x):
         return x
@@ -176,7 +170,7 @@ def _nudged(case: OpCheck, x: Any) -> Any:
     return np.asarray(x * (1.0 + signs * float(kind.eps))).astype(x.dtype)
 
 
-def _over_axes(case: OpCheck, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:
+def _over_axes(case: OpCase, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:
     """The twin's results over several batch axes, padded to whole batches of its programs."""
     samples = int(np.prod(batch))
     rows = np.arange(-(-samples // case.count) * case.count) % samples
@@ -185,7 +179,7 @@ def _over_axes(case: OpCheck, full: Sequence[Any], batch: Sequence[int]) -> tupl
     return tuple(v[:samples].reshape(*batch, *v.shape[1:]) for v in values)
 
 
-def _op_equations(case: OpCheck, program: Any) -> list[Any]:
+def _op_equations(case: OpCase, program: Any) -> list[Any]:
     found = [eqn for eqn in program.jaxpr.eqns if eqn.primitive is case.op.primitive]
     assert len(found) == 1, f"the vmapped op is {len(found)} operations; wanted 1"
     return found

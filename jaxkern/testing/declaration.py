@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax
 
 from jaxkern.core.op import ops
-from jaxkern.testing.check import OpCheck, check
+from jaxkern.testing.case import OpCase
 
 
-@check
-def declaration(case: OpCheck) -> None:
+def declaration(case: OpCase) -> None:
     """The name is the op's alone, and impl's results are as abstract says."""
     name = case.op.name
     assert ops().get(name) is case.op, (
@@ -18,8 +17,7 @@ def declaration(case: OpCheck) -> None:
     jax.eval_shape(case.twin.one, *case.first)
 
 
-@check
-def cost(case: OpCheck) -> None:
+def cost(case: OpCase) -> None:
     """The cost grows with the batch, and bytes count what must be read and written."""
     one = case.op.cost(*case.first, **case.static)
     many = case.op.cost(*case.stacked, batch_dims=1, **case.static)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.check import OpCheck, check
+from jaxkern.testing.case import OpCase
 from jaxkern.testing.differentials import (
     forward_over_reverse,
     gradient,
@@ -21,8 +21,7 @@ from jaxkern.testing.differentials import (
 )
 
 
-@check
-def forward(case: OpCheck) -> None:
+def forward(case: OpCase) -> None:
     """Results and tangents of jvp: one sample, a batch, vmapped; along some operands alone."""
     if not case.differentiable:
         return
@@ -48,8 +47,7 @@ def forward(case: OpCheck) -> None:
         case.equal(alone(case.stacked, moved), wanted, f"jvp along the operands {some} alone")
 
 
-@check
-def reverse(case: OpCheck) -> None:
+def reverse(case: OpCase) -> None:
     """vjp under remat, of a batch, vmapped, and by operands that are the same for all samples."""
     if not case.differentiable:
         return
@@ -72,11 +70,11 @@ def reverse(case: OpCheck) -> None:
 
 
 def gradient_sums(
-    case: OpCheck, mapped: Sequence[bool], gradients: Any
+    case: OpCase, mapped: Sequence[bool], gradients: Any
 ) -> tuple[tuple[Any, ...], list[float]]:
     """Gradients of a batch, from each sample's: summed for operands that all samples share.
 
-    With what `OpCheck.equal` wants to know of the terms of each sum.
+    With what `OpCase.equal` wants to know of the terms of each sum.
     """
     wanted, terms = [], []
     for g, i in zip(gradients, case.floats, strict=True):
@@ -87,7 +85,7 @@ def gradient_sums(
     return tuple(wanted), terms
 
 
-def _own_rules(case: OpCheck) -> bool:
+def _own_rules(case: OpCase) -> bool:
     """Whether there is a rule to test, or one float operand only.
 
     Without one, derivatives are the twin's, which take long to compile: then a batch is seen where
@@ -100,7 +98,7 @@ def _wide(x: Any) -> Any:
     return np.complex128 if jnp.iscomplexobj(x) else np.float64
 
 
-def _operand_sets(case: OpCheck) -> list[list[int]]:
+def _operand_sets(case: OpCase) -> list[list[int]]:
     """Each float operand alone where the op has a rule of its own, else every other one."""
     if len(case.floats) == 1:
         return []
@@ -109,8 +107,7 @@ def _operand_sets(case: OpCheck) -> list[list[int]]:
     return [case.floats[0::2], case.floats[1::2]]
 
 
-@check
-def jacobians(case: OpCheck) -> None:
+def jacobians(case: OpCase) -> None:
     """jacfwd and jacrev with respect to the smallest real operand."""
     real = [i for i in case.floats if not jnp.iscomplexobj(case.first[i])]
     if not case.differentiable or not real:
@@ -135,8 +132,7 @@ def jacobians(case: OpCheck) -> None:
         case.equal(jax.jit(jax.jacrev(fn))(x), wanted, "jacrev")
 
 
-@check
-def second(case: OpCheck) -> None:
+def second(case: OpCase) -> None:
     """Second derivatives of an op with a jvp of its own, forward over reverse and the other way."""
     if not case.differentiable or case.op.jvp is None:
         return  # without a jvp, derivatives of every order are the twin's
@@ -152,8 +148,7 @@ def second(case: OpCheck) -> None:
         case.equal(fn(case.stacked, directions, cotangents), wanted, what)
 
 
-@check
-def transposition(case: OpCheck) -> None:
+def transposition(case: OpCase) -> None:
     """The transpose rule by the operands in which the op is linear, full and broadcast."""
     if not case.differentiable or case.op.transpose is None:
         return
@@ -171,7 +166,7 @@ def transposition(case: OpCheck) -> None:
     assert taken, f"the transpose rule takes none of the operands {sets}: {refused!r}"
 
 
-def _transposes(case: OpCheck, linear: Sequence[int]) -> list[tuple[Any, Any, str]]:
+def _transposes(case: OpCase, linear: Sequence[int]) -> list[tuple[Any, Any, str]]:
     """What the op's rule and the twin give, and of what."""
     comparisons = []
     grid = (2, case.count // 2)
@@ -205,7 +200,7 @@ def _transposes(case: OpCheck, linear: Sequence[int]) -> list[tuple[Any, Any, st
     return comparisons
 
 
-def _linear_sets(case: OpCheck) -> list[list[int]]:
+def _linear_sets(case: OpCase) -> list[list[int]]:
     """The largest sets of float operands in which the twin is jointly linear."""
     ones = case.stacked
     others = [np.roll(x, 1, axis=0) for x in ones]

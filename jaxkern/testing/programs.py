@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.backend import Backend, backend
-from jaxkern.testing.check import OpCheck, check
+from jaxkern.testing.case import OpCase
 
 # Of the check `repeated_runs`.
 _RUNS, _THREADS, _SAMPLES, _BYTES = 10, 8, 4096, 1 << 20
 
 
-@check
-def eager_and_jit(case: OpCheck) -> None:
+def eager_and_jit(case: OpCase) -> None:
     """Each sample alone, eagerly and jitted, and all samples at once."""
     jitted = jax.jit(case.call)
     for k, sample in enumerate(case.samples):
@@ -28,8 +27,7 @@ def eager_and_jit(case: OpCheck) -> None:
     case.equal(case.batched(*case.stacked), case.wanted, "a batch axis")
 
 
-@check
-def one_native_call(case: OpCheck) -> None:
+def one_native_call(case: OpCase) -> None:
     """One custom call for a whole batch, and no loop around it."""
     if not case.native:
         return
@@ -42,8 +40,7 @@ def one_native_call(case: OpCheck) -> None:
         assert calls == 1, f"the {what} has {calls} custom calls to {case.op.target}; wanted 1"
 
 
-@check
-def no_retrace(case: OpCheck) -> None:
+def no_retrace(case: OpCase) -> None:
     """Other values of the same shapes take the compiled program."""
     traces = 0
 
@@ -58,8 +55,7 @@ def no_retrace(case: OpCheck) -> None:
     assert traces == 1, f"traced {traces} times for {case.count} samples of one shape"
 
 
-@check
-def control_flow(case: OpCheck) -> None:
+def control_flow(case: OpCase) -> None:
     """scan, while_loop, fori_loop, cond and remat."""
     stacked, wanted = case.stacked, case.wanted
     scanned = jax.jit(lambda *xs: jax.lax.scan(lambda c, x: (c, case.call(*x)), 0, xs)[1])
@@ -88,8 +84,7 @@ def control_flow(case: OpCheck) -> None:
     case.equal(jax.jit(jax.checkpoint(case.call))(*first), one, "remat")
 
 
-@check
-def donation(case: OpCheck) -> None:
+def donation(case: OpCase) -> None:
     """Donated operands give the same results; where the op aliases, the program says so."""
     donating = jax.jit(case.call_batch, donate_argnums=tuple(range(len(case.first))))
     with warnings.catch_warnings():
@@ -105,8 +100,7 @@ def donation(case: OpCheck) -> None:
         assert "output_to_operand_aliasing" in text, "the custom call aliases nothing"
 
 
-@check
-def backends(case: OpCheck) -> None:
+def backends(case: OpCase) -> None:
     """'native' calls the kernel, 'jax' does not; a context entered after jit takes effect."""
     target = f"@{case.op.target}("
     names: tuple[Backend, ...] = ("auto", "jax", "native", "jax", "auto")
@@ -124,8 +118,7 @@ def backends(case: OpCheck) -> None:
             case.equal(case.batched(*case.stacked), case.wanted, f"backend {name!r}")
 
 
-@check
-def repeated_runs(case: OpCheck) -> None:
+def repeated_runs(case: OpCase) -> None:
     """The same bits from many runs of a large batch, alone and in many threads at once.
 
     Runs that differ show a race, or memory that is read before it is written. Equal runs do not

@@ -1,26 +1,11 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
 from jaxkern.core.memory import memory_limit
-from jaxkern.xpcs.aps import ApsData, ApsFile, ApsFormatError, load_aps
-from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
-from jaxkern.xpcs.checkpoint import CheckpointError
-from jaxkern.xpcs.config import Config, ConfigError, load_config, template
-from jaxkern.xpcs.correlation import g2, g2_at, residual
-from jaxkern.xpcs.fitting import curve_fit, fit
-from jaxkern.xpcs.geometry import Geometry
-from jaxkern.xpcs.likelihood import log_likelihood
-from jaxkern.xpcs.models import CustomModel, LaminarFlow, Model, Parameter, Static, Tables
-from jaxkern.xpcs.normal import (
-    NormalEquations,
-    accumulate,
-    assemble,
-    normal_equations,
-    state_size,
-)
-from jaxkern.xpcs.options import StreamingOptions
-from jaxkern.xpcs.passes import BadDataError
-from jaxkern.xpcs.photons import simulate_photons
-from jaxkern.xpcs.prepare import (
+from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps_entries import ApsFormatError
+from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
+from jaxkern.xpcs.files.prepare import (
     Prepared,
     correct_diagonal,
     frame_window,
@@ -28,12 +13,29 @@ from jaxkern.xpcs.prepare import (
     select_phi,
     select_q,
 )
-from jaxkern.xpcs.result import FitResult, FitTimings
-from jaxkern.xpcs.results import load_result, save_result
-from jaxkern.xpcs.simulation import simulate, simulate_to_file
-from jaxkern.xpcs.sources import Source, as_source
-from jaxkern.xpcs.strategy import MemoryEstimate, Strategy, estimate_memory
-from jaxkern.xpcs.twin import ROW_BLOCK
+from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
+from jaxkern.xpcs.files.sources import Source, as_source
+from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+from jaxkern.xpcs.fitting.fit import curve_fit, fit
+from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.fitting.passes import BadDataError
+from jaxkern.xpcs.fitting.result import FitResult, FitTimings
+from jaxkern.xpcs.fitting.result_files import load_result, save_result
+from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
+from jaxkern.xpcs.model import ops as ops
+from jaxkern.xpcs.model.correlation import g2, g2_at, residual
+from jaxkern.xpcs.model.geometry import Geometry
+from jaxkern.xpcs.model.likelihood import log_likelihood
+from jaxkern.xpcs.model.models import CustomModel, LaminarFlow, Model, Parameter, Static, Tables
+from jaxkern.xpcs.model.normal import (
+    NormalEquations,
+    accumulate,
+    assemble,
+    normal_equations,
+)
+from jaxkern.xpcs.model.ops import state_size
+from jaxkern.xpcs.model.photons import simulate_photons
+from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
     "ROW_BLOCK",

@@ -85,7 +85,7 @@ def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
     elif part == "device":
         monkeypatch.setattr(module, "cpu_model", lambda: "another")
     else:
-        monkeypatch.setattr(module, "_version", lambda: "9")
+        monkeypatch.setattr(module, "__version__", "9")
     assert ceilings().source == "measured"
 
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import on
 
 import jaxkern as jk
-from jaxkern.xpcs import ops
-from jaxkern.xpcs.twin import LOSSES, ROW_BLOCK
+from jaxkern.xpcs.model import ops
+from jaxkern.xpcs.model.twin import LOSSES, ROW_BLOCK
 
 _POWERS = (0, 2, 4)
 _DATA = (np.float64, np.float32, np.float16, np.uint16)

@@ -226,3 +226,14 @@ def test_batches_go_where_the_weights_are():
             weight = jax.jit(lambda w, b: w + b["image"].sum())(weight, batch)
         assert weight.devices() == jax.device_put(0, place).devices()
         assert float(weight) == arrays(24)["image"].sum(dtype=np.float64)
+
+
+def test_the_last_program_is_compiled_once_for_each_shape(caplog):
+    for num_workers in (0, 2):
+        pipe = jk.from_source({"x": np.arange(10)}, 4, num_workers=num_workers)
+        pipe >>= jk.OperatorNode(lambda batch: {"x": batch["x"] + 1})
+        with caplog.at_level("WARNING"), jax.log_compiles():
+            assert len(list(pipe)) == 3
+        compiled = [m for m in caplog.messages if m.startswith("Compiling jit(_traced)")]
+        assert len(compiled) == 2  # batches of 4, and the last one of 2
+        caplog.clear()

@@ -266,19 +266,30 @@ def test_the_overview_says_where_nodes_run():
 
 
 def test_explain_measures_and_decides(monkeypatch):
-    pipe = jk.from_source(arrays(50), 8, True) >> CHAINS["u8"]
+    pipe = jk.from_source(arrays(50), 8, True) >> (lambda b: b) >> CHAINS["u8"]
     before = epoch_of(pipe)
     found = pipe.explain()
     assert set(found.seconds) == {"device", "host"}
     assert min(found.seconds.values()) > 0
     assert found.placement == min(found.seconds, key=found.seconds.get)
     assert f"augmentation runs on the {found.placement}; a batch takes" in str(found)
-    for place, where in {"host": "native threads", "device": "device program"}.items():
+    for place in ("host", "device"):
         times = {"device": 1.0, "host": 1.0, place: 0.5}
         monkeypatch.setattr(pipeline, "batch_seconds", lambda forms, times=times: times)
-        assert pipe.explain().nodes[-1][2] == where
+        assert pipe.explain().nodes[-1][2] == f"{place} program"
         pipe.epoch = 0
         assert_same(epoch_of(pipe), before)
+
+
+def test_a_busy_moment_takes_nothing_from_native_threads(monkeypatch):
+    """On the CPU, where a timing beside other work said that the program were faster."""
+    times = {"device": 1.0, "host": 2.0}
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: times)
+    pipe = jk.from_source(arrays(), 6) >> CHAINS["u8"]
+    found = pipe.explain()
+    assert found.nodes[-1][2] == "native threads"
+    assert "runs on the host; a batch takes 1e+03 ms on the device, 2e+03 ms on the" in str(found)
+    assert threads_of(pipe)
 
 
 def test_a_gpu_is_measured_once_and_a_state_keeps_the_place(monkeypatch):

@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint
 
 N = 96
 KINDS = ("time", "inside the write", "before the rename", "after the rename")
@@ -92,7 +91,7 @@ def plan_death(kind: str, number: int) -> None:
             die()
         fsync(handle)
 
-    checkpoint.os.replace, checkpoint.os.fsync = dying_replace, dying_fsync
+    os.replace, os.fsync = dying_replace, dying_fsync
 
 
 def live(folder: Path, result: Path, case: problems.Simulated, kind: str, number: int) -> None:

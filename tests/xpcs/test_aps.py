@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from jaxkern.xpcs.aps import ApsFile, ApsFormatError, load_aps
-from jaxkern.xpcs.aps_writer import ApsWriter, write_aps
+from jaxkern.xpcs.files.aps import ApsFile, ApsFormatError, load_aps
+from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 
 N_T = 17
 

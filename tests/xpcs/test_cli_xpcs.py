@@ -16,7 +16,7 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs import simulation
+from jaxkern.xpcs.files import simulation
 
 SETTINGS = """\
 data_files: {file: run.h5}

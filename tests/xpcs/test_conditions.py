@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from jaxkern.cli import main
-from jaxkern.xpcs import ConfigError, analysis, write_aps
-from jaxkern.xpcs.config import parse_config
+from jaxkern.xpcs import ConfigError, write_aps
+from jaxkern.xpcs.analysis import run as analysis
+from jaxkern.xpcs.analysis.config import parse_config
 
 N = 12
 

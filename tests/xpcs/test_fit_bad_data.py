@@ -9,7 +9,7 @@ import pytest
 from fit_checks import assert_same_optimum, model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.evaluation import Evaluation
+from jaxkern.xpcs.fitting.evaluation import Evaluation
 
 N = 96
 TIGHT = {"p0": problems.TRUTH, "ftol": 1e-14, "xtol": 1e-12, "gtol": None, "progress": False}

@@ -20,8 +20,8 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs import checkpoint, evaluation
-from jaxkern.xpcs.checkpoint import CheckpointError, PartialPass, PassLog
+from jaxkern.xpcs.fitting import checkpoint, evaluation
+from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
 
 N = 64
 
@@ -251,7 +251,7 @@ def test_another_fit_is_refused(case, interrupted, changed, reason):
 def test_other_data_or_software_are_refused(case, interrupted, monkeypatch):
     with pytest.raises(CheckpointError, match="differs in data"):
         run(case, InterruptedSource(case.data + 1e-12), interrupted)
-    monkeypatch.setattr(jk, "__version__", "0.0.0")
+    monkeypatch.setattr("jaxkern.core.version.__version__", "0.0.0")
     with pytest.raises(CheckpointError, match="differs in jaxkern"):
         run(case, InterruptedSource(case.data), interrupted)
 

@@ -11,8 +11,8 @@ import scipy.optimize
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.result import rank_warnings
-from jaxkern.xpcs.solver import covariance
+from jaxkern.xpcs.fitting.result import rank_warnings
+from jaxkern.xpcs.fitting.solver import covariance
 
 N = 40
 
@@ -64,8 +64,8 @@ def fit(case, data=None, **arguments):
         ({"strategy": "FAST"}, "strategy is 'FAST'; wanted one of STANDARD"),
         ({"symmetric": "maybe"}, "symmetric is 'maybe'"),
         ({"multistart": 0}, "multistart is 0"),
-        ({"multistart": 1.5}, "multistart is 1.5; wanted a whole number of 1 or more"),
-        ({"seed": 0.5}, "seed is 0.5; wanted a whole number of 0 or more"),
+        ({"multistart": 1.5}, "multistart is 1.5; wanted a whole number from 1"),
+        ({"seed": 0.5}, "seed is 0.5; wanted a whole number from 0"),
         ({"max_nfev": 1.5}, "max_nfev is 1.5; wanted a whole number"),
         ({"hold": "D0"}, r"hold is 'D0'; wanted a sequence of names, such as \['D0'\]"),
         ({"data": np.ones((3, 40, 40), np.uint16)}, r"uint16, and quantization is missing; give"),
@@ -142,7 +142,7 @@ def test_too_few_points_leave_held_parameters_alone():
         ({"on_bad_chunk": "ignore"}, "on_bad_chunk is 'ignore'"),
         ({"chunk_points": 0}, "chunk_points is 0"),
         ({"chunk_points": 1e6}, "chunk_points is 1000000.0; wanted a whole number"),
-        ({"retries": -1}, "retries is -1; wanted a whole number of 0 or more"),
+        ({"retries": -1}, "retries is -1; wanted a whole number from 0"),
     ],
 )
 def test_wrong_streaming_options(options, message):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from jaxkern.xpcs.solver import NormalPoint, compress, covariance, solve
+from jaxkern.xpcs.fitting.solver import NormalPoint, compress, covariance, solve
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs import strategy as strategies
-from jaxkern.xpcs.sources import RowBuffers, aligned_empty
-from jaxkern.xpcs.starting import (
+from jaxkern.xpcs.files.sources import RowBuffers, aligned_empty
+from jaxkern.xpcs.fitting import strategy as strategies
+from jaxkern.xpcs.fitting.starting import (
     estimate_contrast_offset,
     estimate_sigma,
     mirrored_angles,

@@ -12,9 +12,9 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs import plot
-from jaxkern.xpcs.sources import ArraySource
-from jaxkern.xpcs.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
+from jaxkern.xpcs.analysis import plot
+from jaxkern.xpcs.analysis.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
+from jaxkern.xpcs.files.sources import StackSource
 
 PHI = [-40.0, 5.0, 50.0]
 PARAMS = np.array([8000.0, -0.3, 10.0, 2e-4, 0.2, 0.0, 4.0])
@@ -36,7 +36,7 @@ def shown():
     data[1, 7, 20] = data[1, 20, 7] = np.nan
     keep = np.ones(41)
     keep[BAD] = 0
-    views = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, 0.02, keep=keep)
+    views = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, 0.02, keep=keep)
     clean = xpcs.simulate(model, PARAMS, 0.3, 1.0)
     return model, data, clean, views
 
@@ -93,11 +93,11 @@ def test_every_lag_has_a_bin():
 
 
 def test_long_matrices_are_shown_as_means(monkeypatch):
-    monkeypatch.setattr("jaxkern.xpcs.views.SHOWN_FRAMES", 12)
-    monkeypatch.setattr("jaxkern.xpcs.views._SLAB_POINTS", 41 * 9)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.views.SHOWN_FRAMES", 12)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.views._SLAB_POINTS", 41 * 9)
     model = model_of()
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0, noise=0.02)
-    view = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, angles=1)[0]
+    view = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, angles=1)[0]
     blank = np.where(np.eye(41, dtype=bool), np.nan, data[1])
     wanted = [
         [np.nanmean(blank[a : a + 4, b : b + 4]) for b in range(0, 40, 4)] for a in range(0, 40, 4)
@@ -112,7 +112,7 @@ def test_error_bars_hold_correlated_noise():
     model = model_of(300, np.linspace(0, 90, 40))
     level = np.repeat(np.random.default_rng(1).normal(0, 0.01, (40, 12)), 25, axis=1)
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0) + (level[:, :, None] + level[:, None]) / 2
-    views = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, angles=40)
+    views = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, angles=40)
     cuts = [cut for view in views for cut in view.cuts]
     spread = np.std([(cut.data - cut.model)[0] for cut in cuts])
     error = np.sqrt(np.mean([cut.error[0] ** 2 for cut in cuts]))
@@ -133,7 +133,7 @@ def test_the_flow_is_along_phi0_modulo_180(shown):
     assert [view.along_flow for view in views] == [False, True, False]
     model = model_of(11, [0.0, 100.0, 183.0])
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0)
-    views = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, angles=1)
+    views = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, angles=1)
     assert [view.phi for view in views] == [183.0]
 
 
@@ -160,7 +160,7 @@ def test_an_angle_of_nothing_is_drawn_blank(tmp_path):
     model = model_of(12)
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0)
     data[2] = np.nan
-    views = view_angles(ArraySource(data), model, PARAMS, 0.3, 1.0, 0.02)[1:]
+    views = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, 0.02)[1:]
     for draw in (plot.plot_maps, plot.plot_cuts, plot.plot_residuals):
         assert draw(tmp_path / "a.png", views).read_bytes().startswith(b"\x89PNG")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxkern.xpcs import prepare
+from jaxkern.xpcs.files import prepare
 
 
 class Memory:

@@ -1,0 +1,316 @@
+// Horizontal resampling of u8 rows in fixed point: the taps of every output value, arranged for
+// byte shuffles, and the row loop that applies them.
+//
+// Values are in memory order: all channels of a pixel together (interleaved), or one channel at a
+// time (planar). A lane produces four of them from a 16-byte window of the source row: a shuffle
+// picks each value's two neighbouring taps as 16-bit words, which a multiply-add combines. Where
+// the taps of a lane's pixels lie further apart it takes two windows. Longer filters add one such
+// step for every two taps; their windows move on by two pixels, and the shuffle stays the same.
+
+// Working memory handed out front to back; null when it does not suffice.
+struct Arena {
+  char* next;
+  char* end;
+
+  template <typename T>
+  T* take(int64_t count) {
+    const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    if (bytes > end - next) return nullptr;
+    T* result = reinterpret_cast<T*>(next);
+    next += bytes;
+    return result;
+  }
+};
+
+struct Columns {
+  int32_t values;   // of one row of one plane
+  int32_t vectors;  // that hold them
+  int32_t pairs;    // of taps
+  int32_t windows;  // 1 or 2 a lane, or 0: one for all lanes
+  int64_t reach;    // bytes, from the box's first column, that a row's loads may touch
+  float unit;       // what a fixed-point one is worth
+  int32_t* offset;  // [windows, vectors, kLanes] byte offset of each window
+  uint8_t* mask;    // [windows, vectors, 16 kLanes]
+  int16_t* weight;  // [pairs, vectors, 8 kLanes]
+};
+
+// The taps of a run of output columns before they are arranged.
+struct ColumnTaps {
+  int32_t count, pairs;
+  int32_t* first;  // [count] box column of the first tap
+  int32_t* pair;   // [pairs, count] two 16-bit weights, the first tap's in the low half
+  int32_t bits;    // a weight of one is 1 << bits
+};
+
+constexpr int32_t kWeightBits = 14;  // 1 << 14 still fits a signed word, and one is exact
+
+inline int32_t pack_pair(int32_t low, int32_t high) {
+  return static_cast<int32_t>(static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16);
+}
+
+inline void lookup_taps(Filter filter, const Geometry& g, int32_t begin, ColumnTaps& taps) {
+  taps.bits = kWeightBits;
+  for (int32_t k = 0; k < taps.count; ++k) {
+    const int32_t i = g.column_offset + g.column_step * (begin + k);
+    taps.first[k] = filter == Filter::kNone ? i : nearest_index(i, g.box_width, g.resampled_width);
+    taps.pair[k] = 1 << kWeightBits;
+  }
+}
+
+// bilinear_taps of consecutive indices: the position advances by a constant fraction, kept as a
+// whole part and a remainder, so that each step costs an addition instead of a division.
+struct BilinearWalk {
+  int64_t denominator, part, remainder;
+  int32_t whole, first;
+  float unit;
+  int32_t last;  // of the box
+
+  BilinearWalk(int32_t i, int32_t step, int32_t box, int32_t resampled) {
+    denominator = 2 * static_cast<int64_t>(resampled);
+    const int64_t numerator = (2 * static_cast<int64_t>(i) + 1) * box - resampled;
+    divide(numerator, first, remainder);
+    divide(2 * static_cast<int64_t>(box) * step, whole, part);
+    unit = 1.f / static_cast<float>(denominator);
+    last = box - 1;
+  }
+  void divide(int64_t numerator, int32_t& quotient, int64_t& rest) const {
+    int64_t floor = numerator / denominator;
+    rest = numerator - floor * denominator;
+    if (rest < 0) {
+      rest += denominator;
+      --floor;
+    }
+    quotient = static_cast<int32_t>(floor);
+  }
+  // The taps are first and first + 1; before the box (first < 0) and at its last index they are
+  // one and the same.
+  float weight() const { return static_cast<float>(remainder) * unit; }
+  void advance() {
+    first += whole;
+    remainder += part;
+    const bool carry = remainder >= denominator;
+    remainder -= carry ? denominator : 0;
+    first += carry;
+  }
+};
+
+__attribute__((noinline)) void bilinear_column_taps(const Geometry& g, int32_t begin,
+                                                    ColumnTaps& taps) {
+  constexpr int32_t kOne = 1 << kWeightBits;
+  taps.bits = kWeightBits;
+  BilinearWalk walk(g.column_offset + g.column_step * begin, g.column_step, g.box_width,
+                    g.resampled_width);
+  const int32_t last = walk.last;
+  // A second tap must exist for the shuffle: at the right edge the pair moves left.
+  const int32_t edge = last > 0 ? last - 1 : 0, edge_weight = last > 0 ? kOne : 0;
+  for (int32_t k = 0; k < taps.count; ++k, walk.advance()) {
+    int32_t first = walk.first;
+    int32_t weight = static_cast<int32_t>(walk.weight() * kOne + .5f);
+    weight = first < 0 ? 0 : first >= last ? edge_weight : weight;
+    first = first < 0 ? 0 : first >= last ? edge : first;
+    taps.first[k] = first;
+    taps.pair[k] = pack_pair(kOne - weight, weight);
+  }
+}
+
+inline bool antialias_column_taps(const Geometry& g, int32_t begin, ColumnTaps& taps, Arena arena) {
+  const int32_t room = 2 * taps.pairs;
+  float* weight = arena.take<float>(static_cast<int64_t>(taps.count) * room);
+  if (!weight) return false;
+  float largest = 0;
+  for (int32_t k = 0; k < taps.count; ++k) {
+    const AntialiasWindow window = antialias_window(g.column_offset + g.column_step * (begin + k),
+                                                    g.box_width, g.resampled_width);
+    taps.first[k] = window.begin;
+    float* own = weight + static_cast<int64_t>(k) * room;
+    int64_t total = 0;
+    for (int32_t t = 0; t < room; ++t) {
+      const int32_t j = window.begin + t;
+      const int64_t height = j < window.end ? antialias_height(window, j) : 0;
+      own[t] = static_cast<float>(height);
+      total += height;
+    }
+    const float scale = 1.f / static_cast<float>(total);
+    for (int32_t t = 0; t < room; ++t) {
+      own[t] *= scale;
+      largest = own[t] > largest ? own[t] : largest;
+    }
+  }
+  // Long filters have small weights, which leave room for more bits.
+  taps.bits = kWeightBits;
+  while (taps.bits < 20 && largest * static_cast<float>(1 << (taps.bits + 1)) <= 32000.f)
+    ++taps.bits;
+  const float one = static_cast<float>(1 << taps.bits);
+  for (int32_t k = 0; k < taps.count; ++k) {
+    const float* own = weight + static_cast<int64_t>(k) * room;
+    // Rounding running sums makes the weights add up to exactly one.
+    float sum = 0;
+    int32_t before = 0;
+    for (int32_t p = 0; p < taps.pairs; ++p) {
+      sum += own[2 * p];
+      const int32_t middle = static_cast<int32_t>(sum * one + .5f);
+      sum += own[2 * p + 1];
+      const int32_t after =
+          p + 1 == taps.pairs ? 1 << taps.bits : static_cast<int32_t>(sum * one + .5f);
+      taps.pair[static_cast<int64_t>(p) * taps.count + k] =
+          pack_pair(middle - before, after - middle);
+      before = after;
+    }
+  }
+  return true;
+}
+
+// Arranges the taps of kTogether values a pixel (the channels, or 1 in a plane) for shuffles of
+// windows from pixels of `channels` bytes. False when the windows of a lane do not reach.
+template <int kTogether, int kWindows>
+__attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels, Columns& columns) {
+  int32_t farthest = 0;
+  constexpr int kValues = kWindows == 0 ? kFloats : 4;  // that share windows
+  const int64_t lanes = static_cast<int64_t>(columns.vectors) * kLanes;
+  const uint32_t next = static_cast<uint32_t>(channels) << 16;
+  const int32_t last = taps.count - 1;
+  int32_t p = 0, c = 0;
+  for (int64_t lane = 0; lane < lanes; lane += kValues / 4) {
+    int32_t pixel[kValues], byte[kValues];
+    for (int e = 0; e < kValues; ++e) {
+      pixel[e] = p < last ? p : last;
+      byte[e] = channels * taps.first[pixel[e]] + c;
+      if (++c == kTogether) {
+        c = 0;
+        ++p;
+      }
+    }
+    // Two windows: values of the lane's first pixel and of its second, or the first two of four.
+    for (int w = 0; w == 0 || w < kWindows; ++w) {
+      bool own[kValues];
+      int32_t low = INT32_MAX, high = 0;
+      for (int e = 0; e < kValues; ++e) {
+        own[e] = kWindows < 2 || (kTogether == 1 ? e / 2 : pixel[e] != pixel[0]) == w;
+        low = own[e] && byte[e] < low ? byte[e] : low;
+        high = own[e] && byte[e] > high ? byte[e] : high;
+      }
+      if (low == INT32_MAX) low = high = byte[0];
+      if (high - low + channels > 15) return false;
+      farthest = low > farthest ? low : farthest;
+      const int64_t at = w * lanes + lane;
+      columns.offset[at] = low;
+      uint32_t word[kValues];
+      for (int e = 0; e < kValues; ++e)
+        word[e] = own[e] ? 0x80008000u + static_cast<uint32_t>(byte[e] - low) * 0x10001u + next
+                         : 0x80808080u;
+      memcpy(columns.mask + 16 * at, word, sizeof word);
+    }
+    for (int32_t k = 0; k < taps.pairs; ++k) {
+      const int32_t* pair = taps.pair + static_cast<int64_t>(k) * taps.count;
+      int32_t word[kValues];
+      for (int e = 0; e < kValues; ++e) word[e] = pair[pixel[e]];
+      memcpy(columns.weight + (k * lanes + lane) * 8, word, sizeof word);
+    }
+  }
+  columns.windows = kWindows;
+  columns.reach = static_cast<int64_t>(farthest) + 2 * channels * (taps.pairs - 1) + 16;
+  columns.unit = 1.f / static_cast<float>(1 << taps.bits);
+  return true;
+}
+
+template <int kTogether>
+inline bool arrange_any(const ColumnTaps& taps, int32_t channels, Columns& columns) {
+  return arrange<kTogether, 0>(taps, channels, columns) ||
+         arrange<kTogether, 1>(taps, channels, columns) ||
+         arrange<kTogether, 2>(taps, channels, columns);
+}
+
+// The most taps that an output has under the antialias filter.
+inline int64_t longest_window(int32_t box, int32_t resampled) {
+  if (box <= resampled) return 2;
+  return (2 * static_cast<int64_t>(box) + resampled - 1) / resampled;
+}
+
+// The horizontal half of output columns [range.begin, range.end); false when it does not fit the
+// memory or the shuffles.
+inline bool prepare(Filter filter, const Geometry& g, Range range, int32_t together,
+                    int32_t channels, Arena& arena, Columns& columns) {
+  ColumnTaps taps;
+  taps.count = range.end - range.begin;
+  taps.pairs = 1;
+  if (filter == Filter::kAntialias) {
+    const int64_t longest = longest_window(g.box_width, g.resampled_width);
+    if (longest > 64) return false;
+    taps.pairs = static_cast<int32_t>(longest + 1) / 2;
+  }
+  columns.values = taps.count * together;
+  columns.vectors = (columns.values + kFloats - 1) / kFloats;
+  columns.pairs = taps.pairs;
+  const int64_t lanes = static_cast<int64_t>(columns.vectors) * kLanes;
+  columns.offset = arena.take<int32_t>(2 * lanes);
+  columns.mask = arena.take<uint8_t>(2 * 16 * lanes);
+  columns.weight = arena.take<int16_t>(8 * lanes * taps.pairs);
+  Arena temporary = arena;
+  taps.first = temporary.take<int32_t>(taps.count);
+  taps.pair = temporary.take<int32_t>(static_cast<int64_t>(taps.count) * taps.pairs);
+  if (!columns.offset || !columns.mask || !columns.weight || !taps.first || !taps.pair)
+    return false;
+  if (filter == Filter::kBilinear)
+    bilinear_column_taps(g, range.begin, taps);
+  else if (filter != Filter::kAntialias)
+    lookup_taps(filter, g, range.begin, taps);
+  else if (!antialias_column_taps(g, range.begin, taps, temporary))
+    return false;
+  if (together == 1) return arrange_any<1>(taps, channels, columns);
+  if (together == 3) return arrange_any<3>(taps, channels, columns);
+  return arrange_any<4>(taps, channels, columns);
+}
+
+// The columns' fields by value: stores of results cannot change them, so they stay in registers.
+template <int kWindows>
+struct WindowLoop {
+  const int32_t* __restrict offset;
+  const uint8_t* __restrict mask;
+  const int16_t* __restrict weight;
+  int64_t vectors;
+
+  explicit WindowLoop(const Columns& columns)
+      : offset(columns.offset),
+        mask(columns.mask),
+        weight(columns.weight),
+        vectors(columns.vectors) {}
+
+  Ints picked(const uint8_t* row, int64_t v) const {
+    if (kWindows == 0)
+      return pick_bytes(load_shared_window(row, offset[v * kLanes]), mask + v * 16 * kLanes);
+    const Ints first = pick_bytes(load_windows(row, offset + v * kLanes), mask + v * 16 * kLanes);
+    if (kWindows == 1) return first;
+    const int64_t other = vectors + v;
+    return either(
+        first, pick_bytes(load_windows(row, offset + other * kLanes), mask + other * 16 * kLanes));
+  }
+  Ints product(const uint8_t* row, int64_t v, int64_t pair) const {
+    return multiply_pairs(picked(row, v), weight + (pair * vectors + v) * 8 * kLanes);
+  }
+};
+
+// `row` is at the box's first column (and, in a plane, at the channel); columns.reach bytes of it
+// are readable. Writes whole vectors.
+template <int kWindows, int kPairs>
+__attribute__((noinline)) void resample_windows(const Columns& columns, const uint8_t* row,
+                                                int32_t channels, float* __restrict out) {
+  const WindowLoop<kWindows> loop(columns);
+  const int64_t pairs = kPairs > 0 ? kPairs : columns.pairs;
+  const int64_t advance = 2 * channels;
+  for (int64_t v = 0; v < loop.vectors; ++v) {
+    Ints sum = loop.product(row, v, 0);
+    for (int64_t k = 1; k < pairs; ++k) sum = add_ints(sum, loop.product(row + advance * k, v, k));
+    store(out + v * kFloats, ints_to_floats(sum));
+  }
+}
+
+using Resample = void (*)(const Columns&, const uint8_t*, int32_t, float*);
+
+inline Resample choose_resample(const Columns& columns) {
+  if (columns.windows == 2) return resample_windows<2, 0>;
+  if (columns.windows == 0)
+    return columns.pairs == 1 ? resample_windows<0, 1> : resample_windows<0, 0>;
+  if (columns.pairs == 1) return resample_windows<1, 1>;
+  if (columns.pairs == 2) return resample_windows<1, 2>;
+  return resample_windows<1, 0>;
+}

@@ -1,0 +1,222 @@
+// The vertical half of a fast row: blend rows, multiply and add per channel, cast, store.
+
+// Per-channel scale and bias repeated over three vectors, which every channel count divides, with
+// room to start at any channel.
+struct Pattern {
+  float scale[3 * kFloats + kMaxChannels];
+  float bias[3 * kFloats + kMaxChannels];
+};
+
+inline void fill_pattern(Pattern& pattern, const float* scale, const float* bias, float unit,
+                         int32_t together) {
+  for (int32_t i = 0; i < 3 * kFloats + kMaxChannels; ++i) {
+    pattern.scale[i] = scale[i % together] * unit;
+    pattern.bias[i] = bias[i % together];
+  }
+}
+
+// ---------------------------------------------------------------- where values come from
+
+// A source prepared for one position in the channels' pattern computes scale * value + bias, where
+// value is the weighted sum of kTaps rows, or of `taps` rows where kTaps is 0. A single row's
+// weight is 1. The scale is folded into the weights where there are few.
+template <int kTaps>
+struct Blend {
+  const float* const* row;
+  const float* weight;
+  int32_t taps;
+
+  struct Scaled {
+    Blend blend;
+    Floats weight[kTaps > 0 ? kTaps : 1];
+    Floats bias;
+    const float* row[kTaps > 0 ? kTaps : 1];  // by value, so that no store can change them
+
+    Floats at(int32_t i) const {
+      if constexpr (kTaps > 0) {
+        Floats sum = bias;
+        for (int t = 0; t < kTaps; ++t) sum = multiply_add(weight[t], load(row[t] + i), sum);
+        return sum;
+      }
+      Floats sum = multiply(splat(blend.weight[0]), load(blend.row[0] + i));
+      for (int32_t t = 1; t < blend.taps; ++t)
+        sum = multiply_add(splat(blend.weight[t]), load(blend.row[t] + i), sum);
+      return multiply_add(sum, weight[0], bias);
+    }
+    // Rows are padded to whole vectors beyond their last value.
+    Floats at_end(int32_t i, int32_t) const { return at(i); }
+  };
+
+  Scaled scaled(const float* scale, const float* bias) const {
+    Scaled result = {*this, {load(scale)}, load(bias), {row[0]}};
+    for (int t = 1; t < kTaps; ++t) result.row[t] = row[t];
+    for (int t = kTaps - 1; kTaps > 1 && t >= 0; --t)
+      result.weight[t] = multiply(result.weight[0], splat(weight[t]));
+    return result;
+  }
+};
+
+struct Bytes {
+  const uint8_t* row;
+
+  struct Scaled {
+    const uint8_t* row;
+    Floats scale, bias;
+    Floats at(int32_t i) const { return multiply_add(bytes_to_floats(row + i), scale, bias); }
+    Floats at_end(int32_t i, int32_t count) const {
+      uint8_t padded[kFloats] = {};
+      for (int32_t k = 0; k < count; ++k) padded[k] = row[i + k];
+      return multiply_add(bytes_to_floats(padded), scale, bias);
+    }
+  };
+
+  Scaled scaled(const float* scale, const float* bias) const {
+    return {row, load(scale), load(bias)};
+  }
+};
+
+// ---------------------------------------------------------------- where they go
+
+// put: one vector anywhere; put2: two, to an aligned address where kStream.
+template <Dtype dtype, Rounding rounding, bool stream>
+struct Sink;
+
+template <Rounding rounding, bool stream>
+struct Sink<Dtype::kF32, rounding, stream> {
+  using Value = float;
+  static constexpr bool kStream = stream;
+  static void put(float* p, Floats x) { store(p, x); }
+  static void put2(float* p, Floats x, Floats y) {
+    stream ? stream_f32(p, x) : store(p, x);
+    stream ? stream_f32(p + kFloats, y) : store(p + kFloats, y);
+  }
+};
+template <Rounding rounding, bool stream>
+struct Sink<Dtype::kBF16, rounding, stream> {
+  using Value = uint16_t;
+  static constexpr bool kStream = stream;
+  static void put(uint16_t* p, Floats x) { put_bf16(p, x); }
+  static void put2(uint16_t* p, Floats x, Floats y) {
+    stream ? stream2_bf16(p, x, y) : put2_bf16(p, x, y);
+  }
+};
+template <Rounding rounding, bool stream>
+struct Sink<Dtype::kF16, rounding, stream> {
+  using Value = uint16_t;
+  static constexpr bool kStream = stream;
+  static void put(uint16_t* p, Floats x) { put_f16(p, x); }
+  static void put2(uint16_t* p, Floats x, Floats y) {
+    stream ? stream2_f16(p, x, y) : put2_f16(p, x, y);
+  }
+};
+template <Rounding rounding, bool stream>
+struct Sink<Dtype::kU8, rounding, stream> {
+  using Value = uint8_t;
+  static constexpr bool kStream = false;
+  static void put(uint8_t* p, Floats x) {
+    rounding == Rounding::kNearest ? put_u8_nearest(p, x) : put_u8_truncate(p, x);
+  }
+  static void put2(uint8_t* p, Floats x, Floats y) {
+    rounding == Rounding::kNearest ? put2_u8_nearest(p, x, y) : put2_u8_truncate(p, x, y);
+  }
+};
+
+// ---------------------------------------------------------------- the loop
+
+template <typename Sink, typename Source>
+inline void finish_part(const Source& source, const float* scale, const float* bias, int32_t i,
+                        int32_t count, typename Sink::Value* out) {
+  if (count == kFloats) return Sink::put(out + i, source.scaled(scale, bias).at(i));
+  typename Sink::Value value[kFloats];
+  Sink::put(value, source.scaled(scale, bias).at_end(i, count));
+  for (int32_t k = 0; k < count; ++k) out[i + k] = value[k];
+}
+
+// out[i] = cast(scale * source[i] + bias) for i in [0, count). `together` is the pattern's period.
+template <typename Sink, typename Source>
+inline void finish_values(const Source& source, const Pattern& pattern, int32_t together,
+                          int32_t count, typename Sink::Value* __restrict out) {
+  int32_t i = 0, phase = 0;
+  if (Sink::kStream) {
+    constexpr uintptr_t kAlignment = 4 * kFloats;
+    const uintptr_t past = reinterpret_cast<uintptr_t>(out) % kAlignment;
+    int32_t head =
+        past ? static_cast<int32_t>((kAlignment - past) / sizeof(typename Sink::Value)) : 0;
+    if (head > count) head = count;
+    phase = head % together;
+    for (; head > kFloats; head -= kFloats, i += kFloats)
+      finish_part<Sink>(source, pattern.scale + i % together, pattern.bias + i % together, i,
+                        kFloats, out);
+    if (head)
+      finish_part<Sink>(source, pattern.scale + i % together, pattern.bias + i % together, i, head,
+                        out);
+    i += head;
+  }
+  const float* scale = pattern.scale + phase;
+  const float* bias = pattern.bias + phase;
+  const auto first = source.scaled(scale, bias);
+  const auto second = source.scaled(scale + kFloats, bias + kFloats);
+  const auto third = source.scaled(scale + 2 * kFloats, bias + 2 * kFloats);
+  for (; i + 6 * kFloats <= count; i += 6 * kFloats) {
+    Sink::put2(out + i, first.at(i), second.at(i + kFloats));
+    Sink::put2(out + i + 2 * kFloats, third.at(i + 2 * kFloats), first.at(i + 3 * kFloats));
+    Sink::put2(out + i + 4 * kFloats, second.at(i + 4 * kFloats), third.at(i + 5 * kFloats));
+  }
+  int32_t k = 0;  // which third of the pattern comes next
+  if (i + 2 * kFloats <= count) {
+    Sink::put2(out + i, first.at(i), second.at(i + kFloats));
+    i += 2 * kFloats;
+    k = 2;
+    if (i + 2 * kFloats <= count) {
+      Sink::put2(out + i, third.at(i), first.at(i + kFloats));
+      i += 2 * kFloats;
+      k = 1;
+    }
+  }
+  for (; i < count; i += kFloats, k = k == 2 ? 0 : k + 1)
+    finish_part<Sink>(source, scale + k * kFloats, bias + k * kFloats, i,
+                      count - i < kFloats ? count - i : kFloats, out);
+}
+
+// The rows of the source image, or of the ring, that one output row blends.
+struct RowTaps {
+  int32_t count;
+  const float** row;
+  float* weight;
+  const uint8_t* bytes;  // instead of rows: one row of bytes as it is
+};
+
+template <typename Sink>
+inline void finish_row(const RowTaps& taps, const Pattern& pattern, int32_t together, int32_t count,
+                       void* output) {
+  auto* out = static_cast<typename Sink::Value*>(output);
+  if (taps.bytes) return finish_values<Sink>(Bytes{taps.bytes}, pattern, together, count, out);
+  if (taps.count == 1)
+    return finish_values<Sink>(Blend<1>{taps.row, taps.weight, 1}, pattern, together, count, out);
+  if (taps.count == 2)
+    return finish_values<Sink>(Blend<2>{taps.row, taps.weight, 2}, pattern, together, count, out);
+  if (taps.count == 3)
+    return finish_values<Sink>(Blend<3>{taps.row, taps.weight, 3}, pattern, together, count, out);
+  finish_values<Sink>(Blend<0>{taps.row, taps.weight, taps.count}, pattern, together, count, out);
+}
+
+using FinishRow = void (*)(const RowTaps&, const Pattern&, int32_t, int32_t, void*);
+
+inline FinishRow choose_finish(Dtype dtype, Rounding rounding, bool stream) {
+  constexpr Rounding kKeep = Rounding::kKeep;
+  switch (dtype) {
+    case Dtype::kF32:
+      return stream ? finish_row<Sink<Dtype::kF32, kKeep, true>>
+                    : finish_row<Sink<Dtype::kF32, kKeep, false>>;
+    case Dtype::kBF16:
+      return stream ? finish_row<Sink<Dtype::kBF16, kKeep, true>>
+                    : finish_row<Sink<Dtype::kBF16, kKeep, false>>;
+    case Dtype::kF16:
+      return stream ? finish_row<Sink<Dtype::kF16, kKeep, true>>
+                    : finish_row<Sink<Dtype::kF16, kKeep, false>>;
+    case Dtype::kU8:
+      break;
+  }
+  return rounding == Rounding::kNearest ? finish_row<Sink<Dtype::kU8, Rounding::kNearest, false>>
+                                        : finish_row<Sink<Dtype::kU8, Rounding::kTruncate, false>>;
+}

@@ -1,0 +1,119 @@
+// Mixing (MixUp, CutMix) of a batch of images with their partners: what a call is, the CPU's entry,
+// and the body of the CUDA kernel as a host and device function of a flat index, so that a CPU test
+// runs it over the whole grid.
+#ifndef JAXKERN_IMAGE_MIX_H_
+#define JAXKERN_IMAGE_MIX_H_
+
+#include <cstdint>
+
+#include "core/batch_set.h"
+#include "core/host_device.h"
+#include "core/simd_dispatch.h"
+#include "image/arithmetic.h"
+#include "image/cuda_tile.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+enum MixOperand : int { kX, kPartner, kLambda, kBox, kMixOperands };
+
+// out = lambda * x + (1 - lambda) * partner outside the box, and partner inside it; images are
+// [height, width, C] (or [C, height, width]) of `dtype`; `output` may be `x` itself.
+// MixUp passes an empty box, CutMix lambda = 1 and its box.
+struct MixCall {
+  Dtype dtype;
+  Layout layout;
+  int32_t height, width, channels;
+  BatchSet<kMixOperands> operands;
+  void* output;
+  int64_t samples;
+
+  // Elements of a pixel are together, or each plane is an image of its own.
+  JAXKERN_HD_MEMBER int32_t together() const { return layout == Layout::kNHWC ? channels : 1; }
+  JAXKERN_HD_MEMBER int64_t elements() const {
+    return static_cast<int64_t>(height) * width * channels;
+  }
+};
+
+// Samples [begin, end) of a checked call.
+JAXKERN_LEVEL_FUNCTION(void, mix_samples, const MixCall& call, int64_t begin, int64_t end)
+
+// Whether every image of the batch starts and ends at a 16-byte boundary.
+inline bool mix_in_vectors(const MixCall& call) {
+  const auto at_boundary = [](const void* at) {
+    return reinterpret_cast<uintptr_t>(at) % kStoreBytes == 0;
+  };
+  return call.elements() * dtype_bytes(call.dtype) % kStoreBytes == 0 &&
+         at_boundary(call.operands.data[kX]) && at_boundary(call.operands.data[kPartner]) &&
+         at_boundary(call.output);
+}
+
+template <Dtype dtype>
+JAXKERN_HD float mix_element(float x, float partner, float lambda, bool cut) {
+  float value = cut ? partner : mix_value(x, partner, lambda);
+  if constexpr (dtype == Dtype::kU8) value = round_value(Rounding::kNearest, value);
+  return value;
+}
+
+// Work item `flat`: kElements consecutive elements of one image. The output may be x itself, so x
+// is read with ordinary loads, and before the item's own stores.
+template <Dtype dtype, int32_t kElements>
+struct MixBody {
+  using Element = typename Stored<dtype>::Type;
+  static_assert(kElements == 1 || kElements * sizeof(Element) == kStoreBytes);
+
+  struct alignas(kElements == 1 ? sizeof(Element) : kStoreBytes) Piece {
+    Element element[kElements];
+  };
+
+  JAXKERN_HD int64_t items(const MixCall& call) {
+    return call.elements() / kElements * call.samples;
+  }
+
+  JAXKERN_HD void run(const MixCall& call, int64_t flat) {
+    const int64_t each = call.elements() / kElements;
+    const int64_t sample = flat / each, start = (flat - sample * each) * kElements;
+    const BatchOffsets<kMixOperands> at = batch_offsets(call.operands, sample);
+    const float lambda = *call.operands.at<float>(at, kLambda);
+    const EraseBox box = *reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kBox));
+    const Range rows = erased_range(box.top, box.height, call.height);
+    const Range columns = erased_range(box.left, box.width, call.width);
+
+    const int32_t together = call.together();
+    const bool has_box = rows.begin < rows.end && columns.begin < columns.end;
+    int32_t row = 0, column = 0, channel = 0;
+    if (has_box) {
+      const int64_t pixel = start / together, line = pixel / call.width;
+      channel = static_cast<int32_t>(start - pixel * together);
+      column = static_cast<int32_t>(pixel - line * call.width);
+      row = static_cast<int32_t>(line % call.height);
+    }
+    const Piece x = load(call.operands.at<Element>(at, kX) + start);
+    const Piece partner = load(call.operands.at<Element>(at, kPartner) + start);
+    Piece mixed;
+    JAXKERN_UNROLL
+    for (int32_t e = 0; e < kElements; ++e) {
+      const bool cut = has_box && inside(rows, row) && inside(columns, column);
+      // A cast of its own partner would change nothing: u8 is an integer, NaN stays NaN.
+      const float value = mix_element<dtype>(load_value<dtype>(x.element, e),
+                                             load_value<dtype>(partner.element, e), lambda, cut);
+      store_value<dtype>(mixed.element, e, value);
+      if (++channel == together) {
+        channel = 0;
+        if (++column == call.width) {
+          column = 0;
+          if (++row == call.height) row = 0;
+        }
+      }
+    }
+    Element* const output = static_cast<Element*>(call.output) + sample * call.elements() + start;
+    *reinterpret_cast<Piece*>(output) = mixed;
+  }
+
+ private:
+  JAXKERN_HD Piece load(const Element* at) { return *reinterpret_cast<const Piece*>(at); }
+};
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_MIX_H_

@@ -1,0 +1,359 @@
+// The general path: any plan, row by row, in column tiles, without storing intermediate images.
+//
+// Each segment is a stage that produces rows of its output on demand (pull) from rows of its input.
+// It keeps the input rows that it has resampled horizontally in a small ring, because neighbouring
+// output rows share them. A stage holds at most kTile columns of anything: wider inputs are pulled
+// in parts, so memory stays bounded whatever the sizes.
+//
+// Included by levels.cc inside the level's namespace; it uses raw arrays only, so that no library
+// template is instantiated with wide instructions.
+
+constexpr int32_t kTile = 1024;
+constexpr int32_t kRingRows = 16;
+constexpr int32_t kWeights = 8 * kTile;  // tap weights that a stage keeps; others are recomputed
+
+struct Stage {
+  const Segment* segment;
+  const Geometry* geometry;
+  const float* scale;
+  const float* bias;
+  const float* fill;
+  const EraseBox* erase_box;
+  const float* erase_value;
+  Range rows, columns;  // valid outputs
+
+  // Horizontal taps of the output columns [tile.begin, tile.end), indexed from tile.begin.
+  Range tile;
+  Range taps[kTile];         // relative to the box
+  int32_t weight_at[kTile];  // where in `weight` the first tap's weight is, or -1
+  float weight[kWeights + 1];
+
+  float pair[kTile][2];  // bilinear: weights of the first and the last tap
+
+  int64_t ring_row[kRingRows];  // the box row in each slot, or -1
+  float* ring;                  // [kRingRows, kTile, C] resampled columns in output order
+  float* input;                 // [kTile, C] pulled from the previous stage
+};
+
+struct Chain {
+  const Plan* plan;
+  const Sample* sample;
+  Stage* stage;  // [segments]
+};
+
+// ---------------------------------------------------------------- taps of one output index
+
+// Weights of the taps of resampled index i; `out` has room for the whole tap_range. Returns that
+// range without a second tap of weight zero.
+Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, float* out) {
+  Range range = tap_range(filter, i, box, resampled);
+  if (filter == Filter::kBilinear) {
+    const BilinearTaps taps = bilinear_taps(i, box, resampled);
+    if (taps.weight == 0.f || taps.second == taps.first) {
+      range.end = range.begin + 1;
+      out[0] = 1.f;
+    } else {
+      out[0] = 1.f - taps.weight;
+      out[1] = taps.weight;
+    }
+  } else if (filter == Filter::kAntialias) {
+    const AntialiasWindow window = antialias_window(i, box, resampled);
+    const double total = static_cast<double>(antialias_total(window));
+    for (int32_t j = window.begin; j < window.end; ++j)
+      out[j - window.begin] =
+          static_cast<float>(static_cast<double>(antialias_height(window, j)) / total);
+  } else {
+    out[0] = 1.f;
+  }
+  return range;
+}
+
+void prepare_columns(Stage& stage, Range tile) {
+  const Geometry& g = *stage.geometry;
+  stage.tile = tile;
+  int32_t used = 0;
+  for (int32_t x = tile.begin; x < tile.end; ++x) {
+    const int32_t i = static_cast<int32_t>(mapped_index(g.column_offset, g.column_step, x));
+    const Range range = tap_range(stage.segment->filter, i, g.box_width, g.resampled_width);
+    const int32_t k = x - tile.begin;
+    if (range.end - range.begin <= kWeights - used) {
+      stage.taps[k] = tap_weights(stage.segment->filter, i, g.box_width, g.resampled_width,
+                                  stage.weight + used);
+      stage.weight_at[k] = used;
+      // A single tap counts as two halves, which is exact and keeps infinities.
+      const bool single = stage.taps[k].end - stage.taps[k].begin == 1;
+      stage.pair[k][0] = single ? .5f : stage.weight[used];
+      stage.pair[k][1] = single ? .5f : stage.weight[used + 1];
+      used += range.end - range.begin;
+    } else {
+      stage.taps[k] = range;
+      stage.weight_at[k] = -1;
+    }
+  }
+  for (int32_t slot = 0; slot < kRingRows; ++slot) stage.ring_row[slot] = -1;
+}
+
+// ---------------------------------------------------------------- horizontal resampling
+
+// One or two taps a column, all of them in `input`, which starts at box column `start`.
+template <int C, Dtype dtype>
+void interpolate_columns(const Stage& stage, const void* input, int32_t start,
+                         float* __restrict out) {
+  const int32_t count = stage.tile.end - stage.tile.begin;
+  if (stage.segment->filter != Filter::kBilinear) {
+    for (int32_t k = 0; k < count; ++k) {
+      const int64_t from = static_cast<int64_t>(stage.taps[k].begin - start) * C;
+      for (int c = 0; c < C; ++c)
+        out[static_cast<int64_t>(k) * C + c] = load_value<dtype>(input, from + c);
+    }
+    return;
+  }
+  for (int32_t k = 0; k < count; ++k) {
+    const int64_t first = static_cast<int64_t>(stage.taps[k].begin - start) * C;
+    const int64_t last = static_cast<int64_t>(stage.taps[k].end - 1 - start) * C;
+    const float low = stage.pair[k][0], high = stage.pair[k][1];
+    for (int c = 0; c < C; ++c)
+      out[static_cast<int64_t>(k) * C + c] =
+          low * load_value<dtype>(input, first + c) + high * load_value<dtype>(input, last + c);
+  }
+}
+
+// Adds what the input columns [have.begin, have.end) contribute to every output column of the
+// tile. `input` holds those columns (box-relative), C values each.
+template <int C, Dtype dtype>
+void accumulate_columns(const Stage& stage, const void* input, Range have, float* out) {
+  const Geometry& g = *stage.geometry;
+  const int32_t count = stage.tile.end - stage.tile.begin;
+  for (int32_t k = 0; k < count; ++k) {
+    const Range taps = stage.taps[k];
+    const int32_t begin = taps.begin > have.begin ? taps.begin : have.begin;
+    const int32_t end = taps.end < have.end ? taps.end : have.end;
+    if (begin >= end) continue;
+    float sum[C];
+    for (int c = 0; c < C; ++c) sum[c] = out[static_cast<int64_t>(k) * C + c];
+    if (stage.weight_at[k] >= 0) {
+      const float* weight = stage.weight + stage.weight_at[k] - taps.begin;
+      for (int32_t j = begin; j < end; ++j)
+        for (int c = 0; c < C; ++c)
+          sum[c] +=
+              weight[j] * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
+    } else {
+      const int32_t x = stage.tile.begin + k;
+      const AntialiasWindow window =
+          antialias_window(static_cast<int32_t>(mapped_index(g.column_offset, g.column_step, x)),
+                           g.box_width, g.resampled_width);
+      const double unit = 1. / static_cast<double>(antialias_total(window));
+      for (int32_t j = begin; j < end; ++j) {
+        const float weight =
+            static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
+        for (int c = 0; c < C; ++c)
+          sum[c] += weight * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
+      }
+    }
+    for (int c = 0; c < C; ++c) out[static_cast<int64_t>(k) * C + c] = sum[c];
+  }
+}
+
+template <int C>
+void pull(Chain& chain, int32_t s, int32_t y, Range wanted, float* out);
+
+// Columns of the tile from input columns `span`, which hold every tap.
+template <int C, Dtype dtype>
+void resample_columns(const Stage& stage, const void* input, Range span, float* out) {
+  if (stage.segment->filter != Filter::kAntialias)
+    return interpolate_columns<C, dtype>(stage, input, span.begin, out);
+  const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
+  for (int64_t i = 0; i < values; ++i) out[i] = 0.f;
+  accumulate_columns<C, dtype>(stage, input, span, out);
+}
+
+// Resamples box row j of stage s onto the tile's columns.
+template <int C>
+void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
+  Stage& stage = chain.stage[s];
+  const Geometry& g = *stage.geometry;
+  const int32_t count = stage.tile.end - stage.tile.begin;
+  const Range first = stage.taps[0], last = stage.taps[count - 1];
+  const Range span = {first.begin < last.begin ? first.begin : last.begin,
+                      first.end > last.end ? first.end : last.end};
+  if (s == 0) {
+    const Sample& sample = *chain.sample;
+    const int64_t start =
+        ((static_cast<int64_t>(g.top) + j) * sample.width + g.left + span.begin) * C;
+    const char* bytes =
+        static_cast<const char*>(sample.pixels) + start * dtype_bytes(chain.plan->source_dtype);
+    return with_dtype(chain.plan->source_dtype,
+                      [&](auto dtype) { resample_columns<C, dtype>(stage, bytes, span, out); });
+  }
+  if (span.end - span.begin <= kTile) {
+    pull<C>(chain, s - 1, g.top + j, {g.left + span.begin, g.left + span.end}, stage.input);
+    return resample_columns<C, Dtype::kF32>(stage, stage.input, span, out);
+  }
+  for (int64_t i = 0; i < static_cast<int64_t>(count) * C; ++i) out[i] = 0.f;
+  for (int32_t begin = span.begin; begin < span.end; begin += kTile) {
+    const Range part = {begin, begin + kTile < span.end ? begin + kTile : span.end};
+    pull<C>(chain, s - 1, g.top + j, {g.left + part.begin, g.left + part.end}, stage.input);
+    accumulate_columns<C, Dtype::kF32>(stage, stage.input, part, out);
+  }
+}
+
+// ---------------------------------------------------------------- one output row of a stage
+
+template <int C>
+void set_pixels(float* out, Range wanted, Range set, const float* value) {
+  for (int32_t x = set.begin > wanted.begin ? set.begin : wanted.begin;
+       x < set.end && x < wanted.end; ++x)
+    for (int c = 0; c < C; ++c) out[static_cast<int64_t>(x - wanted.begin) * C + c] = value[c];
+}
+
+// Vertical resampling and affine of the tile's columns; `out` is at the first of them.
+template <int C>
+void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
+  Stage& stage = chain.stage[s];
+  const Geometry& g = *stage.geometry;
+  const int32_t i = static_cast<int32_t>(mapped_index(g.row_offset, g.row_step, y));
+  const Filter filter = stage.segment->filter;
+  const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
+
+  Range range = tap_range(filter, i, g.box_height, g.resampled_height);
+  const bool keep = range.end - range.begin <= kRingRows;
+  float known[kRingRows];
+  double unit = 0;
+  AntialiasWindow window = {};
+  if (keep) {
+    range = tap_weights(filter, i, g.box_height, g.resampled_height, known);
+  } else {
+    window = antialias_window(i, g.box_height, g.resampled_height);
+    unit = 1. / static_cast<double>(antialias_total(window));
+  }
+  for (int32_t j = range.begin; j < range.end; ++j) {
+    const int32_t slot = keep ? j % kRingRows : 0;
+    float* row = stage.ring + static_cast<int64_t>(slot) * kTile * C;
+    if (stage.ring_row[slot] != j) {
+      stage.ring_row[slot] = -1;
+      resample_row<C>(chain, s, j, row);
+      stage.ring_row[slot] = j;
+    }
+    const float weight =
+        keep ? known[j - range.begin]
+             : static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
+    if (j == range.begin)
+      for (int64_t v = 0; v < values; ++v) out[v] = weight * row[v];
+    else
+      for (int64_t v = 0; v < values; ++v) out[v] += weight * row[v];
+  }
+  for (int64_t v = 0; v < values; v += C)
+    for (int c = 0; c < C; ++c)
+      out[v + c] = apply_affine(out[v + c], stage.scale[c], stage.bias[c]);
+}
+
+// Row y, columns `wanted` (at most kTile) of stage s.
+template <int C>
+void pull(Chain& chain, int32_t s, int32_t y, Range wanted, float* out) {
+  Stage& stage = chain.stage[s];
+  const Segment& segment = *stage.segment;
+  Range valid = {wanted.begin > stage.columns.begin ? wanted.begin : stage.columns.begin,
+                 wanted.end < stage.columns.end ? wanted.end : stage.columns.end};
+  if (!inside(stage.rows, y) || valid.begin >= valid.end) {
+    set_pixels<C>(out, wanted, wanted, stage.fill);
+  } else {
+    if (valid.begin != stage.tile.begin || valid.end != stage.tile.end)
+      prepare_columns(stage, valid);
+    set_pixels<C>(out, wanted, {wanted.begin, valid.begin}, stage.fill);
+    valid_row<C>(chain, s, y, out + static_cast<int64_t>(valid.begin - wanted.begin) * C);
+    set_pixels<C>(out, wanted, {valid.end, wanted.end}, stage.fill);
+  }
+  for (int32_t k = 0; k < segment.erasures; ++k) {
+    const EraseBox& box = stage.erase_box[k];
+    if (inside(erased_range(box.top, box.height, segment.height), y))
+      set_pixels<C>(out, wanted, erased_range(box.left, box.width, segment.width),
+                    stage.erase_value + k * C);
+  }
+  if (segment.rounding != Rounding::kKeep) {
+    const int64_t values = static_cast<int64_t>(wanted.end - wanted.begin) * C;
+    for (int64_t v = 0; v < values; ++v) out[v] = round_value(segment.rounding, out[v]);
+  }
+}
+
+// ---------------------------------------------------------------- output
+
+template <int C, Dtype dtype>
+void store_columns(const Plan& plan, const float* values, int32_t y, Range columns, void* output) {
+  const Segment& last = plan.segment[plan.segments - 1];
+  const int32_t count = columns.end - columns.begin;
+  if (plan.layout == Layout::kNHWC) {
+    const int64_t start = (static_cast<int64_t>(y) * last.width + columns.begin) * C;
+    for (int64_t v = 0; v < static_cast<int64_t>(count) * C; ++v)
+      store_value<dtype>(output, start + v, values[v]);
+    return;
+  }
+  for (int c = 0; c < C; ++c) {
+    const int64_t start = (static_cast<int64_t>(c) * last.height + y) * last.width + columns.begin;
+    for (int32_t k = 0; k < count; ++k)
+      store_value<dtype>(output, start + k, values[static_cast<int64_t>(k) * C + c]);
+  }
+}
+
+// Whether every stage can pull its whole input span at once when the output is `width` columns
+// wide; otherwise rows of the earlier stages are computed more than once.
+bool spans_fit(const Chain& chain, int32_t width) {
+  int64_t span = width;
+  for (int32_t s = chain.plan->segments - 1; s > 0; --s) {
+    const Geometry& g = *chain.stage[s].geometry;
+    span = (span + 2) * g.box_width / g.resampled_width + 3;
+    if (span > chain.plan->segment[s - 1].width) span = chain.plan->segment[s - 1].width;
+    if (span > kTile) return false;
+  }
+  return true;
+}
+
+template <int C>
+void stream_channels(Chain& chain, float* row, void* output) {
+  const Plan& plan = *chain.plan;
+  const Segment& last = plan.segment[plan.segments - 1];
+  int32_t width = last.width < kTile ? last.width : kTile;
+  while (width > 16 && !spans_fit(chain, width)) width /= 2;
+  for (int32_t begin = 0; begin < last.width; begin += width) {
+    const Range tile = {begin, begin + width < last.width ? begin + width : last.width};
+    for (int32_t y = 0; y < last.height; ++y) {
+      pull<C>(chain, plan.segments - 1, y, tile, row);
+      with_dtype(plan.output_dtype,
+                 [&](auto dtype) { store_columns<C, dtype>(plan, row, y, tile, output); });
+    }
+  }
+}
+
+constexpr size_t kStageBytes =
+    (sizeof(Stage) + 63) / 64 * 64 + sizeof(float) * kTile * kMaxChannels * (kRingRows + 1);
+static_assert(kMaxSegments * kStageBytes + sizeof(float) * kTile * kMaxChannels <= kScratchBytes);
+
+void run_stream(const Plan& plan, const Sample& sample, void* output, char* scratch) {
+  const int32_t channels = plan.channels;
+  Chain chain = {&plan, &sample, reinterpret_cast<Stage*>(scratch)};
+  float* rows = reinterpret_cast<float*>(
+      scratch + (sizeof(Stage) * static_cast<size_t>(plan.segments) + 63) / 64 * 64);
+  float* const output_row = rows;
+  rows += kTile * channels;
+  int32_t erasures = 0;
+  for (int32_t s = 0; s < plan.segments; ++s) {
+    Stage& stage = chain.stage[s];
+    stage.segment = &plan.segment[s];
+    stage.geometry = &sample.geometry[s];
+    stage.scale = sample.affine + 2 * s * channels;
+    stage.bias = stage.scale + channels;
+    stage.fill = sample.fill + s * channels;
+    stage.erase_box = sample.erase_box + erasures;
+    stage.erase_value = sample.erase_value + erasures * channels;
+    erasures += plan.segment[s].erasures;
+    stage.rows = valid_rows(*stage.geometry, stage.segment->height);
+    stage.columns = valid_columns(*stage.geometry, stage.segment->width);
+    stage.tile = {0, 0};
+    stage.ring = rows;
+    rows += static_cast<int64_t>(kRingRows) * kTile * channels;
+    stage.input = rows;
+    rows += kTile * channels;
+  }
+  if (channels == 1) return stream_channels<1>(chain, output_row, output);
+  if (channels == 3) return stream_channels<3>(chain, output_row, output);
+  stream_channels<4>(chain, output_row, output);
+}

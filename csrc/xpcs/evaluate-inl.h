@@ -1,0 +1,131 @@
+// f and its derivatives for one row of one tile. Include after core/simd-inl.h.
+//
+// exp(-2 |A_i - A_j|) is a product: with a reference near A_i, exp(+-2 (A_i - reference)) of the
+// row times exp(-+2 (A_j - reference)) of the column, and the smaller of the two products is the
+// one with the right sign. The reference moves when a row is further than kReach from it, so that
+// the row's factor neither overflows nor loses digits, and the column's are computed anew.
+
+constexpr double kReach = 12;
+
+// Buffers lie a cache line more than a tile apart, so that a load never has the low address bits of
+// a store to another buffer just before it, which machines take for the same address.
+constexpr int64_t kPitch = kTile + 8;
+
+// Buffers of one thread. f, h (df/d(X_i - X_j)) and s (the sign of A_i - A_j, times f) are of one
+// row; entries from the tile's width on are never trusted.
+struct alignas(64) RowBuffers {
+  double f[kPitch], h[kPitch], s[kPitch];
+};
+
+struct alignas(64) ColumnFactors {
+  double reference = 0;
+  bool filled = false;
+  double rising[kPitch], falling[kPitch];  // exp(2 (A_j - reference)) and exp(-2 (A_j - reference))
+};
+
+// The columns [start, start + width) of all rows.
+struct Tile {
+  int64_t start, width;
+  int64_t vectors() const { return (width + kDoubles - 1) / kDoubles; }
+};
+
+// Which sign A_i - A_j has in this tile: known where A increases and the tile lies beside the row
+// block, else decided per point.
+enum class Side { kLeft, kRight, kMixed };  // columns before the rows, after them, or either
+
+template <Side kSide>
+inline void fill_factors(const Phases& phases, const Tile& tile, double reference,
+                         ColumnFactors* factors) {
+  factors->reference = reference;
+  factors->filled = true;
+  for (int64_t v = 0; v < tile.vectors(); ++v) {
+    const Doubles twice = 2.0 * (load(phases.a + tile.start + v * kDoubles) - reference);
+    if constexpr (kSide != Side::kRight) {
+      store(factors->rising + v * kDoubles, exponential(600.0 < twice ? splat(600.0) : twice));
+    }
+    if constexpr (kSide != Side::kLeft) {
+      store(factors->falling + v * kDoubles, exponential(twice < -600.0 ? splat(600.0) : -twice));
+    }
+  }
+}
+
+template <Side kSide>
+inline void ensure_factors(const Phases& phases, const Tile& tile, int64_t row,
+                           ColumnFactors* factors) {
+  const double distance = phases.a[row] - factors->reference;
+  // Not "> kReach": a NaN must not keep old factors.
+  if (!factors->filled || !(distance <= kReach && distance >= -kReach)) {
+    fill_factors<kSide>(phases, tile, phases.a[row], factors);
+  }
+}
+
+template <int kPower, bool kSlopes, Side kSide>
+JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
+                         ColumnFactors* factors, RowBuffers* out) {
+  ensure_factors<kSide>(phases, tile, row, factors);
+  const double a = phases.a[row];
+  const Doubles twice = splat(2.0 * (a - factors->reference));
+  const Doubles rising = splat(exponential(twice)[0]), falling = splat(exponential(-twice)[0]);
+  double x = 0, sin_x = 0, cos_x = 0;
+  if constexpr (kPower != 0)
+    x = phases.x[row], sin_x = phases.sin_x[row], cos_x = phases.cos_x[row];
+  for (int64_t v = 0; v < tile.vectors(); ++v) {
+    const int64_t at = v * kDoubles, column = tile.start + at;
+    Doubles f;
+    if constexpr (kSide == Side::kRight) {
+      f = rising * load(factors->falling + at);
+    } else if constexpr (kSide == Side::kLeft) {
+      f = falling * load(factors->rising + at);
+    } else {
+      f = smaller(rising * load(factors->falling + at), falling * load(factors->rising + at));
+    }
+    if constexpr (kPower != 0) {
+      const Doubles dx = x - load(phases.x + column);
+      const Doubles sin_j = load(phases.sin_x + column), cos_j = load(phases.cos_x + column);
+      const Doubles sin_d = sin_x * cos_j - cos_x * sin_j;
+      const Doubles inverse = 1.0 / dx;
+      Doubles sinc = sin_d * inverse, slope;
+      if constexpr (kSlopes) {
+        const Doubles cos_d = cos_x * cos_j + sin_x * sin_j;
+        slope = (cos_d - sinc) * inverse;
+      }
+      const Mask close = magnitude(dx) < kSeriesBelow;
+      if (any(close)) {
+        sinc = close ? sinc_series(dx) : sinc;
+        if constexpr (kSlopes) slope = close ? sinc_slope_series(dx) : slope;
+      }
+      if constexpr (kSlopes) store(out->h + at, f * shear_slope<kPower>(sinc, slope));
+      f *= shear_factor<kPower>(sinc);
+    }
+    store(out->f + at, f);
+    if constexpr (kSide == Side::kMixed) {
+      const Doubles d = a - load(phases.a + column);
+      store(out->s + at, 0.0 < d ? f : (d < 0.0 ? -f : Doubles{} * d));
+    }
+  }
+}
+
+// The same with the power and the side as run-time values.
+template <bool kSlopes>
+inline void evaluate_row(const Phases& phases, const Tile& tile, Side side, int64_t row,
+                         ColumnFactors* factors, RowBuffers* out) {
+  const auto with_power = [&](auto power) {
+    constexpr int kPower = decltype(power)::value;
+    switch (side) {
+      case Side::kLeft:
+        return evaluate<kPower, kSlopes, Side::kLeft>(phases, tile, row, factors, out);
+      case Side::kRight:
+        return evaluate<kPower, kSlopes, Side::kRight>(phases, tile, row, factors, out);
+      case Side::kMixed:
+        return evaluate<kPower, kSlopes, Side::kMixed>(phases, tile, row, factors, out);
+    }
+  };
+  switch (phases.power) {
+    case 0:
+      return with_power(std::integral_constant<int, 0>());
+    case 2:
+      return with_power(std::integral_constant<int, 2>());
+    default:
+      return with_power(std::integral_constant<int, 4>());
+  }
+}

@@ -1,0 +1,199 @@
+// Ops that write or read a value for every point: g2, its tangent, its cotangent, the residual.
+// Include after evaluate-inl.h. g2 and its tangent are symmetric: a row block computes its upper
+// part and writes it twice. The others work on whole rows. No point is written by two blocks.
+
+struct alignas(64) MatrixScratch {
+  ColumnFactors factors;
+  RowBuffers row;
+  alignas(64) double value[kPitch], data[kPitch], sigma[kPitch];
+  alignas(64) double turned[kRowBlock][kPitch];  // the mirror image of a tile of the cotangent
+  alignas(64) double tile[kRowBlock][kPitch];    // the values of a tile, and turned by columns
+  alignas(64) double columns[kTile][kRowBlock];
+};
+
+inline void read_matrix(const void* matrix, bool single, int64_t at, int64_t count, double* out) {
+  if (single) {
+    const float* from = static_cast<const float*>(matrix) + at;
+    for (int64_t j = 0; j < count; ++j) out[j] = from[j];
+  } else {
+    std::memcpy(out, static_cast<const double*>(matrix) + at, count * sizeof(double));
+  }
+}
+
+// Writes past the caches where whole cache lines are written; the ends of a row go through them,
+// since the neighbouring tile writes the rest of their lines.
+inline void write_matrix(void* matrix, bool single, int64_t at, int64_t count, const double* from) {
+  if (single) {
+    float* to = static_cast<float*>(matrix) + at;
+    int64_t j = 0;
+#if defined(__AVX__)
+    for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) {
+      to[j] = static_cast<float>(from[j]);
+    }
+    for (; j + 16 <= count; j += 16) {
+      for (int k = 0; k < 16; k += 4) {
+        _mm_stream_ps(to + j + k, _mm256_cvtpd_ps(_mm256_loadu_pd(from + j + k)));
+      }
+    }
+#endif
+    for (; j < count; ++j) to[j] = static_cast<float>(from[j]);
+    return;
+  }
+  double* to = static_cast<double*>(matrix) + at;
+  int64_t j = 0;
+#if defined(__AVX__)
+  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) to[j] = from[j];
+  for (; j + 8 <= count; j += 8) {
+    _mm256_stream_pd(to + j, _mm256_loadu_pd(from + j));
+    _mm256_stream_pd(to + j + 4, _mm256_loadu_pd(from + j + 4));
+  }
+#elif defined(__SSE2__)
+  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) to[j] = from[j];
+  for (; j + 8 <= count; j += 8) {
+    for (int k = 0; k < 8; k += 2) _mm_stream_pd(to + j + k, _mm_loadu_pd(from + j + k));
+  }
+#endif
+  for (; j < count; ++j) to[j] = from[j];
+}
+
+inline void g2_row(const MatrixWork& work, const Tile& tile, const RowBuffers& row, double* out) {
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
+    store(out + at, work.offset + work.contrast * load(row.f + at));
+  }
+}
+
+inline void tangent_row(const MatrixWork& work, const Tile& tile, int64_t row,
+                        const RowBuffers* model, double* out) {
+  const bool shear = work.phases.power != 0;
+  const double a = -2 * work.contrast, dt = work.tangent_a[row];
+  const double dx = shear ? work.tangent_x[row] : 0;
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
+    Doubles value = work.tangent_offset + work.tangent_contrast * load(model->f + at);
+    value += a * load(model->s + at) * (dt - load(work.tangent_a + tile.start + at));
+    if (shear) {
+      value += work.contrast * load(model->h + at) * (dx - load(work.tangent_x + tile.start + at));
+    }
+    store(out + at, value);
+  }
+}
+
+inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_t row,
+                                MatrixScratch* s) {
+  const int64_t from = row * work.phases.n + tile.start;
+  read_matrix(work.data, work.single, from, tile.width, s->data);
+  const bool matrix = work.sigma_matrix != nullptr;
+  if (matrix) read_matrix(work.sigma_matrix, work.single, from, tile.width, s->sigma);
+  for (int64_t at = 0; at < tile.width; at += kDoubles) {
+    const Doubles sigma = matrix ? load(s->sigma + at) : splat(work.sigma);
+    const Doubles r =
+        (load(s->data + at) - (work.offset + work.contrast * load(s->row.f + at))) / sigma;
+    store(s->value + at, sigma > kLeastSigma ? r : Doubles{});
+  }
+  if (row >= tile.start && row < tile.start + tile.width) s->value[row - tile.start] = 0;
+}
+
+// Of a row k of a cotangent G: phase_a[k] += sum_j contrast a_kj (G_kj + G_jk), the same for X with
+// h, since a and h change sign when i and j change places; and sum G f, sum G.
+inline void cotangent_row(const MatrixWork& work, const Tile& tile, int64_t row, int64_t i,
+                          double* sums, MatrixScratch* s) {
+  read_matrix(work.data, work.single, row * work.phases.n + tile.start, tile.width, s->data);
+  const int64_t lanes = tile.vectors() * kDoubles;
+  for (double* buffer : {s->data, s->turned[i], s->row.f, s->row.s, s->row.h}) {
+    std::fill(buffer + tile.width, buffer + lanes, 0.0);
+  }
+  Doubles a{}, x{}, f{}, one{};
+  for (int64_t at = 0; at < lanes; at += kDoubles) {
+    const Doubles g = load(s->data + at), both = g + load(s->turned[i] + at);
+    one += g;
+    f += g * load(s->row.f + at);
+    a += both * load(s->row.s + at);
+    if (work.phases.power != 0) x += both * load(s->row.h + at);
+  }
+  sums[0] += total(f);
+  sums[1] += total(one);
+  work.phase_a[row] += -2 * work.contrast * total(a);
+  if (work.phases.power != 0) work.phase_x[row] += work.contrast * total(x);
+}
+
+template <bool kTangent>
+inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, MatrixScratch* s) {
+  const int64_t n = work.phases.n;
+  for (int64_t start = row0; start < n; start += kTile) {
+    const Tile tile = {start, std::min(kTile, n - start)};
+    // Values below the diagonal are wrong where the side is kRight; they are replaced.
+    const Side side = kTangent || !work.phases.increasing ? Side::kMixed : Side::kRight;
+    s->factors.filled = false;
+    for (int64_t i = 0; i < rows; ++i) {
+      evaluate_row<kTangent>(work.phases, tile, side, row0 + i, &s->factors, &s->row);
+      if constexpr (kTangent) {
+        tangent_row(work, tile, row0 + i, &s->row, s->tile[i]);
+      } else {
+        g2_row(work, tile, s->row, s->tile[i]);
+      }
+    }
+    const int64_t own = start == row0 ? rows : 0;  // the block's square
+    for (int64_t i = 0; i < own; ++i) {
+      for (int64_t j = 0; j < i; ++j) s->tile[i][j] = s->tile[j][i];
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      write_matrix(work.out, work.single, (row0 + i) * n + start, tile.width, s->tile[i]);
+    }
+    transpose(s->tile[0], kPitch, rows, tile.width, s->columns[0], kRowBlock);
+    for (int64_t j = own; j < tile.width; ++j) {
+      write_matrix(work.out, work.single, (start + j) * n + row0, rows, s->columns[j]);
+    }
+  }
+}
+
+inline void whole_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows,
+                       double* sums, MatrixScratch* s) {
+  const int64_t n = work.phases.n;
+  const bool cotangent = op == MatrixOp::kCotangent;
+  if (cotangent) {
+    std::fill(work.phase_a + row0, work.phase_a + row0 + rows, 0.0);
+    std::fill(work.phase_x + row0, work.phase_x + row0 + rows, 0.0);
+    sums[0] = sums[1] = 0;
+  }
+  for (int64_t start = 0; start < n; start += kTile) {
+    const Tile tile = {start, std::min(kTile, n - start)};
+    const Side side = cotangent || !work.phases.increasing ? Side::kMixed
+                      : start + tile.width <= row0         ? Side::kLeft
+                      : start >= row0 + rows               ? Side::kRight
+                                                           : Side::kMixed;
+    s->factors.filled = false;
+    if (cotangent) {
+      for (int64_t j = 0; j < tile.width; ++j) {
+        read_matrix(work.data, work.single, (start + j) * n + row0, rows, s->columns[j]);
+      }
+      transpose(s->columns[0], kRowBlock, tile.width, rows, s->turned[0], kPitch);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t row = row0 + i;
+      if (cotangent) {
+        evaluate_row<true>(work.phases, tile, side, row, &s->factors, &s->row);
+        cotangent_row(work, tile, row, i, sums, s);
+      } else {
+        evaluate_row<false>(work.phases, tile, side, row, &s->factors, &s->row);
+        residual_matrix_row(work, tile, row, s);
+        write_matrix(work.out, work.single, row * n + start, tile.width, s->value);
+      }
+    }
+  }
+}
+
+inline void matrix_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows,
+                        double* sums, MatrixScratch* s) {
+  switch (op) {
+    case MatrixOp::kG2:
+      symmetric_rows<false>(work, row0, rows, s);
+      break;
+    case MatrixOp::kTangent:
+      symmetric_rows<true>(work, row0, rows, s);
+      break;
+    default:
+      whole_rows(op, work, row0, rows, sums, s);
+  }
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}

@@ -1,0 +1,29 @@
+"""Figures as people read them: three digits and a unit that suits them."""
+
+from __future__ import annotations
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """A value with a decimal prefix before its unit; "unknown" for None.
+
+    >>> scaled(98765.4, "FLOP/s"), scaled(0.5, "B"), scaled(None, "B")
+    ('98.8 kFLOP/s', '0.5 B', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that suits them.
+
+    >>> duration(0.00012345), duration(2.5)
+    ('123 us', '2.5 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

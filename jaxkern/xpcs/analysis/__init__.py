@@ -1,0 +1,1 @@
+"""From a settings file to results and plots: what `python -m jaxkern xpcs` runs."""

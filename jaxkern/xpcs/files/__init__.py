@@ -1,0 +1,1 @@
+"""Two-time correlations in files and arrays: what is read, prepared, simulated and written."""

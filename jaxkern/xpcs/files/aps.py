@@ -1,0 +1,235 @@
+"""Two-time correlations in HDF5 files of the Advanced Photon Source, in both layouts.
+
+A file stores one triangle H of each symmetric matrix, with the whole diagonal (boost-corr writes
+``triu(C)``): C = H + H^T, with the diagonal once. A matrix that is stored whole is read as it is.
+
+====== =====================================================================================
+aps    ``xpcs/dqlist[0, :]``, ``xpcs/dphilist[0, :]`` and ``exchange/C2T_all/*``, one data set
+       an entry, in natural order (2 before 10); with ``xpcs/qphi_bin_to_process`` the bins
+       (from 1) in these lists
+aps-u  ``xpcs/qmap/dynamic_v_list_dim0`` (q) and ``_dim1`` (phi), ``xpcs/twotime/processed_bins``
+       (from 1) and ``xpcs/twotime/correlation_map/c2_%05d``. Bin b is the cell
+       g = ``xpcs/qmap/dynamic_index_mapping[b - 1]`` of the grid (b - 1 where there is no
+       mapping): q = g // n_phi, phi = g % n_phi
+====== =====================================================================================
+
+The time between frames is ``entry/instrument/detector_1/frame_time`` times ``stride_frame`` and
+``avg_frame`` of ``xpcs/twotime/config``; older files have ``exposure_period`` in
+``measurement/instrument/detector`` and ``stride_frames`` and ``avg_frames`` in ``xpcs``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.files.aps_entries import LAYOUTS, ApsFormatError, find_layout, read_entries
+
+if TYPE_CHECKING:
+    import h5py
+
+Array = NDArray[Any]
+
+# Rows that are read or written at a time where the whole matrix is wanted.
+_SLAB = 512
+# By how much the triangles of a matrix that is stored whole may differ: a matrix product on a GPU
+# is not mirrored to the last bit.
+_MIRRORED = 1e-5
+
+
+@dataclass(frozen=True)
+class ApsData:
+    """Two-time correlations in memory.
+
+    Attributes:
+      c2: [n, n_t, n_t] in the file's dtype, both triangles, diagonal as measured.
+      q: [n] f64, 1/Angstrom.
+      phi: [n] f64, degrees.
+      dt: seconds between frames; None where the file does not say.
+    """
+
+    c2: Array
+    q: Array
+    phi: Array
+    dt: float | None = None
+
+
+class ApsFile:
+    """One file's two-time correlations as a source of row slabs.
+
+    Nothing is kept in memory, except the matrix that was read last where the file packs matrices
+    whole (in chunks of a quarter of a matrix or more).
+
+    Attributes:
+      shape: (n, n_t, n_t), n matrices of (q, phi) in the file's order.
+      dtype: of the stored values.
+      q: [n] f64, 1/Angstrom.
+      phi: [n] f64, degrees.
+      dt: seconds between frames; None where the file does not say.
+      layout: "aps" or "aps-u".
+      symmetric: True, by construction.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ApsFormatError: not an HDF5 file, a damaged one, or groups and data sets of the layout are
+        missing or disagree; from `read`, triangles that are both there and not mirrored.
+
+    Example:
+      >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
+      >>> path = xpcs.write_aps(tmp / "two.h5", np.ones((2, 8, 8)), q=0.01, phi=[0, 90])
+      >>> with xpcs.ApsFile(path) as file:
+      ...     file.shape, file.read(1, 0, 3).shape
+      ((2, 8, 8), (3, 8))
+    """
+
+    symmetric = True
+
+    def __init__(self, path: str | Path, layout: str | None = None) -> None:
+        if layout not in (None, *LAYOUTS):
+            raise ValueError(f"layout is {layout!r}; wanted None or one of {', '.join(LAYOUTS)}")
+        self.path = Path(path)
+        self._file = _open(self.path)
+        try:
+            with _damage_told(self.path):
+                self.layout = find_layout(self._file, layout)
+                entries = read_entries(self._file, self.layout)
+        except BaseException:
+            self._file.close()
+            raise
+        self._sets, self.q, self.phi, self.dt = entries.sets, entries.q, entries.phi, entries.dt
+        n_t = int(self._sets[0].shape[0])
+        self.shape = (len(self._sets), n_t, n_t)
+        self.dtype = np.dtype(self._sets[0].dtype)
+        self._kept: tuple[int, Array] | None = None
+
+    def read(self, angle: int, first_row: int, stop_row: int) -> Array:
+        """Rows ``first_row`` to ``stop_row`` of matrix ``angle``: [stop_row - first_row, n_t]."""
+        n_t = self.shape[1]
+        if not (0 <= first_row <= stop_row <= n_t):
+            raise IndexError(f"rows {first_row} to {stop_row} of a matrix of {n_t} rows")
+        stored = self._sets[angle]
+        try:
+            matrix = self._matrix(angle)
+            rows = np.array(matrix[first_row:stop_row, :])
+            columns = matrix[:, first_row:stop_row].T
+        except OSError as error:
+            raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
+        inside = np.array(rows[:, first_row:stop_row])
+        upper = (columns[:, :first_row], np.triu(inside, 1).T, rows[:, stop_row:])
+        lower = (rows[:, :first_row], np.tril(inside, -1), columns[:, stop_row:])
+        stored_below = any(part.any() for part in lower)
+        stored_above = not stored_below or any(part.any() for part in upper)
+        if stored_below and stored_above and not _mirrored(upper, lower):
+            raise ApsFormatError(
+                f"{self.path}: {stored.name} holds numbers in both triangles that are not each "
+                f"other's mirror images (rows {first_row} to {stop_row}); wanted one triangle and "
+                "zeros, or a symmetric matrix"
+            )
+        if stored_above:
+            rows[:, :first_row] = upper[0]
+        else:
+            rows[:, stop_row:] = lower[2]
+        half = upper[1] if stored_above else lower[1]
+        rows[:, first_row:stop_row] = half + half.T + np.diag(np.diag(inside))
+        return np.asarray(rows)
+
+    def _matrix(self, angle: int) -> Any:
+        """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
+
+        boost-corr packs each matrix as one chunk, of which any row costs as much as all. The matrix
+        that was read last is kept.
+        """
+        stored = self._sets[angle]
+        chunk = stored.chunks
+        if chunk is None or 4 * chunk[0] * chunk[1] < stored.size:
+            return stored
+        kept = self._kept
+        if kept is None or kept[0] != angle:
+            kept = self._kept = (angle, stored[()])
+        return kept[1]
+
+    def close(self) -> None:
+        self._kept = None
+        self._file.close()
+
+    def __enter__(self) -> ApsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ApsFile({str(self.path)!r}, layout={self.layout!r}, shape={self.shape})"
+
+
+def load_aps(
+    path: str | Path, layout: str | None = None, entries: Sequence[int] | None = None
+) -> ApsData:
+    """All of a file's matrices (or those of ``entries``) in memory, both triangles.
+
+    Args:
+      path: the HDF5 file.
+      layout: "aps" or "aps-u"; None recognizes it.
+      entries: which matrices, as positions in the file's order.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ApsFormatError: see `ApsFile`.
+
+    Example:
+      >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
+      >>> path = xpcs.write_aps(tmp / "two.h5", np.ones((2, 8, 8)), q=0.01, phi=[0, 90])
+      >>> xpcs.load_aps(path).c2.shape
+      (2, 8, 8)
+    """
+    with ApsFile(path, layout) as file:
+        chosen = list(range(file.shape[0])) if entries is None else [int(e) for e in entries]
+        n_t = file.shape[1]
+        c2 = np.empty((len(chosen), n_t, n_t), file.dtype)
+        for k, entry in enumerate(chosen):
+            for first in range(0, n_t, _SLAB):
+                stop = min(first + _SLAB, n_t)
+                c2[k, first:stop] = file.read(entry, first, stop)
+        return ApsData(c2, file.q[chosen], file.phi[chosen], file.dt)
+
+
+def _open(path: Path) -> h5py.File:
+    import h5py
+
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise ApsFormatError(f"{path} cannot be opened as an HDF5 file: {error}") from error
+
+
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Errors with the path, also what h5py raises where groups, links or headers cannot be read."""
+    try:
+        yield
+    except ApsFormatError as error:
+        raise ApsFormatError(f"{path}: {error}") from None
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
+        reason = error.args[0] if error.args else error
+        raise ApsFormatError(
+            f"{path} is damaged, or links to what is not there: {reason}"
+        ) from error
+
+
+def _mirrored(upper: Sequence[Array], lower: Sequence[Array]) -> bool:
+    return all(
+        np.allclose(a, b, rtol=max(_MIRRORED, 4 * np.finfo(a.dtype).eps), atol=0, equal_nan=True)
+        for a, b in zip(upper, lower, strict=True)
+    )

@@ -1,0 +1,179 @@
+"""Writes two-time correlations as HDF5 files of either APS layout, whole or in row slabs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from jaxkern.xpcs.files.aps_entries import LAYOUTS
+
+# Side of HDF5's tiles, so that both a slab of rows and one of columns are read in few pieces, and
+# the empty triangle takes no space. Slabs of this many rows are written without reading back.
+TILE = 256
+
+
+class ApsWriter:
+    """Writes a file slab by slab; only the upper triangle with the diagonal is stored.
+
+    Args:
+      path: the file, replaced when it exists.
+      q: [n] or a number, 1/Angstrom.
+      phi: [n] degrees. A matrix is stored for each.
+      n_t: frames.
+      dt: seconds between frames; None writes none.
+      layout: "aps" or "aps-u".
+      dtype: of the stored values, f32 or f64.
+
+    Raises:
+      ValueError: q and phi of different lengths, dt not above 0, an unknown layout, in the layout
+        "aps-u" a (q, phi) that is there twice.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        q: ArrayLike,
+        phi: ArrayLike,
+        n_t: int,
+        dt: float | None = None,
+        layout: str = "aps-u",
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        import h5py
+
+        self.path = Path(path)
+        angles = np.atleast_1d(np.asarray(phi, np.float64))
+        momenta = np.asarray(q, np.float64)
+        if angles.ndim != 1 or momenta.shape not in ((), angles.shape):
+            raise ValueError(
+                f"q is {list(momenta.shape)} and phi {list(angles.shape)}; wanted both [n], or a "
+                "number for q"
+            )
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout is {layout!r}; wanted one of {', '.join(LAYOUTS)}")
+        if dt is not None and not (np.isfinite(dt) and dt > 0):
+            raise ValueError(f"dt is {dt!r}; wanted a finite number of seconds above 0, or None")
+        momenta = np.broadcast_to(momenta, angles.shape)
+        self.shape = (len(angles), n_t, n_t)
+        self.dtype = np.dtype(dtype)
+        names, lists = (_aps if layout == "aps" else _aps_u)(momenta, angles)
+        if dt is not None:
+            lists |= _time_step(float(dt), layout)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = h5py.File(self.path, "w")
+        for name, values in lists.items():
+            self._file[name] = values
+        tile = min(TILE, n_t)
+        self._sets = [
+            self._file.create_dataset(name, (n_t, n_t), self.dtype, chunks=(tile, tile))
+            for name in names
+        ]
+
+    def write_rows(self, angle: int, first_row: int, rows: NDArray[Any]) -> None:
+        """Stores rows ``first_row`` and on of matrix ``angle``; of [m, n_t] the part j >= i."""
+        upper = np.triu(np.asarray(rows, self.dtype), first_row)
+        stop_row = first_row + len(upper)
+        for start in range(first_row, stop_row, TILE):
+            stop = min(start + TILE, stop_row)
+            part = upper[start - first_row : stop - first_row, start:]
+            self._sets[angle][start:stop, start:] = part
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> ApsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_aps(
+    path: str | Path,
+    c2: ArrayLike,
+    *,
+    q: ArrayLike,
+    phi: ArrayLike,
+    dt: float | None = None,
+    layout: str = "aps-u",
+    dtype: DTypeLike | None = None,
+) -> Path:
+    """Writes symmetric two-time correlations c2 [n, n_t, n_t]; returns the path.
+
+    Args:
+      path: the file, replaced when it exists.
+      c2: [n, n_t, n_t]; the upper triangle is stored.
+      q: [n] or a number, 1/Angstrom.
+      phi: [n], degrees.
+      dt: seconds between frames, which a fit from the command line reads; None writes none.
+      layout: "aps" or "aps-u".
+      dtype: of the stored values; None keeps c2's.
+
+    Raises:
+      ValueError: shapes that do not fit together, dt not above 0, an unknown layout.
+
+    Example:
+      >>> from jaxkern import xpcs
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
+      >>> xpcs.write_aps(tmp / "one.h5", np.ones((1, 8, 8)), q=0.01, phi=[0.0], dt=0.1).name
+      'one.h5'
+    """
+    values = np.asarray(c2)
+    if values.ndim != 3 or values.shape[1] != values.shape[2]:
+        raise ValueError(f"c2 is {list(values.shape)}; wanted [n, n_t, n_t]")
+    if np.size(phi) != len(values):
+        raise ValueError(f"phi has {np.size(phi)} values for {len(values)} matrices of c2")
+    kind = values.dtype if dtype is None else dtype
+    with ApsWriter(
+        path, q=q, phi=phi, n_t=values.shape[1], dt=dt, layout=layout, dtype=kind
+    ) as writer:
+        for angle, matrix in enumerate(values):
+            writer.write_rows(angle, 0, matrix)
+    return Path(path)
+
+
+def _aps(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any]]:
+    names = [f"exchange/C2T_all/g2_{k + 1:05d}" for k in range(len(phi))]
+    return names, {"xpcs/dqlist": q[None], "xpcs/dphilist": phi[None]}
+
+
+def _aps_u(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any]]:
+    """A grid of the distinct q and phi; its cells that are written are the bins, from 1."""
+    q_list, phi_list = np.unique(q), np.unique(phi)
+    cell = np.searchsorted(q_list, q) * len(phi_list) + np.searchsorted(phi_list, phi)
+    mapping = np.unique(cell)
+    if len(mapping) != len(cell):
+        raise ValueError(
+            "a pair of q and phi is there twice, which the layout 'aps-u' cannot say; leave one "
+            "out or use the layout 'aps'"
+        )
+    names = [f"xpcs/twotime/correlation_map/c2_{k + 1:05d}" for k in range(len(cell))]
+    return names, {
+        "xpcs/qmap/dynamic_v_list_dim0": q_list,
+        "xpcs/qmap/dynamic_v_list_dim1": phi_list,
+        "xpcs/qmap/dynamic_num_pts": np.array([len(q_list), len(phi_list)], np.int64),
+        "xpcs/qmap/dynamic_index_mapping": mapping.astype(np.int64),
+        "xpcs/qmap/map_names": ["q", "phi"],
+        "xpcs/twotime/processed_bins": (np.searchsorted(mapping, cell) + 1).astype(np.int64),
+    }
+
+
+def _time_step(dt: float, layout: str) -> dict[str, Any]:
+    """The time between frames, none left out and none averaged."""
+    if layout == "aps":
+        one = np.ones((1, 1), np.uint64)
+        return {
+            "measurement/instrument/detector/exposure_period": np.array([[dt]]),
+            "xpcs/stride_frames": one,
+            "xpcs/avg_frames": one,
+        }
+    return {
+        "entry/instrument/detector_1/frame_time": dt,
+        "xpcs/twotime/config/stride_frame": 1,
+        "xpcs/twotime/config/avg_frame": 1,
+    }

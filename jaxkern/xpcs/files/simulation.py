@@ -1,0 +1,180 @@
+"""Simulated two-time correlations: a model's g2 with mirrored noise, in memory or in a file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from jaxkern.core.arguments import whole_number
+from jaxkern.core.memory import available_bytes
+from jaxkern.xpcs.files.aps_writer import TILE, ApsWriter
+from jaxkern.xpcs.model.correlation import g2_at
+from jaxkern.xpcs.model.models import Model
+
+Array = NDArray[Any]
+
+
+def simulate(
+    model: Model,
+    params: ArrayLike,
+    contrast: ArrayLike,
+    offset: ArrayLike,
+    *,
+    noise: float = 0.0,
+    diagonal_artifact: float = 0.0,
+    seed: int = 0,
+) -> Array:
+    """g2 of a model with Gaussian noise that is mirrored as a measurement's is: [n_phi, n_t, n_t].
+
+    The noise of a point depends on the seed, the angle and the frames alone, so that
+    `simulate_to_file` writes the same values.
+
+    Args:
+      model: `Static`, `LaminarFlow` or one of your own.
+      params: [p] of the model.
+      contrast: a number or [n_phi].
+      offset: a number or [n_phi].
+      noise: standard deviation of a point.
+      diagonal_artifact: what is added to the diagonal.
+      seed: of the noise.
+
+    Raises:
+      ValueError: a negative noise; contrast or offset of another shape.
+      MemoryError: more points than memory is left for.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxkern import xpcs
+      >>> t = 0.1 * np.arange(20)
+      >>> model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
+      >>> xpcs.simulate(model, model.defaults, 0.3, 1.0, noise=0.02).shape
+      (1, 20, 20)
+    """
+    n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
+    needed, free = 16 * n_phi * n_t**2, available_bytes()  # the result, and its transpose
+    if needed > free:
+        raise MemoryError(
+            f"{_points_text(n_phi, n_t)} take {needed / 1e9:,.3g} GB and {free / 1e9:,.3g} GB of "
+            "memory are left: simulate fewer frames or angles, or write a file (simulate_to_file)"
+        )
+    c2 = np.zeros((n_phi, n_t, n_t))
+    slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
+    for angle, first, rows in slabs:
+        c2[angle, first : first + len(rows)] = rows
+    k = np.arange(n_t)
+    diagonal = c2[:, k, k].copy()
+    c2 += c2.transpose(0, 2, 1)
+    c2[:, k, k] = diagonal
+    return c2
+
+
+def simulate_to_file(
+    path: str | Path,
+    model: Model,
+    params: ArrayLike,
+    contrast: ArrayLike,
+    offset: ArrayLike,
+    *,
+    noise: float = 0.0,
+    diagonal_artifact: float = 0.0,
+    seed: int = 0,
+    layout: str = "aps-u",
+    dtype: DTypeLike = np.float32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """The same as an APS file, written in slabs of rows: memory is bound by one slab.
+
+    Args:
+      path: the HDF5 file, replaced when it exists.
+      layout: "aps" or "aps-u".
+      dtype: of the stored values.
+      progress: called with the rows that are written and the rows there will be.
+
+    Raises:
+      ValueError: as `simulate` and `ApsWriter`; a file that the disk has no room for.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxkern import xpcs
+      >>> t = 0.1 * np.arange(20)
+      >>> model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
+      >>> import pathlib, tempfile
+      >>> tmp = pathlib.Path(tempfile.mkdtemp())
+      >>> xpcs.simulate_to_file(tmp / "s.h5", model, model.defaults, 0.3, 1.0, noise=0.02).name
+      's.h5'
+    """
+    geometry = model.geometry
+    check_room(path, geometry.n_phi, geometry.n_t, dtype)
+    slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
+    total = geometry.n_phi * geometry.n_t
+    written = 0
+    with ApsWriter(
+        path,
+        q=geometry.q,
+        phi=geometry.phi,
+        n_t=geometry.n_t,
+        dt=geometry.dt,
+        layout=layout,
+        dtype=dtype,
+    ) as writer:
+        for angle, first, rows in slabs:
+            writer.write_rows(angle, first, rows)
+            written += len(rows)
+            if progress is not None:
+                progress(written, total)
+    return Path(path)
+
+
+def check_room(path: str | Path, n_phi: int, n_t: int, dtype: DTypeLike) -> None:
+    """Raises ValueError where a file of so many angles and frames has no room on its disk."""
+    path = Path(path).absolute()
+    needed = n_phi * n_t**2 * np.dtype(dtype).itemsize
+    folder = next(place for place in path.parents if place.exists())
+    free = shutil.disk_usage(folder).free + (path.stat().st_size if path.is_file() else 0)
+    if needed > free:
+        raise ValueError(
+            f"{_points_text(n_phi, n_t)} make a file of {needed / 1e9:,.3g} GB and {folder} has "
+            f"{free / 1e9:,.3g} GB free; wanted fewer frames or angles, or another disk"
+        )
+
+
+def _points_text(n_phi: int, n_t: int) -> str:
+    return f"two-time correlations of {n_phi:,} angles and {n_t:,} frames"
+
+
+def _slabs(
+    model: Model,
+    params: ArrayLike,
+    contrast: ArrayLike,
+    offset: ArrayLike,
+    noise: float,
+    artifact: float,
+    seed: int,
+) -> Iterator[tuple[int, int, Array]]:
+    """(angle, first row, rows [m, n_t]) in order; zero below the diagonal."""
+    n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
+    if not noise >= 0:
+        raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
+    whole_number("seed", seed, 0)
+    with jax.enable_x64(True):
+        evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
+        for angle in range(n_phi):
+            for first in range(0, n_t, TILE):
+                stop = min(first + TILE, n_t)
+                rows = np.zeros((stop - first, n_t))
+                i, j = np.mgrid[first:stop, first:n_t].astype(np.int32)
+                index = np.stack([np.full_like(i, angle), i, j], axis=-1).reshape(-1, 3)
+                rows[:, first:] = np.asarray(evaluate(index)).reshape(i.shape)
+                for row in range(first, stop):
+                    line = rows[row - first]
+                    line[:row] = 0
+                    draw = np.random.default_rng([seed, angle, row])
+                    line[row:] += noise * draw.standard_normal(n_t - row)
+                    line[row] += artifact
+                yield angle, first, rows

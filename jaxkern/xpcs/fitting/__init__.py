@@ -1,0 +1,1 @@
+"""Fits in constant memory: the data's passes, the solver, errors, checkpoints, results."""

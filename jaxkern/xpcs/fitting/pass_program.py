@@ -1,0 +1,221 @@
+"""The compiled pass: phases, their tables and the accumulated normal equations in one program.
+
+Everything of order n_t and n_t^2 of a pass is inside; what is of the order of the parameters
+(`assemble_states`) is NumPy, where nothing has to be compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core import registry
+from jaxkern.core.backend import current_backend
+from jaxkern.xpcs.model.models import Model, Tables
+from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
+from jaxkern.xpcs.model.ops import state_size
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """What is compiled into a pass. `symmetric`: only points above the diagonal, twice."""
+
+    loss: str
+    symmetric: bool
+
+
+@dataclass(frozen=True)
+class AngleSums:
+    """The sums of each angle over its own parameters [contrast, offset, physics...]."""
+
+    jtj: Array  # [n_phi, 2 + p, 2 + p]
+    jtr: Array  # [n_phi, 2 + p]
+    chi2: Array  # [n_phi], as are the rest
+    cost: Array
+    count: Array
+    mirrored: Array
+
+
+def assemble_states(states: Array, model: Model, contrast: Array) -> AngleSums:
+    """Sums over basis columns (states [n_phi, S]) as sums over parameters."""
+    columns = model.columns_A + model.columns_X
+    jtj, jtr, sums = sums_of_angles(states, columns, len(model.parameters), contrast, np)
+    return AngleSums(jtj, jtr, *sums.T)
+
+
+def _take(value: Any, angle: Any, count: int) -> Any:
+    """What belongs to `count` angles from `angle` on; what is the same for all angles stays."""
+    if value.shape[0] in (1, count):
+        return value
+    return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
+
+
+def _of_angles(tables: Tables, angle: Any, count: int) -> Tables:
+    own = ["X", "tangents_X"] + (["A", "tangents_A"] if tables.A.ndim == 2 else [])
+    return tables._replace(**{name: _take(getattr(tables, name), angle, count) for name in own})
+
+
+def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, Any]) -> Any:
+    """The states of the angles angle .. angle + k from `data` [k, m, n].
+
+    `at` holds contrast and offset [n_phi], angle and first_row (int32), data, quantization [2],
+    sigma ([n_phi], or [k, m, n]), keep [n], f_scale and initial [k, S].
+    """
+    data, sigma = at["data"], at["sigma"]
+    count, angle = data.shape[0], at["angle"]
+    return accumulate(
+        _of_angles(tables, angle, count),
+        _take(at["contrast"], angle, count),
+        _take(at["offset"], angle, count),
+        data,
+        _take(sigma, angle, count) if sigma.ndim == 1 else sigma,
+        first_row=at["first_row"],
+        initial=at["initial"],
+        keep=at["keep"],
+        loss=settings.loss,
+        f_scale=at["f_scale"],
+        symmetric=settings.symmetric,
+        quantization=at["quantization"] if data.dtype == np.uint16 else None,
+        shear_power=model.shear_power,
+    )
+
+
+def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]) -> Any:
+    """All states, over a mesh: local sums of each device, added up."""
+    from jax.sharding import PartitionSpec as P
+
+    angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
+    full_sigma = at["sigma"].ndim == 3
+    specs = {name: P() for name in at}
+    specs["data"] = P(*spec)
+    if full_sigma:
+        specs["sigma"] = P(*spec)
+
+    def local(part: dict[str, Any]) -> Any:
+        angles, rows, _ = part["data"].shape
+        first_angle = _device_index(mesh, angle_axes) * angles
+        initial = part["initial"]
+        mine = dict(part)
+        mine["angle"] = first_angle
+        mine["first_row"] = _device_index(mesh, row_axes) * rows
+        mine["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
+        tables = model.tables(part["params"])
+        state = _chunk(model, settings, tables, mine)
+        all_states = jax.lax.dynamic_update_slice_in_dim(
+            jnp.zeros_like(initial), state, first_angle, 0
+        )
+        used = angle_axes + row_axes
+        return jax.lax.psum(all_states, used) if used else all_states
+
+    return jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(at)
+
+
+def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
+    entry = spec[dimension] if dimension < len(spec) else None
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _device_index(mesh: Any, axes: Sequence[str]) -> Any:
+    index = jnp.int32(0)
+    for name in axes:
+        index = index * mesh.shape[name] + jax.lax.axis_index(name)
+    return index
+
+
+# Models with equal numbers are equal, so a second fit of the same kind finds its programs here.
+_compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+_COMPILED_LIMIT = 64
+
+
+# XLA's optimizer takes most of the time of a fit of short series, and longer ones need it.
+_SHORT_SERIES = 1024
+_FAST_COMPILATION: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+def _has_cpu_kernel() -> bool:
+    target = "jaxkern.two_time_normal_equations.v1"
+    native = current_backend() != "jax" and registry.missing(target, "cpu") is None
+    return native and jax.default_backend() == "cpu"
+
+
+class PassProgram:
+    """Compiles the programs of a model's pass for each layout of their operands, and runs them.
+
+    One makes the tables, once a pass; the other accumulates a chunk. Over a mesh one does both.
+    """
+
+    def __init__(self, model: Model, settings: PassSettings, sharding: Any = None) -> None:
+        self._model = model
+        self._settings = settings
+        self.n_phi = model.geometry.n_phi
+        self.state_size = state_size(len(model.columns_A), len(model.columns_X))
+        self._sharding = sharding
+        self._tables: tuple[bytes, Any] | None = None
+        self.compile_seconds = 0.0
+
+    def _program(
+        self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
+    ) -> Callable[..., Any]:
+        layout = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
+        context = (self._settings, self._sharding, current_backend())
+        key = (name, self._model, context, layout)
+        if key in _compiled:
+            _compiled.move_to_end(key)
+        else:
+            start = time.perf_counter()
+            options = _FAST_COMPILATION if fast else None
+            lowered = jax.jit(function).lower(*operands)
+            _compiled[key] = lowered.compile(compiler_options=options)
+            if len(_compiled) > _COMPILED_LIMIT:
+                _compiled.popitem(last=False)
+            self.compile_seconds += time.perf_counter() - start
+        return _compiled[key]
+
+    def tables_at(self, params: Array) -> Any:
+        """The arrays of the tables, on the device."""
+        key = params.tobytes()
+        if self._tables is None or self._tables[0] != key:
+            model = self._model
+            fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
+            program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
+            self._tables = (key, program(params))
+        return self._tables[1]
+
+    def __call__(self, at: dict[str, Any]) -> Array:
+        """The states [k, S] on the host, after the program has finished with its operands."""
+        model, settings = self._model, self._settings
+        params = at["params"]
+        if self._sharding is not None:
+            mesh, spec = self._sharding.mesh, self._sharding.spec
+            program = self._program(
+                "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, at
+            )
+            states = program(at)
+        else:
+            tables = self.tables_at(params)
+            rest = {name: value for name, value in at.items() if name != "params"}
+
+            def accumulated(arrays: Any, at: dict[str, Any]) -> Any:
+                A, X, tangents_A, tangents_X = arrays
+                columns = model.columns_A, model.columns_X
+                full = Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters))
+                return _chunk(model, settings, full, at)
+
+            program = self._program("chunk", accumulated, _has_cpu_kernel(), tables, rest)
+            states = program(tables, rest)
+        return np.asarray(states)

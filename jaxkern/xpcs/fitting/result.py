@@ -1,0 +1,180 @@
+"""What a fit returns: parameters, errors, how good it is, what to be careful about, its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.fitting.solver import Covariance
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FitTimings:
+    """Seconds: of compiling, of computing (passes with their reading) and of everything."""
+
+    compile: float
+    compute: float
+    total: float
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of `jaxkern.xpcs.fit`.
+
+    Parameters come in the order [contrast..., offset..., physics...], as `names` tells.
+
+    Attributes:
+      popt: fitted parameters [p].
+      names, units: of the parameters.
+      pcov: covariance [p, p]; infinite for parameters that the data do not determine. That of a
+        jackknife over B blocks has the rank B - 1 at most.
+      pcov_independent: the covariance if the noise of each point were its own. Mirrored points are
+        counted once (physics: a two-time correlation holds each number twice).
+      errors: what pcov comes from: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
+      error_passes: passes over the data for pcov, besides `nfev`.
+      inflation: by how much the variances of the physics exceed those of independent noise of
+        sigma, on average: what `log_likelihood` takes to be as wide as pcov.
+      chi2: sum of squared residuals over all points that count, mirrored ones twice.
+      cost: what was minimized, times two: chi2, or the sum of rho for a robust loss.
+      count, independent_count: points that count, and those with mirrored pairs counted once.
+      reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
+      nfev: passes over the data. n_batches: chunks that the kernel was given.
+      success: whether a tolerance was met and the residuals are noise. status: SciPy's. message:
+        SciPy's, and why the result is not to be believed although the solver stopped well.
+      success_rate: the part of the data's row blocks that could be used.
+      keep: [n_t] bool, the frames that counted: without masked ones and those without numbers.
+      strategy: the way through the data.
+      sigma, sigma_method: the noise [n_phi] (None for noise given point by point) and its origin.
+      contrast, offset: [n_phi] of each angle, also where they were not fitted one by one.
+      physics: the model's parameters in its own order.
+      timings, peak_memory: seconds; bytes of anonymous memory, the largest that was seen.
+      warnings: what a careful reader should know.
+      start_costs: the cost from each start of a multistart, in the order of the starts.
+    """
+
+    popt: Array
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    pcov: Array
+    chi2: float
+    cost: float
+    count: int
+    independent_count: float
+    reduced_chi2: float
+    nfev: int
+    n_batches: int
+    success: bool
+    status: int
+    message: str
+    success_rate: float
+    strategy: str
+    sigma: Array | None
+    sigma_method: str
+    contrast: Array
+    offset: Array
+    physics: Array
+    timings: FitTimings
+    peak_memory: int
+    costs: tuple[float, ...]
+    warnings: tuple[str, ...] = ()
+    start_costs: tuple[float, ...] = ()
+    pcov_independent: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    errors: str = "independent"
+    error_passes: int = 0
+    inflation: float = 1.0
+    keep: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+    @property
+    def perr(self) -> Array:
+        """Standard errors [p]."""
+        return np.sqrt(np.diag(self.pcov))
+
+    @property
+    def perr_independent(self) -> Array:
+        """Standard errors [p] if the noise of each point were its own."""
+        return np.sqrt(np.diag(self.pcov_independent))
+
+    @property
+    def as_dict(self) -> dict[str, float]:
+        """Fitted parameters by name."""
+        return {name: float(value) for name, value in zip(self.names, self.popt, strict=True)}
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.names), default=9)
+        both = self.errors != "independent"
+        rows = [
+            f"  {name:<{width}}  {value: .6g} +/- {error:.2g}"
+            + (f" ({alone:.2g})" if both else "")
+            + (f" {unit}" if unit else "")
+            for name, value, error, alone, unit in zip(
+                self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
+            )
+        ]
+        if both:
+            rows.append(f"  errors: {self.errors} (in brackets: if all points were independent)")
+        stopped = "converged but is NOT to be believed" if self.status > 0 else "NOT converged"
+        state = "converged" if self.success else stopped
+        lines = [
+            f"fit {state} after {self.nfev} passes ({self.strategy}): {self.message}",
+            *rows,
+            f"  chi2 {self.chi2:.6g} over {self.count} points, reduced {self.reduced_chi2:.4g}",
+            f"  sigma: {self.sigma_method}",
+            f"  compile {self.timings.compile:.2f} s, compute {self.timings.compute:.2f} s, "
+            f"total {self.timings.total:.2f} s; {self.peak_memory / 2**20:.0f} MiB of memory",
+        ]
+        if self.success_rate < 1.0:
+            lines.append(f"  {self.success_rate:.2%} of the data could be used")
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+
+def scaled_covariance(
+    inverse: Array, *, pairs: float, reduced_chi2: float, absolute_sigma: bool
+) -> Array:
+    """(J^T J)^-1 as a covariance: `pairs` is 2 where each number was counted twice.
+
+    Without `absolute_sigma` the noise is taken from the residuals, as SciPy's curve_fit does.
+    """
+    scale = pairs if absolute_sigma else pairs * reduced_chi2
+    with np.errstate(invalid="ignore"):
+        # An infinite scale leaves the zeros of parameters that are held.
+        scaled = np.where(inverse == 0, 0.0, inverse * scale)
+    return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
+
+
+def bound_warnings(
+    x: Array, lower: Array, upper: Array, names: Sequence[str], free: NDArray[np.bool_]
+) -> list[str]:
+    """A line for each parameter that ended at one of its bounds."""
+    found = []
+    for k in map(int, np.flatnonzero(free)):
+        width = upper[k] - lower[k]
+        room = 1e-6 * (width if np.isfinite(width) else max(abs(x[k]), 1.0))
+        for side, bound in (("lower", lower[k]), ("upper", upper[k])):
+            if abs(x[k] - bound) <= room:
+                found.append(
+                    f"{names[k]} is at its {side} bound {bound:g}; its error is not meaningful"
+                )
+    return found
+
+
+def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
+    """A line for each direction that the data do not determine, and for pairs near one."""
+    found = []
+    for members in covariance.tradeoffs:
+        if len(members) == 1:
+            found.append(f"the data do not depend on {names[members[0]]} here")
+        else:
+            listed = ", ".join(names[k] for k in members)
+            found.append(f"the fit is rank deficient: {listed} trade off against each other")
+    found += [
+        f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
+        for a, b, value in covariance.nearly
+    ]
+    # Several directions may lie in the same parameters.
+    return list(dict.fromkeys(found))

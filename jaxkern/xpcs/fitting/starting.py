@@ -1,0 +1,188 @@
+"""What is read off the data before a fit: noise, contrast, offset, and whether they are mirrored.
+
+Everything but the mirror check looks at a few bands of three rows only, of frames that count and
+follow each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.files.sources import Source, StackSource, values
+
+Array = NDArray[np.float64]
+
+BANDS = 48
+SIGMA_METHOD = (
+    "per angle: 1.4826 median |e| / sqrt(1.5), with e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 "
+    "off the diagonal"
+)
+# Below this no noise is meant: sigma of data without noise stays far above the 1e-10 that counts.
+SIGMA_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Bands of three rows: values [n_phi, 3 * bands, n] of the rows `rows` [3 * bands]."""
+
+    rows: NDArray[np.intp]
+    values: Array
+    good: NDArray[np.bool_]  # [n]: the frames that count
+
+
+def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.intp]:
+    """Rows in bands of three, spread over the frames that count."""
+    used = np.flatnonzero(frames)
+    middles = np.unique(np.linspace(1, len(used) - 2, bands).astype(np.intp))
+    rows: NDArray[np.intp] = used[(middles[:, None] + np.arange(-1, 2)).ravel()]
+    return rows
+
+
+def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -> RowSample:
+    """Reads the bands; rows that cannot be read are NaN here, and met again in the fit."""
+    n_phi, n, _ = source.shape
+    rows = sample_rows(frames, bands)
+    found = np.full((n_phi, len(rows), n), np.nan)
+    for angle in range(n_phi):
+        for place in range(0, len(rows), 3):
+            first, middle, last = map(int, rows[place : place + 3])
+            try:
+                if last - first == 2:
+                    band = source.read(angle, first, last + 1)
+                else:
+                    band = np.concatenate(
+                        [source.read(angle, row, row + 1) for row in (first, middle, last)]
+                    )
+            except OSError:
+                continue
+            found[angle, place : place + 3] = values(source, band)
+    return RowSample(rows, found, frames)
+
+
+def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
+    """Rows [n_phi, len(rows), n] of every angle of a source; zeros for one that cannot be read."""
+    n_phi, n, _ = source.shape
+    found = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for place, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                found[angle, place] = source.read(angle, row, row + 1)[0]
+    return found
+
+
+def estimate_sigma(sample: RowSample) -> Array:
+    """The noise [n_phi] of one point, from second differences along the diagonal.
+
+    Along a diagonal the lag is constant and the correlation changes slowly, so that what is left
+    of e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 is noise with the variance 1.5 sigma^2. Between
+    frames that are further apart, the straight line takes the place of the mean.
+    """
+    n_phi, _, n = sample.values.shape
+    noise: list[list[Array]] = [[] for _ in range(n_phi)]
+    for place in range(0, len(sample.rows), 3):
+        first, middle, last = map(int, sample.rows[place : place + 3])
+        back, ahead = middle - first, last - middle
+        column = np.arange(back, n - ahead)
+        frames = sample.good
+        counts = frames[column - back] & frames[column] & frames[column + ahead]
+        counts &= (np.abs(column - middle) > 1) & bool(frames[[first, middle, last]].all())
+        column = column[counts]
+        before, at, after = (
+            sample.values[:, place + k, column + away] for k, away in enumerate((-back, 0, ahead))
+        )
+        left, right = ahead / (back + ahead), back / (back + ahead)
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            e = np.abs(at - (left * before + right * after)) / np.sqrt(1 + left**2 + right**2)
+        for angle, found in enumerate(e):
+            noise[angle].append(found[np.isfinite(found)])
+    result = np.ones(n_phi)
+    for angle, parts in enumerate(noise):
+        every = np.concatenate(parts)
+        if every.size:
+            result[angle] = 1.4826 * np.median(every)
+    return np.maximum(result, SIGMA_FLOOR)
+
+
+def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
+    """(contrast [n_phi], offset [n_phi]) from medians over lags.
+
+    The offset is the lowest of the medians of 16 ranges of lags, the contrast what the median of
+    the first two lags lies above it.
+    """
+    n_phi, _, n = sample.values.shape
+    lag = np.abs(np.arange(n)[None, :] - sample.rows[:, None])
+    counts = sample.good[None, :] & sample.good[sample.rows][:, None] & (lag > 0)
+    edges = np.unique(np.geomspace(1, max(n, 4), 17).astype(int))
+    contrast, offset = np.full(n_phi, 0.5), np.ones(n_phi)
+    for angle in range(n_phi):
+        usable = counts & np.isfinite(sample.values[angle])
+        lags, found = lag[usable], sample.values[angle][usable]
+        groups = [found[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
+        levels = [float(np.median(group)) for group in groups if group.size >= 16]
+        start = found[lags <= 2]
+        if not levels or not start.size or found.min() == found.max():
+            continue
+        offset[angle] = min(levels)
+        contrast[angle] = float(np.median(start)) - offset[angle]
+    return contrast, offset
+
+
+def mirrored_angles(source: Source) -> NDArray[np.bool_]:
+    """[n_phi]: whether each matrix equals its transpose to the last bit (NaN equals NaN)."""
+    n_phi, n, _ = source.shape
+    known = getattr(source, "symmetric", None)
+    if known is not None:
+        return np.full(n_phi, bool(known))
+    result = np.zeros(n_phi, bool)
+    for angle in range(n_phi):
+        try:
+            if isinstance(source, StackSource) and source.in_memory:
+                result[angle] = _equals_transpose(source.read(angle, 0, n))
+            else:
+                result[angle] = _mirrored_by_checksum(source, angle)
+        except OSError:
+            result[angle] = False
+    return result
+
+
+def _equals_transpose(matrix: NDArray[np.generic], tile: int = 128) -> bool:
+    n = len(matrix)
+    bits = matrix.view(f"u{matrix.dtype.itemsize}") if matrix.dtype.itemsize <= 8 else matrix
+    for row in range(0, n, tile):
+        for column in range(row, n, tile):
+            upper = bits[row : row + tile, column : column + tile]
+            if not np.array_equal(upper, bits[column : column + tile, row : row + tile].T):
+                return False
+    return True
+
+
+def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20) -> bool:
+    """The same from one run over the rows, for data that are not in memory.
+
+    Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with
+    a one-to-one mixing h of the bit patterns and random odd numbers a and b: triangles that differ
+    agree by chance once in about 2^60.
+    """
+    n = source.shape[1]
+    draw = np.random.default_rng(20261121 + angle)
+    a, b = (draw.integers(0, 2**63, n, np.uint64) * 2 + 1 for _ in range(2))
+    rows = max(1, block_points // n)
+    upper = lower = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for first in range(0, n, rows):
+            block = np.ascontiguousarray(source.read(angle, first, min(first + rows, n)))
+            for row, line in enumerate(block, first):
+                # A row at a time, which stays in the cache through all of this.
+                bits = line.view(f"u{block.dtype.itemsize}").astype(np.uint64)
+                bits ^= bits >> np.uint64(33)
+                bits *= np.uint64(0xFF51AFD7ED558CCD)
+                bits ^= bits >> np.uint64(29)
+                upper = upper + a[row] * np.dot(bits[row + 1 :], b[row + 1 :])
+                lower = lower + b[row] * np.dot(bits[:row], a[:row])
+    return bool(upper == lower)

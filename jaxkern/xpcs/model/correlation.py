@@ -1,0 +1,170 @@
+"""Two-time correlations and residuals of a model; differentiable in every float argument."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.core.integers import to_int32
+from jaxkern.xpcs.model import checks, ops
+from jaxkern.xpcs.model.models import Model
+
+
+def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any, ...]:
+    """Phases A [1 or n_phi, n_t] and X [1 or n_phi, n_t], contrast and offset [n_phi]."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model is a {type(model).__name__}; wanted a Model, such as LaminarFlow")
+    dtype, n_phi = jnp.result_type(float), model.geometry.n_phi
+    A, X = model.checked_phases(params)
+    A = A[None] if A.ndim == 1 else A
+    contrast, offset = (
+        checks.per_angle(value, name, n_phi, dtype)
+        for value, name in ((contrast, "contrast"), (offset, "offset"))
+    )
+    return A, X, contrast, offset
+
+
+def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax.Array:
+    """Two-time correlation of a model: ``offset + contrast exp(-2 |dA|) sinc(dX)^shear_power``.
+
+    Args:
+      model: a `Model`; it makes the phases A [n_t] and X [n_phi, n_t].
+      params: its parameters [p], in its units.
+      contrast: one number, or one for each angle [n_phi].
+      offset: one number, or one for each angle [n_phi].
+
+    Returns:
+      [n_phi, n_t, n_t], f64 (f32 in JAX's 32-bit mode).
+
+    Raises:
+      ValueError: for arguments of a wrong shape.
+
+    Source: He et al., PNAS 121 (2024) e2401162121.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(50), [0., 90.])
+      >>> model = jk.xpcs.LaminarFlow(geometry)
+      >>> jk.xpcs.g2(model, model.defaults, contrast=.3, offset=1.).shape
+      (2, 50, 50)
+    """
+    c2: jax.Array = _g2(model, params, contrast, offset)
+    return c2
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _g2(model: Model, params: Any, contrast: Any, offset: Any) -> jax.Array:
+    inputs = _inputs(model, params, contrast, offset)
+    c2: jax.Array = ops.two_time_g2(*inputs, batch_dims=1, shear_power=model.shear_power)
+    return c2
+
+
+def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> jax.Array:
+    """g2 at single points, as `g2` computes it.
+
+    Args:
+      model: a `Model` whose phase A is the same for all angles.
+      params: its parameters [p].
+      contrast: one number, or one for each angle [n_phi].
+      offset: one number, or one for each angle [n_phi].
+      index: integers [M, 3] of (phi, i, j).
+
+    Returns:
+      [M]; NaN for a point outside, which is an error where the index can be looked at.
+
+    Raises:
+      IndexError: for a point outside the matrices.
+      ValueError: for arguments of a wrong shape or dtype.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> model = jk.xpcs.Static(jk.xpcs.Geometry(.0054, None, .1, .1 * np.arange(50), 0.))
+      >>> jk.xpcs.g2_at(model, model.defaults, .5, 1., [[0, 3, 3]]).tolist()
+      [1.5]
+    """
+    if checks.is_concrete(index):
+        points = np.asarray(index)
+        limits = (model.geometry.n_phi, model.geometry.n_t, model.geometry.n_t)
+        if points.ndim == 2 and points.shape[1] == 3 and points.dtype.kind in "iu":
+            outside = np.any((points < 0) | (points >= np.array(limits)), axis=1)
+            if outside.any():
+                at = int(np.argmax(outside))
+                raise IndexError(
+                    f"index[{at}]={points[at].tolist()} is outside; wanted (phi, i, j) from 0 "
+                    f"below {limits}"
+                )
+    values: jax.Array = _g2_at(model, params, contrast, offset, index)
+    return values
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> jax.Array:
+    A, X, contrast, offset = _inputs(model, params, contrast, offset)
+    points = jnp.asarray(index)
+    if points.ndim != 2 or points.shape[1] != 3 or not jnp.issubdtype(points.dtype, jnp.integer):
+        raise ValueError(
+            f"index is {points.dtype}{list(points.shape)}; wanted integers [M, 3] of (phi, i, j)"
+        )
+    if A.shape[0] != 1:
+        raise ValueError(
+            f"g2_at wants a phase A [n_t] that all angles share; the model's is {A.shape}: take "
+            "the points out of g2"
+        )
+    points = to_int32(points, "index")  # what int32 cannot hold is outside, not wrapped around
+    X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
+    values: jax.Array = ops.two_time_g2_at(
+        A[0], X, contrast, offset, points, shear_power=model.shear_power
+    )
+    return values
+
+
+def residual(
+    model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any
+) -> jax.Array:
+    """(data - g2) / sigma; 0 on the diagonal and where sigma <= 1e-10.
+
+    Args:
+      model: a `Model`.
+      params: its parameters [p].
+      contrast: one number, or one for each angle [n_phi].
+      offset: one number, or one for each angle [n_phi].
+      data: measured correlations [n_phi, n_t, n_t], floats.
+      sigma: their standard deviations: one number, [n_phi], or the shape of the data.
+
+    Returns:
+      [n_phi, n_t, n_t], f64 (f32 in JAX's 32-bit mode).
+
+    Raises:
+      ValueError: for arguments of a wrong shape, and for a negative or NaN sigma.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> model = jk.xpcs.Static(jk.xpcs.Geometry(.0054, None, .1, .1 * np.arange(50), 0.))
+      >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
+      >>> r = jk.xpcs.residual(model, model.defaults, .3, 1., data, .01)
+      >>> r.shape, bool((abs(r) < 1e-3).all())
+      ((1, 50, 50), True)
+    """
+    n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
+    measured = checks.data_of(data, (n_phi, n_t, n_t))
+    if not jnp.issubdtype(measured.dtype, jnp.floating):
+        raise ValueError(f"data is {measured.dtype}; wanted floats: give zero + step * data")
+    deviations, sigma_rank = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+    measured = measured.astype(dtype)
+    r: jax.Array = _residual(model, params, contrast, offset, measured, deviations, sigma_rank)
+    return r
+
+
+@functools.partial(jax.jit, static_argnums=(0, 6))
+def _residual(
+    model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any, sigma_rank: int
+) -> jax.Array:
+    inputs = _inputs(model, params, contrast, offset)
+    r: jax.Array = ops.two_time_residual(
+        *inputs, data, sigma, batch_dims=1, shear_power=model.shear_power, sigma_rank=sigma_rank
+    )
+    return r

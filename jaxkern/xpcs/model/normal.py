@@ -1,0 +1,340 @@
+"""Normal equations of a model in one pass over the data, and the likelihood made of them.
+
+A pass leaves a *state* for each angle: sums over its points, additive over chunks of rows. Per
+point of an angle the Jacobian has few different functions, the basis: 1 (offset), f (contrast), and
+one for each tangent table of the phases; `assemble` makes the Jacobian's columns of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.xpcs.model import checks, ops
+from jaxkern.xpcs.model.models import Model, Tables
+from jaxkern.xpcs.model.ops import state_size
+from jaxkern.xpcs.model.twin import LOSSES
+
+SCALINGS = ("individual", "constant", "fixed")
+_SYMMETRIC = (False, True, "auto")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["jtj", "jtr", "chi2", "cost", "count", "mirrored"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class NormalEquations:
+    """J^T J, J^T r and sums over the points; J is the derivative of g2 / sigma, r the residual.
+
+    With a robust loss the first two carry rho' per point. A JAX pytree.
+
+    Attributes:
+      jtj: [P, P], parameters in the order [contrast.., offset.., physics..].
+      jtr: [P]; the gradient of cost / 2 is -jtr.
+      chi2: sum of squared residuals [].
+      cost: sum of f_scale^2 rho((residual / f_scale)^2) []; chi2 for the linear loss.
+      count: number of points that counted [].
+      mirrored: how many of them were taken as halves of mirrored pairs [], which hold no
+        information of their own.
+    """
+
+    jtj: Any
+    jtr: Any
+    chi2: Any
+    cost: Any
+    count: Any
+    mirrored: Any
+
+
+def accumulate(
+    tables: Tables,
+    contrast: Any,
+    offset: Any,
+    data: Any,
+    sigma: Any,
+    *,
+    shear_power: int,
+    first_row: Any = 0,
+    initial: Any = None,
+    keep: Any = None,
+    loss: str = "linear",
+    f_scale: Any = 1.0,
+    symmetric: bool | str = "auto",
+    quantization: Any = None,
+) -> jax.Array:
+    """Adds a chunk of rows of all angles to the states.
+
+    Chunks that split at multiples of `ROW_BLOCK` rows, each given the states before as `initial`,
+    leave the identical bits as one call; other splits agree to rounding. In JAX's 32-bit mode the
+    state between two calls is rounded to f32, and all splits agree to that.
+
+    Args:
+      tables: a model's `Tables`.
+      contrast: one number, or one for each angle [n_phi].
+      offset: one number, or one for each angle [n_phi].
+      data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
+      sigma: standard deviations: one number, [n_phi], or the shape of the data.
+      shear_power: 0, 2 or 4.
+      first_row: the row of the matrices at which the chunk starts; it may be traced.
+      initial: states [n_phi, S] to add to; zeros by default.
+      keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
+      loss: a loss of `scipy.optimize.least_squares`, by name.
+      f_scale: residual beyond which a robust loss takes a point as an outlier.
+      symmetric: True takes the part above the diagonal for both; False takes every point; "auto"
+        compares mirrored tiles of data and sigma, and wants whole matrices.
+      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
+
+    Returns:
+      States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper
+      triangle of the basis' products, row by row, their products with the residual, chi2, cost,
+      count, mirrored.
+
+    Raises:
+      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and
+        ``symmetric="auto"`` with a part of the rows.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> model = jk.xpcs.Static(jk.xpcs.Geometry(.0054, None, .1, .1 * np.arange(64), 0.))
+      >>> data, tables = jk.xpcs.g2(model, model.defaults), model.tables(model.defaults)
+      >>> state = None
+      >>> for row in (0, 32):
+      ...     state = jk.xpcs.accumulate(
+      ...         tables, .5, 1., data[:, row:row + 32], .01, shear_power=0, first_row=row,
+      ...         initial=state, symmetric=False)
+      >>> state.shape, float(state[0, -2])
+      ((1, 24), 4032.0)
+    """
+    dtype, n_t = tables.A.dtype, tables.A.shape[-1]
+    measured = checks.data_of(data, (None, None, n_t))
+    n_phi, rows = measured.shape[:2]
+    if tables.X.shape[0] not in (1, n_phi):
+        raise ValueError(f"data has {n_phi} angles, the tables have {tables.X.shape[0]}")
+    mode = checks.choice(symmetric, "symmetric", _SYMMETRIC)
+    if mode == 2 and rows != n_t:
+        raise ValueError(
+            f'symmetric="auto" compares mirrored tiles of whole matrices, but data has {rows} rows '
+            f"of {n_t}; say True or False for chunks of rows"
+        )
+    if checks.is_concrete(first_row) and not 0 <= int(first_row) <= n_t - rows:
+        raise ValueError(
+            f"first_row={int(first_row)} and {rows} rows leave the matrix of {n_t} rows; wanted 0 "
+            f"to {n_t - rows}"
+        )
+    deviations, sigma_rank = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+    size = state_size(len(tables.columns_A), len(tables.columns_X))
+    before = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
+    if before.shape != (n_phi, size):
+        raise ValueError(f"initial has shape {before.shape}; wanted ({n_phi}, {size})")
+    shared = tables.A.ndim == 1
+    state: jax.Array = ops.two_time_normal_equations(
+        tables.A[None] if shared else tables.A,
+        tables.X,
+        tables.tangents_A[None] if shared else tables.tangents_A,
+        tables.tangents_X,
+        checks.per_angle(contrast, "contrast", n_phi, dtype),
+        checks.per_angle(offset, "offset", n_phi, dtype),
+        measured,
+        checks.quantization_of(quantization, measured, n_phi, dtype),
+        deviations,
+        checks.kept_frames(keep, n_phi, n_t),
+        checks.f_scale_of(f_scale, dtype)[None],
+        jnp.asarray(first_row, jnp.int32).reshape(1),
+        before,
+        batch_dims=1,
+        shear_power=shear_power,
+        loss=checks.choice(loss, "loss", LOSSES),
+        symmetric=mode,
+        sigma_rank=sigma_rank,
+    )
+    return state
+
+
+def unpack(state: Any, basis: int) -> tuple[Any, Any, Any]:
+    """Products [n_phi, B, B], products with the residual [n_phi, B] and the 4 sums [n_phi, 4]."""
+    upper = np.triu_indices(basis)
+    place = np.zeros((basis, basis), np.int32)
+    place[upper] = place.T[upper] = np.arange(len(upper[0]))
+    packed = len(upper[0])
+    return state[:, place], state[:, packed : packed + basis], state[:, packed + basis :]
+
+
+def sums_of_angles(
+    state: Any, columns: Sequence[int], n_parameters: int, contrast: Any, xp: Any
+) -> tuple[Any, Any, Any]:
+    """Sums over each angle's own [contrast, offset, physics..] from those over its basis.
+
+    J^T J [n_phi, 2 + p, 2 + p], J^T r [n_phi, 2 + p] and the 4 sums [n_phi, 4]; `columns` are the
+    parameters of the basis' tangents, `xp` is NumPy or jax.numpy.
+    """
+    gram, rhs, sums = unpack(state, 2 + len(columns))
+    select = np.zeros((2 + len(columns), 2 + n_parameters))
+    select[1, 0] = select[0, 1] = 1.0
+    for row, column in enumerate(columns):
+        select[2 + row, 2 + column] = 1.0
+    # The derivative of g2 by a phase parameter is contrast times the sum of its columns.
+    scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
+    change = (select * scale[:, None, :]).astype(state.dtype)
+    exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
+    turned = xp.swapaxes(change, 1, 2)
+    return exact(exact(turned, gram), change), exact(turned, rhs[..., None])[..., 0], sums
+
+
+def joined(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
+    """Those of all parameters from the angles' own [n_phi, 2 + p, 2 + p] and [n_phi, 2 + p]."""
+    total_jtj, total_jtr = jtj.sum(0), jtr.sum(0)
+    if scaling == "constant":
+        return total_jtj, total_jtr
+    total_jtj, total_jtr = total_jtj[2:, 2:], total_jtr[2:]
+    if scaling == "fixed":
+        return total_jtj, total_jtr
+    scales = [[xp.diag(jtj[:, k, m]) for m in (0, 1)] for k in (0, 1)]
+    physics = jtj[:, 0, 2:], jtj[:, 1, 2:]
+    rows = [[*scales[k], physics[k]] for k in (0, 1)]
+    return (
+        xp.block([*rows, [physics[0].T, physics[1].T, total_jtj]]),
+        xp.concatenate([jtr[:, 0], jtr[:, 1], total_jtr]),
+    )
+
+
+def assemble(
+    state: Any, tables: Tables, contrast: Any, scaling: str = "individual"
+) -> NormalEquations:
+    """Normal equations of the parameters from the states of all angles.
+
+    Args:
+      state: [n_phi, S], from `accumulate`.
+      tables: the tables that it was made with.
+      contrast: the contrast that it was made with: one number or [n_phi].
+      scaling: "individual" (a contrast and an offset for each angle), "constant" (one of each for
+        all) or "fixed" (physics parameters alone).
+
+    Returns:
+      `NormalEquations` of [contrast.., offset.., physics..].
+
+    Raises:
+      ValueError: for another scaling, and a state of a wrong shape.
+    """
+    checks.choice(scaling, "scaling", SCALINGS)
+    size = state_size(len(tables.columns_A), len(tables.columns_X))
+    if state.ndim != 2 or state.shape[1] != size:
+        raise ValueError(f"state has shape {state.shape}; wanted [n_phi, S] = [.., {size}]")
+    columns = (*tables.columns_A, *tables.columns_X)
+    scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
+    jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
+    jtj, jtr = joined(jtj, jtr, scaling, jnp)
+    chi2, cost, count, mirrored = jnp.sum(sums, axis=0)
+    return NormalEquations(jtj, jtr, chi2, cost, count, mirrored)
+
+
+def normal_equations(
+    model: Model,
+    params: Any,
+    contrast: Any,
+    offset: Any,
+    data: Any,
+    sigma: Any,
+    *,
+    scaling: str = "individual",
+    symmetric: bool | str = "auto",
+    keep: Any = None,
+    loss: str = "linear",
+    f_scale: Any = 1.0,
+    quantization: Any = None,
+) -> NormalEquations:
+    """J^T J, J^T r, chi2 and count of a least-squares fit in one pass over the data.
+
+    J is the derivative of g2 / sigma by [contrast.., offset.., physics..] and r = (data - g2) /
+    sigma. Nothing of the size of the data is stored. The diagonal and points with sigma <= 1e-10
+    count for nothing.
+
+    Mirrored points of symmetric data (all, when ``mirrored == count``) are not independent: the
+    covariance of the parameters is then 2 inv(jtj), and reduced chi2 takes half of the count.
+
+    Args:
+      model: a `Model` with p parameters.
+      params: its parameters [p].
+      contrast: one number, or one for each angle [n_phi].
+      offset: one number, or one for each angle [n_phi].
+      data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
+      sigma: their standard deviations: one number, [n_phi], or the shape of the data.
+      scaling: "individual" (2 n_phi + p parameters), "constant" (2 + p; contrast and offset are one
+        number each) or "fixed" (p).
+      symmetric: "auto" compares mirrored tiles of data and sigma and computes equal ones once; True
+        takes the part above the diagonal for both halves; False takes every point.
+      keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
+      loss: "linear", "soft_l1", "huber", "cauchy" or "arctan", as in SciPy's ``least_squares``, but
+        without its second-order term.
+      f_scale: residual beyond which a robust loss takes a point as an outlier.
+      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
+
+    Returns:
+      `NormalEquations`.
+
+    Raises:
+      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and an
+        f_scale that is not above 0.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(50), [0., 45., 90.])
+      >>> model = jk.xpcs.LaminarFlow(geometry)
+      >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
+      >>> ne = jk.xpcs.normal_equations(model, model.defaults, .3, 1., data, .01)
+      >>> ne.jtj.shape, float(ne.chi2) < 1e-3, int(ne.count)
+      ((13, 13), True, 7350)
+    """
+    n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
+    measured = checks.data_of(data, (n_phi, n_t, n_t))
+    deviations, _ = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+    if scaling == "constant" and max(jnp.ndim(contrast), jnp.ndim(offset)) > 0:
+        shapes = jnp.shape(contrast), jnp.shape(offset)
+        if any(shape not in ((), (1,)) for shape in shapes):
+            raise ValueError(
+                f'contrast and offset have shapes {shapes}; scaling="constant" wants one number '
+                "for each"
+            )
+    turn = checks.f_scale_of(f_scale, dtype)
+    arrays = (params, contrast, offset, measured, deviations, keep, turn, quantization)
+    ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
+    return ne
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _normal_equations(
+    model: Model,
+    scaling: str,
+    symmetric: bool | str,
+    loss: str,
+    params: Any,
+    contrast: Any,
+    offset: Any,
+    data: Any,
+    sigma: Any,
+    keep: Any,
+    f_scale: Any,
+    quantization: Any,
+) -> NormalEquations:
+    tables = model.tables(params)
+    state = accumulate(
+        tables,
+        contrast,
+        offset,
+        data,
+        sigma,
+        shear_power=model.shear_power,
+        keep=keep,
+        loss=loss,
+        f_scale=f_scale,
+        symmetric=symmetric,
+        quantization=quantization,
+    )
+    return assemble(state, tables, contrast, scaling)

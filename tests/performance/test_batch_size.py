@@ -1,0 +1,306 @@
+"""Recommendations for real functions and pipelines: would catch bytes that XLA did not report, an
+argument that is built wrongly, donated or lost, and a pipeline that is measured without its source.
+
+Nothing here depends on how fast the machine is, or busy.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.image import Compose, RandomCrop
+from jaxkern.performance.batch_trials import PipelineTrial
+from jaxkern.pipeline import Cache, Rebatch, pipeline
+from jaxkern.pipeline.resizing import Resized
+
+# Times the smallest size only, or those asked for; the largest is found all the same.
+recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=0.01)
+ROW = jax.ShapeDtypeStruct((1, 256), jnp.float32)  # 1 KiB a record
+
+
+def records(count: int) -> dict[str, np.ndarray]:
+    images = np.random.default_rng(0).integers(0, 256, (count, 6, 6, 3), np.uint8)
+    return {"image": images, "label": np.arange(count)}
+
+
+def test_largest_size_by_hand():
+    # 1 KiB a record in and 1 KiB out: 512 of them are 1 MiB.
+    found = recommend(lambda x: x + 1, ROW, memory_limit=1 << 20)
+    assert found.max_batch_size == 512
+    assert found.memory_limit == 1 << 20
+    for m in found.measurements:
+        assert (m.argument_bytes, m.output_bytes) == (1024 * m.batch_size, 1024 * m.batch_size)
+        assert m.total_bytes == 2048 * m.batch_size + m.temporary_bytes
+        assert m.seconds is None or m.total_bytes <= 1 << 20
+    smaller = recommend(lambda x: x + 1, ROW, memory_limit=(1 << 20) - 1)
+    assert smaller.max_batch_size == 496  # 511 in multiples of 16
+    assert 1 <= found.min_batch_size <= found.optimal_batch_size <= 512
+
+
+def test_temporaries_count():
+    def outer(x):  # a sorted copy [256, 256] of each record is needed at a time
+        return jnp.sort(x[:, :, None] * x[:, None, :], axis=1).sum((1, 2))
+
+    found = recommend(outer, ROW, memory_limit=64 << 20, sizes=(1, 2))
+    assert found.max_batch_size < (64 << 20) // (256 * 256 * 4)
+    (largest,) = (m for m in found.measurements if m.batch_size == found.max_batch_size)
+    assert largest.temporary_bytes > 256 * 256 * 4 * largest.batch_size * 0.9
+    assert largest.seconds is None
+    assert largest.examples_per_second is None
+
+
+def test_donated_arguments():
+    state, batch = jnp.ones(1000), jnp.ones((4, 256))
+    step = jax.jit(lambda s, x: (s * 2, x * 2), donate_argnums=(0, 1))
+    found = recommend(step, state, batch, in_axes=(None, 0), memory_limit=1 << 20)
+    assert not state.is_deleted()
+    assert not batch.is_deleted()
+    # Results take no memory besides: 1 KiB a record and 4000 bytes for the state.
+    (largest,) = (m for m in found.measurements if m.batch_size == found.max_batch_size)
+    assert largest.argument_bytes == 4000 + 1024 * largest.batch_size
+    assert largest.total_bytes < largest.argument_bytes + 4096
+    assert found.max_batch_size > 900
+
+
+def test_each_call_is_timed_as_a_whole():
+    def waits(x):
+        time.sleep(0.005)
+        return x
+
+    @jax.jit
+    def fn(x):
+        return jax.pure_callback(waits, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    found = recommend(fn, np.ones((3, 4), np.float32), sizes=(1, 8))
+    assert [m.batch_size for m in found.measurements if m.seconds] == [1, 8]
+    assert all(m.seconds > 0.005 for m in found.measurements if m.seconds)
+
+
+def test_rows_are_the_samples():
+    seen = []
+
+    def look(keys, x, label, scale):
+        seen.append((np.asarray(x), np.asarray(label), float(scale)))
+        return np.float32(0)
+
+    @jax.jit
+    def fn(batch, scale):
+        keys = jax.random.key_data(batch["key"])
+        result = jax.ShapeDtypeStruct((), np.float32)
+        return jax.pure_callback(look, result, keys, batch["x"], batch["label"], scale)
+
+    batch = {
+        "key": jax.random.split(jax.random.key(1), 2),
+        "x": np.array([[1, 2], [3, 4], [5, 6]]),  # the batch on the second axis
+        "label": jnp.array([7, 8]),
+    }
+    in_axes = ({"key": 0, "x": 1, "label": 0}, None)
+    recommend(fn, batch, 2.5, in_axes=in_axes, sizes=(1, 3))
+    assert {x.shape for x, _, _ in seen} == {(3, 1), (3, 3)}
+    for x, label, scale in seen:
+        np.testing.assert_array_equal(x[0], [1, 2, 1][: x.shape[1]])
+        np.testing.assert_array_equal(label, [7, 8, 7][: x.shape[1]])
+        assert scale == 2.5
+
+
+def test_shapes_alone_suffice():
+    shapes = (
+        {"w": jax.ShapeDtypeStruct((256, 8), jnp.bfloat16)},
+        jax.ShapeDtypeStruct((64, 256), jnp.bfloat16),
+        jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64)),
+        jax.ShapeDtypeStruct((64,), jnp.int32),
+    )
+
+    def fn(params, x, keys, label):
+        y = x @ params["w"]
+        y += jax.vmap(lambda key: jax.random.normal(key, (8,)))(keys)
+        return jnp.take_along_axis(y, label[:, None], 1)
+
+    found = recommend(fn, *shapes, in_axes=(None, 0, 0, 0), memory_limit=1 << 24)
+    assert found.max_batch_size > 64
+
+
+def test_sharded_batches_come_in_multiples_of_the_devices():
+    mesh = jax.make_mesh((4,), ("data",))
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
+    fn = jax.jit(lambda w, x: x * w)
+    options = {"in_axes": (None, 0), "memory_limit": 1 << 20}
+    found = recommend(fn, np.ones(256, np.float32), ROW, sharding=sharding, **options)
+    sizes = [m.batch_size for m in found.measurements]
+    assert sizes[0] == 4
+    assert all(size % 4 == 0 for size in sizes)
+    # 1 MiB on each of four devices, of which the weights take 1 KiB.
+    assert found.max_batch_size == 1984
+    assert found.device.startswith("4 x ")
+    sample = jax.device_put(np.ones((4, 256), np.float32), sharding)
+    placed = recommend(fn, jnp.ones(256), sample, sizes=[8], **options)
+    assert placed.max_batch_size == 1984
+
+
+def test_a_memory_limit_that_is_no_number():
+    with pytest.raises(TypeError, match="memory_limit is '1GB'"):
+        recommend(lambda x: x + 1, ROW, memory_limit="1GB")
+
+
+def test_a_pipeline_with_its_source():
+    def slow(batch):
+        time.sleep(0.005)
+        return batch
+
+    pipe = jk.from_source(records(500), batch_size=3, num_workers=1) >> slow
+    pipe >>= jk.OperatorNode(lambda batch: {"x": batch["image"].astype(jnp.float32)})
+    found = recommend(pipe, sizes=(8, 64))
+    assert found.max_batch_size == 496  # there are 500 records
+    (at_64,) = (m for m in found.measurements if m.batch_size == 64)
+    assert at_64.seconds > 0.002  # a ring that is full gives its batches at once
+    assert at_64.output_bytes == 64 * 6 * 6 * 3 * 4
+    assert at_64.total_bytes >= 4 * 64 * 6 * 6 * 3 + 2 * at_64.output_bytes
+    assert (pipe.epoch, len(pipe)) == (0, 167)  # as it was
+
+
+def test_memory_of_a_pipeline_is_limited():
+    pipe = jk.from_source({"x": np.ones((4000, 256), np.float32)}, batch_size=7, prefetch_size=3)
+    found = recommend(pipe >> jk.OperatorNode(lambda b: {"x": b["x"] + 1}), memory_limit=1 << 20)
+    # Three units in the ring and two outputs, 1 KiB a record: 204 records, and their keys.
+    assert 192 <= found.max_batch_size <= 200
+
+
+def test_a_pipeline_of_numpy_alone():
+    found = recommend(jk.from_source(records(40), 4, num_workers=0), sizes=(1, 2))
+    assert found.max_batch_size == 40
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pipelines_deliver_batches_of_the_other_size(num_workers):
+    base = jk.from_source(records(23), 4, shuffle=True, num_workers=num_workers)
+    calls = []
+    counted = base >> (lambda batch: calls.append(len(batch["label"])) or batch) >> Cache()
+    both = counted & counted >> (lambda batch: {"twice": 2 * batch["label"]})
+    sizes = [{len(x) for x in batch.values()} for batch in Resized(both).pipeline(5)]
+    assert sizes == [{5}] * 4
+    assert set(calls) == {5}
+    # Behind a Rebatch the reading stays as it is.
+    calls.clear()
+    again = Resized(counted >> Rebatch(9)).pipeline(7)
+    rebatched = [len(batch["label"]) for batch in again]
+    assert rebatched == [7, 7]
+    assert set(calls) <= {4}
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_sizes_are_tried_where_the_pipeline_runs(monkeypatch, placement):
+    """Else each size would be timed in both places, and its memory read from one of them."""
+    monkeypatch.setattr(pipeline.Pipeline, "_platform", "gpu")
+    times = {"device": 2.0, "host": 2.0, placement: 1.0}
+    measured = []
+    monkeypatch.setattr(pipeline, "batch_seconds", lambda forms: measured.append(1) or times)
+    pipe = jk.from_source(records(60), 4) >> Compose([RandomCrop(3)])
+    trial = PipelineTrial(pipe)
+    for size in (2, 8):
+        trial.compile(size)
+        trial.turn(size, 2)
+        assert trial._pipelines[size]._plan.placement == placement
+    assert pipe._plan.placement == placement
+    assert len(measured) == 1
+
+
+def test_a_sharded_pipeline():
+    sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
+    pipe = jk.from_source(records(90), 8, drop_remainder=True, sharding=sharding)
+    pipe >>= jk.OperatorNode(lambda batch: {"x": batch["image"] // 2})
+    found = recommend(pipe, sizes=(4, 8))
+    assert found.max_batch_size == 88
+    assert PipelineTrial(pipe).multiple == 4
+    with pytest.raises(ValueError, match="multiples of the 4 devices"):
+        recommend(pipe, sizes=(4, 6))
+
+
+def test_without_argument_it_is_the_augmentation():
+    found = recommend(sizes=(1, 2), memory_limit=10 << 20)
+    for m in found.measurements:
+        assert m.argument_bytes == m.batch_size * (256 * 256 * 3 + 8)
+        assert m.output_bytes == m.batch_size * 224 * 224 * 3 * 4
+    assert found.max_batch_size in (12, 13)  # 0.8 MB each
+
+
+def test_the_default_limit_follows_the_process(monkeypatch):
+    found = recommend(lambda x: x, ROW, sizes=(1,))
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "4")
+    below = recommend(lambda x: x, ROW, sizes=(1,))
+    assert 0 < below.memory_limit < 0.9 * 4 * 2**30
+    assert found.memory_limit > 0
+
+
+def test_failing_sizes_are_told():
+    def fn(x):
+        if len(x) > 16:
+            raise ValueError("at most 16 rows")
+        return x * 2
+
+    found = recommend(fn, ROW, sizes=(1, 16, 32), seconds=1.0)
+    assert found.max_batch_size == 16
+    assert "raised ValueError (at most 16 rows)" in str(found)
+
+
+def test_it_is_readable(tmp_path):
+    found = recommend(lambda x: x * 2, ROW, memory_limit=1 << 16, sizes=(1, 2))
+    lines = str(found).splitlines()
+    assert lines[0].startswith(f"batch size {found.optimal_batch_size} (from ")
+    assert lines[2].split()[0] == "1"
+    assert all(reason in lines for reason in found.reasons)
+    assert found.plot(tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+MATRIX = np.ones((3, 2), np.float32)
+PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "message"),
+    [
+        ((3,), {}, TypeError, "3 is no function; wanted one, a Pipeline, or None"),
+        ((None, MATRIX), {}, TypeError, "samples came without a function"),
+        ((PIPE, MATRIX), {}, TypeError, "a pipeline came with samples"),
+        ((jnp.sin,), {}, ValueError, "no argument has a batch axis"),
+        ((jnp.sin, 3.0), {}, ValueError, r"argument 0 has shape \(\); wanted rows"),
+        ((jnp.sin, {"a": np.float32(1)}), {}, ValueError, r"argument 0\['a'\] has shape \(\)"),
+        ((jnp.sin, MATRIX), {"in_axes": 2}, ValueError, r"shape \(3, 2\); wanted rows on axis 2"),
+        ((jnp.sin, MATRIX[:0]), {}, ValueError, "at least one;"),
+        (
+            (jnp.dot, MATRIX, MATRIX.T),
+            {},
+            ValueError,
+            r"argument 0 has 3 rows and argument 1 has 2 rows.*in_axes=\(None, 0\)",
+        ),
+        (
+            (jnp.sin, MATRIX),
+            {"in_axes": (0, 0)},
+            ValueError,
+            r"in_axes is \(0, 0\); wanted an axis",
+        ),
+        ((jnp.sin, MATRIX), {"in_axes": 0.5}, TypeError, "0.5 stands for an axis"),
+        ((jnp.sin, MATRIX), {"sizes": ()}, ValueError, "sizes is empty"),
+        ((jnp.sin, MATRIX), {"sizes": (0, 1)}, ValueError, "sizes has 0"),
+        ((PIPE,), {"sizes": (3,)}, ValueError, "there are only 2 records"),
+        ((jnp.sin, MATRIX), {"seconds": 0}, ValueError, "seconds is 0"),
+        ((jnp.sin, MATRIX), {"memory_limit": -1}, ValueError, "memory_limit is -1"),
+        ((jnp.sin, MATRIX), {"memory_limit": 15}, ValueError, "smallest batch, of 1, takes 16"),
+        ((jnp.sin, MATRIX), {"sharding": "data"}, TypeError, "sharding is 'data'"),
+        (
+            (jax.jit(lambda n, x: n * x, static_argnums=0), 2, MATRIX),
+            {"in_axes": (None, 0)},
+            ValueError,
+            "static arguments; wanted one that takes arrays only",
+        ),
+    ],
+)
+def test_bad_input(args, options, error, message):
+    with pytest.raises(error, match=message):
+        recommend(*args, **options)
