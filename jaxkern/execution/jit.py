@@ -29,6 +29,7 @@ from jaxkern.execution.signature import (
     refuse_hidden_in_operators,
 )
 from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import start
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -561,8 +562,7 @@ def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilati
             handle.future.set_result(None)
 
     if background:
-        # A daemon, as a compilation cannot be stopped when the process ends.
-        threading.Thread(target=work, name="jaxkern-precompile", daemon=True).start()
+        start(work)
     else:
         work()
         handle.wait()
