@@ -28,7 +28,7 @@ from jaxkern.execution.signature import (
     refuse_hidden_in_function,
     refuse_hidden_in_operators,
 )
-from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
