@@ -48,7 +48,7 @@ def threads_of(pipe) -> list[str]:
 
 def of_program(pipe, epochs):
     """The epochs as the JAX program makes them, in this thread."""
-    alone = pipeline.Pipeline(pipe._output, pipeline._Options(0, 1, pipe._options.sharding))
+    alone = pipeline.Pipeline(pipe._output, pipeline.IterationOptions(0, 1, pipe._options.sharding))
     return [batch for _ in range(epochs) for batch in epoch_of(alone)]
 
 
