@@ -6,8 +6,11 @@
 #include <cstdio>
 #include <random>
 
+#include "core/parallel.h"
 #include "core/simd_level.h"
-#include "image/cpu.h"
+#include "image/check.h"
+#include "image/levels.h"
+#include "image/mix.h"
 #include "measure.h"
 
 namespace jaxkern::benchmarks {
@@ -120,7 +123,8 @@ Arm image_arm(const Kind& kind, const std::shared_ptr<Work>& work, const char* l
                              work->fill.data(),
                              nullptr,
                              nullptr};
-      run_sample(work->plan, sample, work->output.get() + index * work->result_bytes);
+      run_sample(work->plan, sample, work->output.get() + index * work->result_bytes,
+                 thread_scratch<kScratchBytes>());
     });
   };
   return arm;
@@ -143,10 +147,17 @@ Arm mix_arm(Dtype dtype, const char* name, const char* level, int threads) {
   arm.run = [=] {
     set_simd_level(forced.c_str());
     spread(threads, kImages, [&](int64_t i) {
-      const int64_t partner = i == 0 ? kImages - 1 : i - 1;
-      mix_sample(dtype, Layout::kNHWC, 224, 224, 3, input.get() + bytes * static_cast<size_t>(i),
-                 input.get() + bytes * static_cast<size_t>(partner), .3f, {0, 0, 0, 0},
-                 output.get() + bytes * static_cast<size_t>(i));
+      const auto image = [&](const std::shared_ptr<char>& all, int64_t at) {
+        return all.get() + bytes * static_cast<size_t>(at);
+      };
+      const float lambda = .3f;
+      const EraseBox box = {0, 0, 0, 0};
+      MixCall call = {dtype, Layout::kNHWC, 224, 224, 3, {}, image(output, i), 1};
+      call.operands.set(kX, image(input, i), {});
+      call.operands.set(kPartner, image(input, i == 0 ? kImages - 1 : i - 1), {});
+      call.operands.set(kLambda, &lambda, {});
+      call.operands.set(kBox, &box, {});
+      mix_samples(call, 0, 1);
     });
   };
   return arm;

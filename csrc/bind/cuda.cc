@@ -6,7 +6,7 @@
 #include "core/module.h"
 #include "image/ops.h"
 #include "performance/bind.h"
-#include "ring/cuda_handlers.h"
+#include "ring/cuda_module.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"
 

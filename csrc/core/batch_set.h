@@ -10,6 +10,12 @@
 
 namespace jaxkern {
 
+// Where each operand has a sample, in its elements.
+template <int kOperands>
+struct BatchOffsets {
+  int64_t element[kOperands];
+};
+
 template <int kOperands>
 struct BatchSet {
   int32_t rank = 0;
@@ -26,14 +32,14 @@ struct BatchSet {
     }
     data[operand] = values;
   }
+
+  template <typename T>
+  JAXKERN_HD_MEMBER const T* at(const BatchOffsets<kOperands>& offsets, int operand) const {
+    return static_cast<const T*>(data[operand]) + offsets.element[operand];
+  }
 };
 
-// Where each operand has sample `flat`, in its elements.
-template <int kOperands>
-struct BatchOffsets {
-  int64_t element[kOperands];
-};
-
+// Those of sample `flat`.
 template <int kOperands>
 JAXKERN_HD BatchOffsets<kOperands> batch_offsets(const BatchSet<kOperands>& set, int64_t flat) {
   BatchOffsets<kOperands> offsets = {};

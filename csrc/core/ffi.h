@@ -198,6 +198,7 @@ class Call {
     return ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(message_);
   }
 
+  const std::string& op() const { return op_; }
   int64_t samples() const { return samples_; }
   int64_t result_size(size_t axis) const { return core_[axis]; }
 

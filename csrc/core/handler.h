@@ -1,12 +1,12 @@
-// An op's handlers from what is written once: its list row, its inputs, and what a platform does.
+// An op's handlers from what is written once: its list row, its operands, and what a platform does.
 //
 // clang-format off
 //   #define MY_OPS(OP) OP(Scale, "my.scale.v1")      // a row: the handlers' name, and the FFI target
 //   MY_OPS(JAXKERN_DECLARE_HANDLERS)                 // JaxkernScaleCpu and JaxkernScaleCuda
 //
-//   struct ScaleInputs {                             // in the order of the binding
-//     ffi::AnyBuffer x, s;
-//     ffi::Result<ffi::AnyBuffer> out;
+//   struct Scale {                                 // the checked operands of a call
+//     Call call;
+//     Operand x, s, out;
 //     template <class Binding>
 //     static auto bind(Binding&& contexts) {
 //       return std::move(contexts)
@@ -14,8 +14,9 @@
 //           .template Arg<ffi::AnyBuffer>()          // s [batch...]
 //           .template Ret<ffi::AnyBuffer>();         // out [batch..., n]
 //     }
+//     Scale(ffi::AnyBuffer x, ffi::AnyBuffer s, ffi::Result<ffi::AnyBuffer> out);  // reads, checks
 //   };
-//   ffi::Error scale(const ScaleInputs& in, ffi::ThreadPool pool);
+//   ffi::Error scale(const Scale& op, ffi::ThreadPool pool);
 //   JAXKERN_CPU_HANDLER(Scale, scale)                // at file scope: defines JaxkernScaleCpu
 // clang-format on
 #ifndef JAXKERN_CORE_HANDLER_H_
@@ -37,17 +38,16 @@ struct ContextTag<Stream*> {
   using Type = ffi::PlatformStream<Stream*>;
 };
 
-// What XLA calls: packs an op's operands and attributes into its inputs for `run`, a function of
-// these and of the contexts that it wants from the platform.
+// What XLA calls: makes an op of its operands and attributes for `run`, a function of the op and
+// of the contexts that it wants from the platform.
 template <auto run>
 struct Handler;
 
-template <typename Result, typename Inputs, typename... Contexts,
-          Result (*run)(const Inputs&, Contexts...)>
+template <typename Result, typename Op, typename... Contexts, Result (*run)(const Op&, Contexts...)>
 struct Handler<run> {
   template <typename... Fields>
   Result operator()(Contexts... contexts, Fields... fields) const {
-    return run(Inputs{std::move(fields)...}, std::move(contexts)...);
+    return run(Op{std::move(fields)...}, std::move(contexts)...);
   }
 
   static auto binding() { return bind(ffi::Ffi::Bind(), ContextTag<Contexts>()...); }
@@ -55,7 +55,7 @@ struct Handler<run> {
  private:
   template <typename Binding>
   static auto bind(Binding&& contexts) {
-    return Inputs::bind(std::move(contexts));
+    return Op::bind(std::move(contexts));
   }
   template <typename Binding, typename First, typename... Rest>
   static auto bind(Binding&& contexts, First, Rest... rest) {

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/half.h"
 #include "core/host_device.h"
@@ -161,6 +162,34 @@ JAXKERN_HD float mix_value(float x, float partner, float lambda) {
 }
 
 // ---------------------------------------------------------------- storage
+
+// Calls run(std::integral_constant<Dtype, dtype>()) of a checked dtype, on the host.
+template <typename Run>
+static inline auto with_dtype(Dtype dtype, const Run& run) {
+  switch (dtype) {
+    case Dtype::kU8:
+      return run(std::integral_constant<Dtype, Dtype::kU8>());
+    case Dtype::kF16:
+      return run(std::integral_constant<Dtype, Dtype::kF16>());
+    case Dtype::kBF16:
+      return run(std::integral_constant<Dtype, Dtype::kBF16>());
+    default:
+      return run(std::integral_constant<Dtype, Dtype::kF32>());
+  }
+}
+
+template <Dtype dtype>
+struct Stored {
+  using Type = uint16_t;
+};
+template <>
+struct Stored<Dtype::kU8> {
+  using Type = uint8_t;
+};
+template <>
+struct Stored<Dtype::kF32> {
+  using Type = float;
+};
 
 JAXKERN_HD int32_t dtype_bytes(Dtype dtype) {
   return dtype == Dtype::kU8 ? 1 : dtype == Dtype::kF32 ? 4 : 2;

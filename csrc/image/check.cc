@@ -2,7 +2,6 @@
 #include "image/check.h"
 
 #include "image/arithmetic.h"
-#include "image/cpu.h"
 
 namespace jaxkern::image {
 namespace {

@@ -1,8 +1,9 @@
-// What the arithmetic trusts about one sample, as plain predicates: the CPU handlers turn a fault
-// into a message, a CUDA kernel into an image of NaN.
+// What the arithmetic trusts about a plan and its samples. A sample's part is plain predicates,
+// too: the CPU handlers turn a fault into a message, a CUDA kernel into an image of NaN.
 #ifndef JAXKERN_IMAGE_CHECK_H_
 #define JAXKERN_IMAGE_CHECK_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/host_device.h"
@@ -61,6 +62,22 @@ JAXKERN_HD bool lies_in_buffer(int64_t offset, int32_t height, int32_t width, in
   return offset >= 0 && offset <= buffer_size && height >= 1 && width >= 1 &&
          static_cast<int64_t>(height) * width <= (buffer_size - offset) / channels;
 }
+
+// Where the first problem of a plan's operands is; `argument` is null when there is none.
+struct Problem {
+  const char* argument = nullptr;  // "geometry", "height", ...
+  int64_t sample = 0;
+  int32_t segment = 0;
+  const char* wanted = nullptr;  // e.g. "a box inside the 256x256 image"; static text
+};
+
+// Checks everything that the arithmetic trusts: the plan's ranges, and one sample's boxes, sizes
+// and steps. Reads nothing but the plan and the sample's small arrays.
+Problem check_plan(const Plan& plan);
+Problem check_sample(const Plan& plan, const Sample& sample, int64_t index);
+
+// How many bytes one sample's output takes.
+size_t output_bytes(const Plan& plan);
 
 }  // namespace jaxkern::image
 

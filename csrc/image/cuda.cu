@@ -1,8 +1,9 @@
-// The CUDA kernels: loops over the bodies of cuda_chain.h and cuda_mix.h, and their launches.
+// The CUDA kernels: loops over the bodies of cuda_chain.h and mix.h, and their launches.
 #include <algorithm>
 #include <cstdint>
 
 #include "image/cuda.h"
+#include "image/mix.h"
 
 namespace jaxkern::image {
 namespace {
@@ -71,19 +72,6 @@ cudaError_t start_filter(const ChainCall& call, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-template <Dtype source>
-cudaError_t start_channels(const ChainCall& call, cudaStream_t stream) {
-  switch (call.plan.channels) {
-    case 1:
-      return start_filter<1, source>(call, stream);
-    case 3:
-      return start_filter<3, source>(call, stream);
-    case 4:
-      return start_filter<4, source>(call, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
 template <Dtype dtype, int32_t kElements>
 cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
   const int64_t items = MixBody<dtype, kElements>::items(call);
@@ -92,44 +80,32 @@ cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <Dtype dtype>
-cudaError_t start_mix_of(const MixCall& call, cudaStream_t stream) {
-  constexpr int32_t kVector =
-      kStoreBytes / static_cast<int32_t>(sizeof(typename Stored<dtype>::Type));
-  return mix_in_vectors(call) ? start_mix<dtype, kVector>(call, stream)
-                              : start_mix<dtype, 1>(call, stream);
-}
-
 }  // namespace
 
 cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t stream) {
   if (tiles_of(call) == 0) return cudaSuccess;  // an empty grid is an error
-  switch (source) {
-    case Dtype::kU8:
-      return start_channels<Dtype::kU8>(call, stream);
-    case Dtype::kF16:
-      return start_channels<Dtype::kF16>(call, stream);
-    case Dtype::kBF16:
-      return start_channels<Dtype::kBF16>(call, stream);
-    case Dtype::kF32:
-      return start_channels<Dtype::kF32>(call, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_dtype(source, [&](auto dtype) {
+    switch (call.plan.channels) {
+      case 1:
+        return start_filter<1, dtype>(call, stream);
+      case 3:
+        return start_filter<3, dtype>(call, stream);
+      case 4:
+        return start_filter<4, dtype>(call, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
-cudaError_t launch_mix(const MixCall& call, cudaStream_t stream) {
-  if (mix_elements(call) == 0 || call.samples == 0) return cudaSuccess;
-  switch (call.dtype) {
-    case Dtype::kU8:
-      return start_mix_of<Dtype::kU8>(call, stream);
-    case Dtype::kF16:
-      return start_mix_of<Dtype::kF16>(call, stream);
-    case Dtype::kBF16:
-      return start_mix_of<Dtype::kBF16>(call, stream);
-    case Dtype::kF32:
-      return start_mix_of<Dtype::kF32>(call, stream);
-  }
-  return cudaErrorInvalidValue;
+template <>
+cudaError_t launch(const MixCall& call, cudaStream_t stream) {
+  if (call.elements() == 0 || call.samples == 0) return cudaSuccess;
+  return with_dtype(call.dtype, [&](auto dtype) {
+    constexpr int32_t kVector =
+        kStoreBytes / static_cast<int32_t>(sizeof(typename Stored<dtype>::Type));
+    return mix_in_vectors(call) ? start_mix<dtype, kVector>(call, stream)
+                                : start_mix<dtype, 1>(call, stream);
+  });
 }
 
 }  // namespace jaxkern::image

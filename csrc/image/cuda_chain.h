@@ -146,14 +146,14 @@ struct ChainBody {
     int64_t offset = 0;
     bool sound = true;
     if (call.ragged) {
-      offset = call.wide_offset ? *operand<int64_t>(call, at, kOffset)
-                                : *operand<int32_t>(call, at, kOffset);
-      height = *operand<int32_t>(call, at, kHeight);
-      width = *operand<int32_t>(call, at, kWidth);
+      offset = call.wide_offset ? *call.operands.at<int64_t>(at, kOffset)
+                                : *call.operands.at<int32_t>(at, kOffset);
+      height = *call.operands.at<int32_t>(at, kHeight);
+      width = *call.operands.at<int32_t>(at, kWidth);
       sound = lies_in_buffer(offset, height, width, C, call.buffer_size);
     }
     const Geometry* geometry =
-        reinterpret_cast<const Geometry*>(operand<int32_t>(call, at, kGeometry));
+        reinterpret_cast<const Geometry*>(call.operands.at<int32_t>(at, kGeometry));
     sound = sound && first_fault(call.plan, geometry, height, width).fault == Fault::kNone;
     if (thread < kTileRows / kPassRows)
       shared.pass[thread] = staging_of(tile, thread, segment.height, segment.width, C, call.layout,
@@ -166,7 +166,7 @@ struct ChainBody {
 
     const Geometry& g = geometry[call.segment];
     const EraseBox* erase =
-        reinterpret_cast<const EraseBox*>(operand<int32_t>(call, at, kEraseBox)) +
+        reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kEraseBox)) +
         call.erasures_before;
     const Range valid_row = valid_rows(g, segment.height);
     for (int32_t k = thread; k < kTileRows; k += threads) {
@@ -198,11 +198,11 @@ struct ChainBody {
       width = before.width;
       image = reinterpret_cast<const Value*>(call.input) + tile.image * before.height * width * C;
     } else {
-      image = operand<Value>(call, at, kPixels) + offset;
+      image = call.operands.at<Value>(at, kPixels) + offset;
     }
     state.pixels = image + (static_cast<int64_t>(g.top) * width + g.left + state.column.first) * C;
     if (thread == 0) {
-      const float* affine = operand<float>(call, at, kAffine) + 2 * call.segment * C;
+      const float* affine = call.operands.at<float>(at, kAffine) + 2 * call.segment * C;
       for (int c = 0; c < C; ++c) {
         shared.scale[c] = affine[c];
         shared.bias[c] = affine[C + c];
@@ -210,8 +210,8 @@ struct ChainBody {
       shared.row_stride = width * C;
       shared.row_step = g.row_step;
       shared.valid = valid_row;
-      shared.fill = operand<float>(call, at, kFill) + call.segment * C;
-      shared.erase_value = operand<float>(call, at, kEraseValue) + call.erasures_before * C;
+      shared.fill = call.operands.at<float>(at, kFill) + call.segment * C;
+      shared.erase_value = call.operands.at<float>(at, kEraseValue) + call.erasures_before * C;
     }
   }
 
@@ -258,12 +258,6 @@ struct ChainBody {
   }
 
  private:
-  template <typename T>
-  JAXKERN_HD const T* operand(const ChainCall& call, const BatchOffsets<kChainOperands>& at,
-                              ChainOperand which) {
-    return static_cast<const T*>(call.operands.data[which]) + at.element[which];
-  }
-
   JAXKERN_HD void* image_at(const ChainCall& call, const Tile& tile) {
     const Segment& segment = call.plan.segment[call.segment];
     return static_cast<char*>(call.output) +

@@ -13,19 +13,6 @@
 
 namespace jaxkern::image {
 
-template <Dtype dtype>
-struct Stored {
-  using Type = uint16_t;
-};
-template <>
-struct Stored<Dtype::kU8> {
-  using Type = uint8_t;
-};
-template <>
-struct Stored<Dtype::kF32> {
-  using Type = float;
-};
-
 JAXKERN_HD int32_t highest_bit(uint32_t bits) {
 #ifdef __CUDA_ARCH__
   return 31 - __clz(static_cast<int>(bits));

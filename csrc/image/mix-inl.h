@@ -1,6 +1,6 @@
-// MixUp and CutMix of one sample with its partner.
-//
-// Included by levels.cc inside the level's namespace.
+// MixUp and CutMix of samples with their partners. Included by levels.cc in the level's namespace.
+
+namespace {
 
 // Mixes elements [begin, end) where all arrays share one index.
 template <Dtype dtype>
@@ -14,23 +14,40 @@ void mix_range(const void* x, const void* partner, float lambda, int64_t begin, 
 }
 
 template <Dtype dtype>
-void mix_planes(int32_t planes, int32_t height, int32_t width, int32_t channels, const void* x,
-                const void* partner, float lambda, EraseBox box, void* output) {
-  const Range rows = erased_range(box.top, box.height, height);
-  const Range columns = erased_range(box.left, box.width, width);
-  for (int32_t p = 0; p < planes; ++p) {
-    for (int32_t y = 0; y < height; ++y) {
-      const int64_t row = (static_cast<int64_t>(p) * height + y) * width * channels;
-      const int64_t row_end = row + static_cast<int64_t>(width) * channels;
+void mix_image(const MixCall& call, const void* x, const void* partner, float lambda, EraseBox box,
+               void* output) {
+  const Range rows = erased_range(box.top, box.height, call.height);
+  const Range columns = erased_range(box.left, box.width, call.width);
+  const int32_t together = call.together();
+  for (int32_t p = 0; p < call.channels / together; ++p) {
+    for (int32_t y = 0; y < call.height; ++y) {
+      const int64_t row = (static_cast<int64_t>(p) * call.height + y) * call.width * together;
+      const int64_t row_end = row + static_cast<int64_t>(call.width) * together;
       if (!inside(rows, y) || columns.begin == columns.end) {
         mix_range<dtype>(x, partner, lambda, row, row_end, output);
         continue;
       }
-      const int64_t cut = row + static_cast<int64_t>(columns.begin) * channels;
-      const int64_t cut_end = row + static_cast<int64_t>(columns.end) * channels;
+      const int64_t cut = row + static_cast<int64_t>(columns.begin) * together;
+      const int64_t cut_end = row + static_cast<int64_t>(columns.end) * together;
       mix_range<dtype>(x, partner, lambda, row, cut, output);
       mix_range<dtype>(partner, partner, 1.f, cut, cut_end, output);
       mix_range<dtype>(x, partner, lambda, cut_end, row_end, output);
     }
   }
+}
+
+}  // namespace
+
+void mix_samples(const MixCall& call, int64_t begin, int64_t end) {
+  with_dtype(call.dtype, [&](auto dtype) {
+    using Element = typename Stored<dtype>::Type;
+    for (int64_t i = begin; i < end; ++i) {
+      const BatchOffsets<kMixOperands> at = batch_offsets(call.operands, i);
+      mix_image<dtype>(call, call.operands.at<Element>(at, kX),
+                       call.operands.at<Element>(at, kPartner),
+                       *call.operands.at<float>(at, kLambda),
+                       *reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kBox)),
+                       static_cast<Element*>(call.output) + i * call.elements());
+    }
+  });
 }

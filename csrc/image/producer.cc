@@ -10,7 +10,7 @@
 
 #include "core/simd_level.h"
 #include "image/check.h"
-#include "image/cpu.h"
+#include "image/levels.h"
 
 namespace jaxkern::image {
 namespace {
@@ -52,7 +52,8 @@ void run_records(const ChainState& state, const JaxkernRecords& records) {
                                   std::to_string(problem.segment) + " is out of range; wanted " +
                                   problem.wanted);
     }
-    run_sample(state.plan, sample, static_cast<char*>(records.output) + i * state.abi.output_bytes);
+    run_sample(state.plan, sample, static_cast<char*>(records.output) + i * state.abi.output_bytes,
+               thread_scratch<kScratchBytes>());
   }
 }
 

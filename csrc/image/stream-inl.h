@@ -182,16 +182,8 @@ void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
         ((static_cast<int64_t>(g.top) + j) * sample.width + g.left + span.begin) * C;
     const char* bytes =
         static_cast<const char*>(sample.pixels) + start * dtype_bytes(chain.plan->source_dtype);
-    switch (chain.plan->source_dtype) {
-      case Dtype::kU8:
-        return resample_columns<C, Dtype::kU8>(stage, bytes, span, out);
-      case Dtype::kF16:
-        return resample_columns<C, Dtype::kF16>(stage, bytes, span, out);
-      case Dtype::kBF16:
-        return resample_columns<C, Dtype::kBF16>(stage, bytes, span, out);
-      case Dtype::kF32:
-        return resample_columns<C, Dtype::kF32>(stage, bytes, span, out);
-    }
+    return with_dtype(chain.plan->source_dtype,
+                      [&](auto dtype) { resample_columns<C, dtype>(stage, bytes, span, out); });
   }
   if (span.end - span.begin <= kTile) {
     pull<C>(chain, s - 1, g.top + j, {g.left + span.begin, g.left + span.end}, stage.input);
@@ -325,20 +317,8 @@ void stream_channels(Chain& chain, float* row, void* output) {
     const Range tile = {begin, begin + width < last.width ? begin + width : last.width};
     for (int32_t y = 0; y < last.height; ++y) {
       pull<C>(chain, plan.segments - 1, y, tile, row);
-      switch (plan.output_dtype) {
-        case Dtype::kU8:
-          store_columns<C, Dtype::kU8>(plan, row, y, tile, output);
-          break;
-        case Dtype::kF16:
-          store_columns<C, Dtype::kF16>(plan, row, y, tile, output);
-          break;
-        case Dtype::kBF16:
-          store_columns<C, Dtype::kBF16>(plan, row, y, tile, output);
-          break;
-        case Dtype::kF32:
-          store_columns<C, Dtype::kF32>(plan, row, y, tile, output);
-          break;
-      }
+      with_dtype(plan.output_dtype,
+                 [&](auto dtype) { store_columns<C, dtype>(plan, row, y, tile, output); });
     }
   }
 }

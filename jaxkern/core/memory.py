@@ -58,21 +58,26 @@ def _slurm_bytes() -> list[int]:
     return []
 
 
+def status_bytes(field: str) -> int | None:
+    """A figure of this process in bytes, such as its ``VmRSS``; None where it is not told."""
+    return _told_bytes(Path("/proc/self/status"), field)
+
+
 def anonymous_bytes() -> int:
-    """RssAnon of this process: memory that is its own, without the pages of mapped files."""
-    return _told_bytes(Path("/proc/self/status"), "RssAnon:") or 0
+    """Memory that is this process's own, without the pages of mapped files."""
+    return status_bytes("RssAnon") or 0
 
 
 def available_bytes() -> int:
     """What this process may still take: up to its own limit, and of what the machine has free."""
     room = int(min(memory_limit() * GIB, machine_bytes())) - anonymous_bytes()
-    free = _told_bytes(Path("/proc/meminfo"), "MemAvailable:")
+    free = _told_bytes(Path("/proc/meminfo"), "MemAvailable")
     return max(room if free is None else min(room, free), 0)
 
 
 def _told_bytes(path: Path, field: str) -> int | None:
     """Bytes of a line such as ``RssAnon:  1024 kB``; None where it is not told."""
     for line in told(path).splitlines():
-        if line.startswith(field):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None

@@ -7,6 +7,7 @@
 
 #include "core/half.h"
 #include "core/simd_level.h"
+#include "image/mix.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 
@@ -72,9 +73,12 @@ void check_mix(uint64_t seed) {
     std::unique_ptr<unsigned char[]> output(new unsigned char[x.pixels.size()]);
     const bool in_place = random.chance(30);
     if (in_place) std::memcpy(output.get(), x.pixels.data(), x.pixels.size());
-    mix_sample(dtype, layout, x.height, x.width, channels,
-               in_place ? output.get() : x.pixels.data(), partner.pixels.data(), lambda, box,
-               output.get());
+    MixCall call = {dtype, layout, x.height, x.width, channels, {}, output.get(), 1};
+    call.operands.set(kX, in_place ? output.get() : x.pixels.data(), {});
+    call.operands.set(kPartner, partner.pixels.data(), {});
+    call.operands.set(kLambda, &lambda, {});
+    call.operands.set(kBox, &box, {});
+    mix_samples(call, 0, 1);
     for (int32_t y = 0; y < x.height; ++y)
       for (int32_t column = 0; column < x.width; ++column)
         for (int32_t c = 0; c < channels; ++c) {
@@ -125,7 +129,7 @@ void check_bfloat16_ties() {
         const Sample sample = {pixels.data(), 1,     kWidth,  &geometry,
                                affine,        &fill, nullptr, nullptr};
         uint16_t out[kWidth];
-        run_sample(plan, sample, out);
+        run_sample(plan, sample, out, thread_scratch<kScratchBytes>());
         for (int32_t i = 0; i < kWidth; i += 2)
           expect(out[i] == float_to_bfloat16(value), "bfloat16 of a tie or its neighbour",
                  static_cast<double>(value));

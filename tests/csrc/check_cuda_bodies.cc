@@ -11,8 +11,8 @@
 #include <new>
 #include <vector>
 
-#include "image/cuda_mix.h"
 #include "image/cuda_segments.h"
+#include "image/mix.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 
@@ -322,7 +322,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
     sound = sound && check_sample(plan, sample, i).argument == nullptr;
     ++statistics.images;
     statistics.faulty += !sound;
-    if (sound) run_sample(plan, sample, expected.get());
+    if (sound) run_sample(plan, sample, expected.get(), thread_scratch<kScratchBytes>());
     const unsigned char* const got = output.get() + output_lead + static_cast<size_t>(i) * bytes;
     for (size_t k = 0; k < count; ++k) {
       const double faulty = plan.output_dtype == Dtype::kU8 ? 0. : NAN;
@@ -375,7 +375,7 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   call.width = random.chance(50) ? 16 * random.integer(1, 3) : random.integer(1, 40);
   const Shape shape = {{random.integer(1, 2), random.integer(1, 3)}};
   call.samples = shape.samples();
-  const int64_t core = mix_elements(call);
+  const int64_t core = call.elements();
   const size_t item = dtype_size(call.dtype);
   const BatchOperand x_at = batch_operand(random, shape, core, true);
   const BatchOperand partner_at = batch_operand(random, shape, core, true);
@@ -416,32 +416,18 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   call.operands.set(kBox, box_block.data.get(), box_at.map);
   call.output = in_place ? x.get() + lead : separate.get();
   in_vectors += mix_in_vectors(call);
-  switch (call.dtype) {
-    case Dtype::kU8:
-      run_mix_grid<Dtype::kU8>(call);
-      break;
-    case Dtype::kF16:
-      run_mix_grid<Dtype::kF16>(call);
-      break;
-    case Dtype::kBF16:
-      run_mix_grid<Dtype::kBF16>(call);
-      break;
-    case Dtype::kF32:
-      run_mix_grid<Dtype::kF32>(call);
-      break;
-  }
-  std::vector<unsigned char> expected(static_cast<size_t>(core) * item);
+  with_dtype(call.dtype, [&](auto dtype) { run_mix_grid<dtype>(call); });
+  std::vector<unsigned char> all(total);
+  MixCall on_cpu = call;
+  on_cpu.operands.data[kX] = x_values.data();
+  on_cpu.output = all.data();
+  mix_samples(on_cpu, 0, call.samples);
   for (int64_t i = 0; i < shape.samples(); ++i) {
-    mix_sample(call.dtype, call.layout, call.height, call.width, call.channels,
-               x_values.data() + static_cast<size_t>(x_at.map.offset(i)) * item,
-               p_values.data() + static_cast<size_t>(partner_at.map.offset(i)) * item,
-               lambda[static_cast<size_t>(lambda_at.map.offset(i))],
-               box[static_cast<size_t>(box_at.map.offset(i) / 4)], expected.data());
+    const unsigned char* const expected = all.data() + static_cast<size_t>(i * core) * item;
     const unsigned char* const got =
         static_cast<const unsigned char*>(call.output) + static_cast<size_t>(i * core) * item;
     for (size_t k = 0; k < static_cast<size_t>(core); ++k) {
-      const double want = element(call.dtype, expected.data(), k),
-                   have = element(call.dtype, got, k);
+      const double want = element(call.dtype, expected, k), have = element(call.dtype, got, k);
       // The CPU kernels may fuse the multiply and the add: one unit in the last place, or one
       // level.
       const double ulp = call.dtype == Dtype::kU8     ? 1.

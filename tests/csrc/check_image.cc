@@ -118,7 +118,7 @@ bool check(const Case& original, uint64_t seed) {
     set_simd_level(*level);
     std::unique_ptr<unsigned char[]> output(new unsigned char[output_lead + bytes]);
     std::memset(output.get(), 0xa5, output_lead + bytes);
-    run_sample(c.plan, sample, output.get() + output_lead);
+    run_sample(c.plan, sample, output.get() + output_lead, thread_scratch<kScratchBytes>());
     for (size_t i = 0; i < output_lead; ++i)
       if (output[i] != 0xa5) {
         std::printf("seed %" PRIu64 " level %s: wrote before the output\n", seed, *level);

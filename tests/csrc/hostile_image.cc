@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
     std::vector<unsigned char> output(output_bytes(c.plan));
     for (const char* const* level = available_simd_levels(); *level; ++level) {
       set_simd_level(*level);
-      run_sample(c.plan, c.view(), output.data());
+      run_sample(c.plan, c.view(), output.data(), thread_scratch<kScratchBytes>());
     }
     ++ran;
   }

@@ -7,7 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "image/cpu.h"
+#include "image/check.h"
+#include "image/levels.h"
 #include "image/plan.h"
 
 namespace jaxkern::image::testing {

@@ -1,14 +1,15 @@
-// The body of the CUDA mixing kernel (MixUp, CutMix) as a host and device function of a flat index,
-// so that a CPU test runs it over the whole grid.
-#ifndef JAXKERN_IMAGE_CUDA_MIX_H_
-#define JAXKERN_IMAGE_CUDA_MIX_H_
+// Mixing (MixUp, CutMix) of a batch of images with their partners: what a call is, the CPU's entry,
+// and the body of the CUDA kernel as a host and device function of a flat index, so that a CPU test
+// runs it over the whole grid.
+#ifndef JAXKERN_IMAGE_MIX_H_
+#define JAXKERN_IMAGE_MIX_H_
 
 #include <cstdint>
 
 #include "core/batch_set.h"
 #include "core/host_device.h"
+#include "core/simd_dispatch.h"
 #include "image/arithmetic.h"
-#include "image/cuda_storage.h"
 #include "image/cuda_tile.h"
 #include "image/plan.h"
 
@@ -16,7 +17,9 @@ namespace jaxkern::image {
 
 enum MixOperand : int { kX, kPartner, kLambda, kBox, kMixOperands };
 
-// A batch of images x and their partners; see mix_sample in cpu.h for what is computed.
+// out = lambda * x + (1 - lambda) * partner outside the box, and partner inside it; images are
+// [height, width, C] (or [C, height, width]) of `dtype`; `output` may be `x` itself.
+// MixUp passes an empty box, CutMix lambda = 1 and its box.
 struct MixCall {
   Dtype dtype;
   Layout layout;
@@ -24,18 +27,23 @@ struct MixCall {
   BatchSet<kMixOperands> operands;
   void* output;
   int64_t samples;
+
+  // Elements of a pixel are together, or each plane is an image of its own.
+  JAXKERN_HD_MEMBER int32_t together() const { return layout == Layout::kNHWC ? channels : 1; }
+  JAXKERN_HD_MEMBER int64_t elements() const {
+    return static_cast<int64_t>(height) * width * channels;
+  }
 };
 
-JAXKERN_HD int64_t mix_elements(const MixCall& call) {
-  return static_cast<int64_t>(call.height) * call.width * call.channels;
-}
+// Samples [begin, end) of a checked call.
+JAXKERN_LEVEL_FUNCTION(void, mix_samples, const MixCall& call, int64_t begin, int64_t end)
 
 // Whether every image of the batch starts and ends at a 16-byte boundary.
 inline bool mix_in_vectors(const MixCall& call) {
   const auto at_boundary = [](const void* at) {
     return reinterpret_cast<uintptr_t>(at) % kStoreBytes == 0;
   };
-  return mix_elements(call) * dtype_bytes(call.dtype) % kStoreBytes == 0 &&
+  return call.elements() * dtype_bytes(call.dtype) % kStoreBytes == 0 &&
          at_boundary(call.operands.data[kX]) && at_boundary(call.operands.data[kPartner]) &&
          at_boundary(call.output);
 }
@@ -59,20 +67,19 @@ struct MixBody {
   };
 
   JAXKERN_HD int64_t items(const MixCall& call) {
-    return mix_elements(call) / kElements * call.samples;
+    return call.elements() / kElements * call.samples;
   }
 
   JAXKERN_HD void run(const MixCall& call, int64_t flat) {
-    const int64_t each = mix_elements(call) / kElements;
+    const int64_t each = call.elements() / kElements;
     const int64_t sample = flat / each, start = (flat - sample * each) * kElements;
     const BatchOffsets<kMixOperands> at = batch_offsets(call.operands, sample);
-    const float lambda = *operand<float>(call, at, kLambda);
-    const EraseBox box = *reinterpret_cast<const EraseBox*>(operand<int32_t>(call, at, kBox));
+    const float lambda = *call.operands.at<float>(at, kLambda);
+    const EraseBox box = *reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kBox));
     const Range rows = erased_range(box.top, box.height, call.height);
     const Range columns = erased_range(box.left, box.width, call.width);
 
-    // Elements of a pixel are together, or each plane is an image of its own.
-    const int32_t together = call.layout == Layout::kNHWC ? call.channels : 1;
+    const int32_t together = call.together();
     const bool has_box = rows.begin < rows.end && columns.begin < columns.end;
     int32_t row = 0, column = 0, channel = 0;
     if (has_box) {
@@ -81,8 +88,8 @@ struct MixBody {
       column = static_cast<int32_t>(pixel - line * call.width);
       row = static_cast<int32_t>(line % call.height);
     }
-    const Piece x = load(operand<Element>(call, at, kX) + start);
-    const Piece partner = load(operand<Element>(call, at, kPartner) + start);
+    const Piece x = load(call.operands.at<Element>(at, kX) + start);
+    const Piece partner = load(call.operands.at<Element>(at, kPartner) + start);
     Piece mixed;
     JAXKERN_UNROLL
     for (int32_t e = 0; e < kElements; ++e) {
@@ -99,21 +106,14 @@ struct MixBody {
         }
       }
     }
-    Element* const output =
-        static_cast<Element*>(call.output) + sample * mix_elements(call) + start;
+    Element* const output = static_cast<Element*>(call.output) + sample * call.elements() + start;
     *reinterpret_cast<Piece*>(output) = mixed;
   }
 
  private:
-  template <typename T>
-  JAXKERN_HD const T* operand(const MixCall& call, const BatchOffsets<kMixOperands>& at,
-                              MixOperand which) {
-    return static_cast<const T*>(call.operands.data[which]) + at.element[which];
-  }
-
   JAXKERN_HD Piece load(const Element* at) { return *reinterpret_cast<const Piece*>(at); }
 };
 
 }  // namespace jaxkern::image
 
-#endif  // JAXKERN_IMAGE_CUDA_MIX_H_
+#endif  // JAXKERN_IMAGE_MIX_H_

@@ -1,0 +1,251 @@
+// The operands of the image ops, once for the CPU and for CUDA: each op's FFI binding behind a
+// platform's contexts, and as its constructor the checks of a call. The first problem is kept in
+// `call`. Values that the kernels trust are checked later, where they lie.
+#ifndef JAXKERN_IMAGE_OPERANDS_H_
+#define JAXKERN_IMAGE_OPERANDS_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/ffi.h"
+#include "image/check.h"
+#include "image/mix.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+using In = ffi::AnyBuffer;
+using Out = ffi::Result<ffi::AnyBuffer>;
+using Integers = ffi::Span<const int32_t>;
+
+inline Dtype to_dtype(Call& call, const std::string& what, ffi::DataType from) {
+  switch (from) {
+    case ffi::U8:
+      return Dtype::kU8;
+    case ffi::F16:
+      return Dtype::kF16;
+    case ffi::BF16:
+      return Dtype::kBF16;
+    case ffi::F32:
+      return Dtype::kF32;
+    default:
+      call.fail(what + " has dtype " + dtype_text(from) +
+                "; wanted uint8, float16, bfloat16 or float32");
+      return Dtype::kU8;
+  }
+}
+
+inline Layout to_layout(Call& call, int32_t layout) {
+  if (layout != 0 && layout != 1) {
+    call.fail("attribute 'layout' is " + std::to_string(layout) + "; wanted 0 (NHWC) or 1 (NCHW)");
+  }
+  return static_cast<Layout>(layout);
+}
+
+// What a chain takes beside its pixels. The attributes are structure only.
+struct ChainParameters {
+  In geometry, affine, fill, erase_box, erase_value;
+  Out out;
+  Integers filter, size, erasures, rounding;
+  int32_t layout;
+
+  template <class Binding>
+  static auto bind(Binding&& pixels) {
+    return std::move(pixels)
+        .template Arg<In>()                   // geometry i32 [batch..., S, 14]
+        .template Arg<In>()                   // affine f32 [batch..., S, 2, C]
+        .template Arg<In>()                   // fill f32 [batch..., S, C]
+        .template Arg<In>()                   // erase_box i32 [batch..., K, 4]
+        .template Arg<In>()                   // erase_value f32 [batch..., K, C]
+        .template Ret<In>()                   // out [batch..., h, w, C] or NCHW
+        .template Attr<Integers>("filter")    // [S]
+        .template Attr<Integers>("size")      // [S * 2]: height, width of each segment's output
+        .template Attr<Integers>("erasures")  // [S]
+        .template Attr<Integers>("rounding")  // [S]
+        .template Attr<int32_t>("layout");    // scalar
+  }
+};
+
+// The checked call of a chain. `pixels` is either dense [batch..., H, W, C], or, for ragged images,
+// one flat buffer [1..., B] with a place and a size for each sample.
+struct ChainOperands {
+  Call call;
+  ffi::AnyBuffer result;
+  Plan plan = {};
+  Operand pixels, offset, height, width;
+  Operand geometry, affine, fill, erase_box, erase_value, out;
+  bool ragged = false;
+  int64_t buffer_size = 0;  // of a ragged buffer
+
+ protected:
+  ChainOperands(const char* op, ChainParameters in) : call(op, *in.out, 3), result(*in.out) {
+    if (call.ok()) read_plan(in);
+  }
+
+  // After the pixels: the sizes follow from the plan.
+  void read_parameters(const ChainParameters& in) {
+    if (!call.ok()) return;
+    int64_t erasures = 0;
+    for (int32_t s = 0; s < plan.segments; ++s) {
+      const int32_t count = plan.segment[s].erasures;
+      if (count < 0 || count > kMaxErasures) {
+        call.fail("attribute 'erasures' holds " + std::to_string(count) + "; wanted 0 to " +
+                  std::to_string(kMaxErasures));
+        return;
+      }
+      erasures += count;
+    }
+    const int64_t s = plan.segments, c = plan.channels;
+    geometry = call.operand("geometry", in.geometry, ffi::S32, {s, kGeometryFields});
+    affine = call.operand("affine", in.affine, ffi::F32, {s, 2, c});
+    fill = call.operand("fill", in.fill, ffi::F32, {s, c});
+    erase_box = call.operand("erase_box", in.erase_box, ffi::S32, {erasures, 4});
+    erase_value = call.operand("erase_value", in.erase_value, ffi::F32, {erasures, c});
+    out = call.result("out", result, ffi::DataType::INVALID, {kAnySize, kAnySize, kAnySize});
+    const Problem problem = check_plan(plan);
+    if (call.ok() && problem.argument != nullptr) {
+      call.fail(std::string("attribute '") + problem.argument + "' of segment " +
+                std::to_string(problem.segment) + " is out of range; wanted " + problem.wanted);
+    }
+  }
+
+ private:
+  // Fills the plan from attributes and the result's shape; ranges are check_plan's business.
+  void read_plan(const ChainParameters& in) {
+    const size_t segments = in.filter.size();
+    if (segments < 1 || segments > static_cast<size_t>(kMaxSegments) ||
+        in.size.size() != 2 * segments || in.erasures.size() != segments ||
+        in.rounding.size() != segments) {
+      call.fail("attributes describe " + std::to_string(segments) + " segments with " +
+                std::to_string(in.size.size()) + " sizes, " + std::to_string(in.erasures.size()) +
+                " erasure counts and " + std::to_string(in.rounding.size()) +
+                " roundings; wanted 1 to " + std::to_string(kMaxSegments) +
+                " segments, two sizes each and one of the rest");
+      return;
+    }
+    plan.segments = static_cast<int32_t>(segments);
+    for (size_t s = 0; s < segments; ++s) {
+      plan.segment[s] = {static_cast<Filter>(in.filter[s]), in.size[2 * s], in.size[2 * s + 1],
+                         in.erasures[s], static_cast<Rounding>(in.rounding[s])};
+    }
+    plan.layout = to_layout(call, in.layout);
+    plan.output_dtype = to_dtype(call, "the result", result.element_type());
+    if (!call.ok()) return;
+    const bool nchw = plan.layout == Layout::kNCHW;
+    const Segment& last = plan.segment[segments - 1];
+    const int64_t channels = call.result_size(nchw ? 0 : 2);
+    if (channels < 1 || channels > kMaxChannels || call.result_size(nchw ? 1 : 0) != last.height ||
+        call.result_size(nchw ? 2 : 1) != last.width) {
+      call.fail("the result has shape " + shape_text(result.dimensions()) + "; wanted height " +
+                std::to_string(last.height) + ", width " + std::to_string(last.width) +
+                " and 1, 3 or 4 channels in the order of attribute 'layout'");
+      return;
+    }
+    plan.channels = static_cast<int32_t>(channels);
+  }
+};
+
+struct ImageChain : ChainOperands {
+  template <class Binding>
+  static auto bind(Binding&& contexts) {
+    return ChainParameters::bind(
+        std::move(contexts).template Arg<In>());  // images [batch..., H, W, C]
+  }
+
+  template <typename... Rest>
+  explicit ImageChain(In images, Rest... rest)
+      : ImageChain(images, ChainParameters{std::move(rest)...}) {}
+
+  ImageChain(In images, const ChainParameters& in) : ChainOperands("jaxkern.image_chain", in) {
+    pixels =
+        call.operand("images", images, ffi::DataType::INVALID, {kAnySize, kAnySize, plan.channels});
+    plan.source_dtype = to_dtype(call, "operand 'images'", images.element_type());
+    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+    if (pixels.core[0] > kLimit || pixels.core[1] > kLimit) {
+      call.fail("operand 'images' has shape " + shape_text(images.dimensions()) +
+                "; wanted a height and width below 2^31");
+    }
+    read_parameters(in);
+  }
+};
+
+struct ImageChainRagged : ChainOperands {
+  template <class Binding>
+  static auto bind(Binding&& contexts) {
+    return ChainParameters::bind(std::move(contexts)
+                                     .template Arg<In>()    // buffer u8 [1..., B]
+                                     .template Arg<In>()    // offset i32 or i64 [batch...]
+                                     .template Arg<In>()    // height i32 [batch...]
+                                     .template Arg<In>());  // width i32 [batch...]
+  }
+
+  template <typename... Rest>
+  ImageChainRagged(In buffer, In offsets, In heights, In widths, Rest... rest)
+      : ImageChainRagged(buffer, offsets, heights, widths, ChainParameters{std::move(rest)...}) {}
+
+  ImageChainRagged(In buffer, In offsets, In heights, In widths, const ChainParameters& in)
+      : ChainOperands("jaxkern.image_chain_ragged", in) {
+    ragged = true;
+    plan.source_dtype = Dtype::kU8;
+    pixels = call.operand("buffer", buffer, ffi::U8, {kAnySize});
+    buffer_size = pixels.core[0];
+    const bool wide = offsets.element_type() == ffi::S64;
+    offset = call.operand("offset", offsets, wide ? ffi::S64 : ffi::S32, {});
+    height = call.operand("height", heights, ffi::S32, {});
+    width = call.operand("width", widths, ffi::S32, {});
+    read_parameters(in);
+  }
+};
+
+// An op whose kernels take one call for all samples: see `run` in handlers.cc and cuda_handlers.cc.
+struct ImageMix {
+  Call call;
+  ffi::AnyBuffer result;
+  MixCall work = {};
+
+  template <class Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                 // x [batch..., h, w, C] or NCHW
+        .template Arg<In>()                 // partner, as x
+        .template Arg<In>()                 // lam f32 [batch...]
+        .template Arg<In>()                 // box i32 [batch..., 4]
+        .template Ret<In>()                 // out, as x
+        .template Attr<int32_t>("layout");  // scalar
+  }
+
+  ImageMix(In x, In partner, In lam, In box, Out out, int32_t layout)
+      : call("jaxkern.image_mix", *out, 3), result(*out) {
+    const int64_t a = call.result_size(0), b = call.result_size(1), c = call.result_size(2);
+    const ffi::DataType type = out->element_type();
+    const Operand operands[] = {
+        call.operand("x", x, type, {a, b, c}), call.operand("partner", partner, type, {a, b, c}),
+        call.operand("lam", lam, ffi::F32, {}), call.operand("box", box, ffi::S32, {4})};
+    work.output = call.result("out", *out, type, {a, b, c}).data;
+    work.dtype = to_dtype(call, "operand 'x'", type);
+    work.layout = to_layout(call, layout);
+    const bool nchw = work.layout == Layout::kNCHW;
+    const int64_t height = nchw ? b : a, width = nchw ? c : b, channels = nchw ? a : c;
+    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+    if (height > kLimit || width > kLimit || channels > kMaxChannels) {
+      call.fail("operand 'x' has shape " + shape_text(x.dimensions()) +
+                "; wanted at most 4 channels, and a height and width below 2^31");
+    }
+    if (!call.ok()) return;
+    for (int k = 0; k < kMixOperands; ++k) {
+      work.operands.set(k, operands[k].data, operands[k].map);
+    }
+    work.height = static_cast<int32_t>(height);
+    work.width = static_cast<int32_t>(width);
+    work.channels = static_cast<int32_t>(channels);
+    work.samples = call.samples();
+  }
+
+  void run_samples(int64_t begin, int64_t end) const { mix_samples(work, begin, end); }
+};
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_OPERANDS_H_
