@@ -6,7 +6,7 @@
 #include "bind/objects.h"
 #include "core/module.h"
 #include "image/ops.h"
-#include "ring/cuda_handlers.h"
+#include "ring/cuda_module.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"
 

@@ -1,19 +1,15 @@
 // The CPU handlers of the ring: take or put a batch in the middle of a program. What is there
 // already is copied at once; a wait goes to a thread of its own, so that XLA's threads stay free.
-#include "ring/handlers.h"
-
 #include <cstring>
-#include <functional>
 #include <utility>
 
-#include "ring/call.h"
+#include "ring/operands.h"
+#include "ring/ops.h"
+#include "ring/program_ring.h"
 #include "ring/waiters.h"
 
 namespace jaxkern::ring {
 namespace {
-
-constexpr char kPop[] = "jaxkern.ring_pop";
-constexpr char kPush[] = "jaxkern.ring_push";
 
 struct Leaf {
   char* data;
@@ -56,83 +52,37 @@ ffi::Future run(const char* op, const std::shared_ptr<Ring>& ring, Attempt attem
   return future;
 }
 
-ffi::Future Pop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out,
-                ffi::RemainingRets results) {
-  if (!is_token(token)) return settled(bad_token(kPop, token));
-  if (!is_token(*token_out)) return settled(bad_token(kPop, *token_out));
-  const auto* words = static_cast<const uint32_t*>(token.untyped_data());
-  const std::shared_ptr<Ring> ring = ring_of(words);
-  if (ring == nullptr || ring->closed()) return settled(no_ring(kPop));
-  std::vector<Leaf> leaves;
-  if (results.size() != ring->leaves().size()) {
-    return settled(another_count(kPop, results.size(), ring->leaves().size()));
+template <typename Op>
+ffi::Future on_cpu(const Op& o) {
+  if (ffi::Error error = o.check_tokens(); error.failure()) return settled(std::move(error));
+  const auto* words = static_cast<const uint32_t*>(o.token.untyped_data());
+  const ProgramAccess& rings = program_access();
+  const std::shared_ptr<Ring> ring = rings.find(key_of(words));
+  if (ring == nullptr) return settled(no_ring(o.op));
+  if (ffi::Error error = o.check_leaves(ring->leaves()); error.failure()) {
+    return settled(std::move(error));
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto result = results.get<ffi::AnyBuffer>(i);
-    if (!result.has_value()) return settled(result.error());
-    if (const std::string text = differs(ring->leaves()[i], i, **result); !text.empty()) {
-      return settled(refused(kPop, text));
-    }
-    advise_results(**result);
-    leaves.push_back({static_cast<char*>((*result)->untyped_data()), (*result)->size_bytes()});
+  std::vector<Leaf> leaves;  // the buffers themselves end with this call
+  for (const ffi::AnyBuffer& leaf : o.leaves) {
+    if (Op::kPops) advise_results(leaf);
+    leaves.push_back({static_cast<char*>(leaf.untyped_data()), leaf.size_bytes()});
   }
-  std::memmove(token_out->untyped_data(), words, token.size_bytes());
-  return run(kPop, ring, [ring, leaves](Deadline deadline) {
-    Batch batch;
-    const Status status = ring->take(deadline, &batch);
+  std::memmove(o.token_out.untyped_data(), words, o.token.size_bytes());
+  return run(o.op, ring, [ring, leaves, &rings](Deadline deadline) {
+    HostBatch batch;
+    const Status status = (Op::kPops ? rings.take : rings.acquire)(ring, deadline, &batch);
     if (!status.ok()) return status;
     for (size_t i = 0; i < leaves.size(); ++i) {
-      std::memcpy(leaves[i].data, batch.leaf(i), leaves[i].bytes);
+      char* const to = Op::kPops ? leaves[i].data : batch.leaves[i];
+      std::memcpy(to, Op::kPops ? batch.leaves[i] : leaves[i].data, leaves[i].bytes);
     }
-    ring->count_hand_over(0, static_cast<int64_t>(leaves.size()));
-    return status;
-  });
-}
-
-ffi::Future Push(ffi::AnyBuffer token, ffi::RemainingArgs operands,
-                 ffi::Result<ffi::AnyBuffer> token_out) {
-  if (!is_token(token)) return settled(bad_token(kPush, token));
-  if (!is_token(*token_out)) return settled(bad_token(kPush, *token_out));
-  const auto* words = static_cast<const uint32_t*>(token.untyped_data());
-  const std::shared_ptr<Ring> ring = ring_of(words);
-  if (ring == nullptr || ring->closed()) return settled(no_ring(kPush));
-  std::vector<Leaf> leaves;
-  if (operands.size() != ring->leaves().size()) {
-    return settled(another_count(kPush, operands.size(), ring->leaves().size()));
-  }
-  for (size_t i = 0; i < operands.size(); ++i) {
-    const auto operand = operands.get<ffi::AnyBuffer>(i);
-    if (!operand.has_value()) return settled(operand.error());
-    if (const std::string text = differs(ring->leaves()[i], i, *operand); !text.empty()) {
-      return settled(refused(kPush, text));
-    }
-    leaves.push_back({static_cast<char*>(operand->untyped_data()), operand->size_bytes()});
-  }
-  std::memmove(token_out->untyped_data(), words, token.size_bytes());
-  return run(kPush, ring, [ring, leaves](Deadline deadline) {
-    Slot slot;
-    const Status status = ring->acquire(kNextIndex, deadline, &slot);
-    if (!status.ok()) return status;
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      std::memcpy(slot.leaf(i), leaves[i].data, leaves[i].bytes);
-    }
-    return ring->commit(std::move(slot));
+    return batch.end();
   });
 }
 
 }  // namespace
 }  // namespace jaxkern::ring
 
-namespace ffi = xla::ffi;
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernRingPopCpu, jaxkern::ring::Pop,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()  // token u32 [2]
-                                  .Ret<ffi::AnyBuffer>()  // token u32 [2]
-                                  .RemainingRets());      // the batch's leaves
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernRingPushCpu, jaxkern::ring::Push,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()    // token u32 [2]
-                                  .RemainingArgs()          // the batch's leaves
-                                  .Ret<ffi::AnyBuffer>());  // token u32 [2]
+#define JAXKERN_RING_ON_CPU(name, target) \
+  JAXKERN_CPU_HANDLER(name, jaxkern::ring::on_cpu<jaxkern::ring::name>)
+JAXKERN_RING_OPS(JAXKERN_RING_ON_CPU)

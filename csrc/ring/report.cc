@@ -126,10 +126,6 @@ std::string Ring::no_memory(int64_t index) const {
          std::to_string(capacity_) + " slots";
 }
 
-Deadline Ring::pop_deadline() const {
-  return pop_timeout_.count() < 0 ? kNoDeadline : Clock::now() + pop_timeout_;
-}
-
 bool Ring::closed() const {
   if (forked()) return true;
   Lock lock(mutex_);

@@ -197,7 +197,9 @@ class Ring : public std::enable_shared_from_this<Ring> {
 
   const std::vector<LeafSpec>& leaves() const { return leaves_; }
   int64_t capacity() const { return capacity_; }
-  Deadline pop_deadline() const;
+  Deadline pop_deadline() const {
+    return pop_timeout_.count() < 0 ? kNoDeadline : Clock::now() + pop_timeout_;
+  }
   bool closed() const;
   bool forked() const { return generation_ != process_generation(); }
   int64_t delivered() const;  // every batch (or failure) before this index is delivered

@@ -45,14 +45,6 @@ JAXKERN_HD double* cotangent_sums(const CotangentCall& call, int64_t sample, int
   return call.sums + (sample * cotangent_pieces(call) + piece) * kCotangentSums * call.angle.n;
 }
 
-JAXKERN_HD void write_real(void* to, bool single, int64_t at, double value) {
-  if (single) {
-    static_cast<float*>(to)[at] = static_cast<float>(value);
-  } else {
-    static_cast<double*>(to)[at] = value;
-  }
-}
-
 template <typename Real>
 struct CotangentBody {
   struct Shared {

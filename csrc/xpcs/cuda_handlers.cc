@@ -1,14 +1,13 @@
 // The CUDA handlers of the XPCS ops: check what the host knows (shapes, dtypes and attributes),
 // take scratch memory, then enqueue. Values in device memory are checked there: an index or a
 // first_row outside gives NaN, where the CPU handlers return an error for a first_row.
-#include "xpcs/cuda_handlers.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
 
-#include "xpcs/call.h"
 #include "xpcs/cuda.h"
+#include "xpcs/operands.h"
+#include "xpcs/ops.h"
 
 namespace jaxkern::xpcs {
 namespace {
@@ -16,9 +15,9 @@ namespace {
 // The sums of the normal equations' row blocks take at most about this much, an angle at least.
 constexpr int64_t kBlocksTarget = int64_t{256} << 20;
 
-ffi::Error status_of(const char* op, cudaError_t status) {
+ffi::Error status_of(const OpOperands& o, cudaError_t status) {
   if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal(std::string(op) + ": the CUDA launch failed: " +
+  return ffi::Error::Internal(std::string(o.op) + ": the CUDA launch failed: " +
                               cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")");
 }
 
@@ -26,7 +25,7 @@ ffi::Error status_of(const char* op, cudaError_t status) {
 // that no product wraps around.
 class Scratch {
  public:
-  Scratch(const char* op, ffi::ScratchAllocator& allocator) : op_(op), allocator_(allocator) {}
+  explicit Scratch(ffi::ScratchAllocator& allocator) : allocator_(allocator) {}
 
   template <typename T>
   T* take(std::initializer_list<int64_t> sizes) {
@@ -47,22 +46,36 @@ class Scratch {
   }
 
   bool ok() const { return ok_; }
-  ffi::Error error() const {
+  ffi::Error error(const OpOperands& o) const {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      std::string(op_) + ": no device memory for " +
+                      std::string(o.op) + ": no device memory for " +
                           (wanted_ > 0 ? std::to_string(wanted_) + " bytes of" : "the") +
                           " scratch; pass fewer angles at once");
   }
 
  private:
-  const char* op_;
   ffi::ScratchAllocator& allocator_;
   bool ok_ = true;
   int64_t wanted_ = 0;
 };
 
-void set(AngleCall& call, AngleOperand which, const Operand& operand) {
-  call.operands.set(which, operand.data, operand.map);
+struct Given {
+  AngleOperand which;
+  const Operand& operand;
+};
+
+AngleCall angle_call(const AngleOperands& o, std::initializer_list<Given> given) {
+  AngleCall angle;
+  angle.single = o.single();
+  angle.power = o.power;
+  angle.n = angle.rows = o.n;
+  angle.samples = o.call.samples();
+  const auto set = [&](const Given& g) {
+    angle.operands.set(g.which, g.operand.data, g.operand.map);
+  };
+  for (const Given& g : {Given{kPhaseA, o.a}, {kPhaseX, o.x}, {kContrast, o.contrast}}) set(g);
+  for (const Given& g : given) set(g);
+  return angle;
 }
 
 void take_tables(Scratch& scratch, AngleCall* call) {
@@ -71,184 +84,91 @@ void take_tables(Scratch& scratch, AngleCall* call) {
       {call->samples, kTableTangents + call->tables_a + call->tables_x, call->n});
 }
 
-// Shared by the ops whose sample is one angle's matrix.
-AngleCall read_angle(Call& call, ffi::AnyBuffer result, ffi::AnyBuffer a, ffi::AnyBuffer x,
-                     ffi::AnyBuffer contrast, int32_t power) {
-  AngleCall angle;
-  const ffi::DataType real = call.ok() ? real_dtype(call, result) : ffi::F64;
-  check_power(call, power);
-  const Operand as = call.operand("A", a, real, {kAnySize});
-  angle.n = as.core[0];
-  check_frames(call, angle.n);
-  const Operand xs = call.operand("X", x, real, {angle.n});
-  const Operand contrasts = call.operand("contrast", contrast, real, {});
-  angle.single = real == ffi::F32;
-  angle.power = power;
-  angle.rows = angle.n;
-  angle.samples = call.samples();
-  set(angle, kPhaseA, as);
-  set(angle, kPhaseX, xs);
-  set(angle, kContrast, contrasts);
-  return angle;
-}
-
-ffi::DataType real_of(const AngleCall& angle) { return angle.single ? ffi::F32 : ffi::F64; }
-
-ffi::Error run_matrix(const char* op, MatrixOp which, AngleCall angle, void* out,
-                      ffi::ScratchAllocator& allocator, cudaStream_t stream) {
-  Scratch scratch(op, allocator);
+ffi::Error run_matrix(const AngleOperands& o, MatrixOp op, AngleCall angle, const Operand& out,
+                      cudaStream_t stream, Scratch& scratch) {
   take_tables(scratch, &angle);
-  if (!scratch.ok()) return scratch.error();
+  if (!scratch.ok()) return scratch.error(o);
   MatrixCall matrix;
   matrix.angle = angle;
-  matrix.out = out;
-  return status_of(op, launch_matrix(which, matrix, stream));
+  matrix.out = out.data;
+  return status_of(o, launch_matrix(op, matrix, stream));
 }
 
-ffi::Error G2Impl(cudaStream_t stream, ffi::ScratchAllocator scratch, ffi::AnyBuffer a,
-                  ffi::AnyBuffer x, ffi::AnyBuffer contrast, ffi::AnyBuffer offset,
-                  ffi::Result<ffi::AnyBuffer> out, int32_t shear_power) {
-  constexpr char kOp[] = "jaxkern.two_time_g2";
-  Call call(kOp, *out, 2);
-  AngleCall angle = read_angle(call, *out, a, x, contrast, shear_power);
-  set(angle, kOffset, call.operand("offset", offset, real_of(angle), {}));
-  const Operand outs = call.result("out", *out, real_of(angle), {angle.n, angle.n});
-  if (!call.ok()) return call.error();
-  return run_matrix(kOp, MatrixOp::kG2, angle, outs.data, scratch, stream);
+ffi::Error run(const TwoTimeG2& o, cudaStream_t stream, Scratch& scratch) {
+  return run_matrix(o, MatrixOp::kG2, angle_call(o, {{kOffset, o.offset}}), o.out, stream, scratch);
 }
 
-ffi::Error G2TangentImpl(cudaStream_t stream, ffi::ScratchAllocator scratch, ffi::AnyBuffer a,
-                         ffi::AnyBuffer x, ffi::AnyBuffer contrast, ffi::AnyBuffer tangent_a,
-                         ffi::AnyBuffer tangent_x, ffi::AnyBuffer tangent_contrast,
-                         ffi::AnyBuffer tangent_offset, ffi::Result<ffi::AnyBuffer> out,
-                         int32_t shear_power) {
-  constexpr char kOp[] = "jaxkern.two_time_g2_tangent";
-  Call call(kOp, *out, 2);
-  AngleCall angle = read_angle(call, *out, a, x, contrast, shear_power);
-  const ffi::DataType real = real_of(angle);
-  set(angle, kTablesA, call.operand("dA", tangent_a, real, {angle.n}));
-  set(angle, kTablesX, call.operand("dX", tangent_x, real, {angle.n}));
+ffi::Error run(const TwoTimeG2Tangent& o, cudaStream_t stream, Scratch& scratch) {
+  AngleCall angle = angle_call(o, {{kTablesA, o.tangent_a},
+                                   {kTablesX, o.tangent_x},
+                                   {kTangentContrast, o.tangent_contrast},
+                                   {kTangentOffset, o.tangent_offset}});
   angle.tables_a = angle.tables_x = 1;
-  set(angle, kTangentContrast, call.operand("dcontrast", tangent_contrast, real, {}));
-  set(angle, kTangentOffset, call.operand("doffset", tangent_offset, real, {}));
-  const Operand outs = call.result("out", *out, real, {angle.n, angle.n});
-  if (!call.ok()) return call.error();
-  return run_matrix(kOp, MatrixOp::kTangent, angle, outs.data, scratch, stream);
+  return run_matrix(o, MatrixOp::kTangent, angle, o.out, stream, scratch);
 }
 
-ffi::Error ResidualImpl(cudaStream_t stream, ffi::ScratchAllocator scratch, ffi::AnyBuffer a,
-                        ffi::AnyBuffer x, ffi::AnyBuffer contrast, ffi::AnyBuffer offset,
-                        ffi::AnyBuffer data, ffi::AnyBuffer sigma, ffi::Result<ffi::AnyBuffer> out,
-                        int32_t shear_power, int32_t sigma_rank) {
-  constexpr char kOp[] = "jaxkern.two_time_residual";
-  Call call(kOp, *out, 2);
-  AngleCall angle = read_angle(call, *out, a, x, contrast, shear_power);
-  const ffi::DataType real = real_of(angle);
-  set(angle, kOffset, call.operand("offset", offset, real, {}));
-  set(angle, kData, call.operand("data", data, real, {angle.n, angle.n}));
-  set(angle, kSigma, read_sigma(call, sigma, real, sigma_rank, angle.n, angle.n));
-  angle.sigma_rank = sigma_rank;
-  const Operand outs = call.result("out", *out, real, {angle.n, angle.n});
-  if (!call.ok()) return call.error();
-  return run_matrix(kOp, MatrixOp::kResidual, angle, outs.data, scratch, stream);
+ffi::Error run(const TwoTimeResidual& o, cudaStream_t stream, Scratch& scratch) {
+  AngleCall angle = angle_call(o, {{kOffset, o.offset}, {kData, o.data}, {kSigma, o.sigma}});
+  angle.sigma_rank = o.sigma_rank;
+  return run_matrix(o, MatrixOp::kResidual, angle, o.out, stream, scratch);
 }
 
-ffi::Error G2CotangentImpl(cudaStream_t stream, ffi::ScratchAllocator allocator, ffi::AnyBuffer a,
-                           ffi::AnyBuffer x, ffi::AnyBuffer contrast, ffi::AnyBuffer cotangent,
-                           ffi::Result<ffi::AnyBuffer> bar_a, ffi::Result<ffi::AnyBuffer> bar_x,
-                           ffi::Result<ffi::AnyBuffer> bar_contrast,
-                           ffi::Result<ffi::AnyBuffer> bar_offset, int32_t shear_power) {
-  constexpr char kOp[] = "jaxkern.two_time_g2_cotangent";
-  Call call(kOp, *bar_a, 1);
+ffi::Error run(const TwoTimeG2Cotangent& o, cudaStream_t stream, Scratch& scratch) {
   CotangentCall work;
-  AngleCall& angle = work.angle;
-  angle = read_angle(call, *bar_a, a, x, contrast, shear_power);
-  const ffi::DataType real = real_of(angle);
-  set(angle, kData, call.operand("G", cotangent, real, {angle.n, angle.n}));
-  work.phase_a = call.result("A_bar", *bar_a, real, {angle.n}).data;
-  work.phase_x = call.result("X_bar", *bar_x, real, {angle.n}).data;
-  work.contrast = call.result("contrast_bar", *bar_contrast, real, {}).data;
-  work.offset = call.result("offset_bar", *bar_offset, real, {}).data;
-  if (!call.ok()) return call.error();
-  Scratch scratch(kOp, allocator);
-  take_tables(scratch, &angle);
+  work.angle = angle_call(o, {{kData, o.cotangent}});
+  work.phase_a = o.bar_a.data;
+  work.phase_x = o.bar_x.data;
+  work.contrast = o.bar_contrast.data;
+  work.offset = o.bar_offset.data;
+  take_tables(scratch, &work.angle);
   work.sums =
-      scratch.take<double>({angle.samples, cotangent_pieces(work), kCotangentSums, angle.n});
-  if (!scratch.ok()) return scratch.error();
-  return status_of(kOp, launch_cotangent(work, stream));
+      scratch.take<double>({work.angle.samples, cotangent_pieces(work), kCotangentSums, o.n});
+  if (!scratch.ok()) return scratch.error(o);
+  return status_of(o, launch_cotangent(work, stream));
 }
 
-ffi::Error G2AtImpl(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer x,
-                    ffi::AnyBuffer contrast, ffi::AnyBuffer offset, ffi::AnyBuffer index,
-                    ffi::Result<ffi::AnyBuffer> out, int32_t shear_power) {
-  constexpr char kOp[] = "jaxkern.two_time_g2_at";
-  Call call(kOp, *out, 1);
-  const ffi::DataType real = call.ok() ? real_dtype(call, *out) : ffi::F64;
-  check_power(call, shear_power);
+ffi::Error run(const TwoTimeG2At& o, cudaStream_t stream, Scratch&) {
   PointCall points;
   const auto set = [&](PointOperand which, const Operand& operand) {
     points.operands.set(which, operand.data, operand.map);
-    return operand.core[0];
   };
-  points.n = set(kPointA, call.operand("A", a, real, {kAnySize}));
-  points.angles = set(kPointX, call.operand("X", x, real, {kAnySize, points.n}));
-  set(kPointContrast, call.operand("contrast", contrast, real, {points.angles}));
-  set(kPointOffset, call.operand("offset", offset, real, {points.angles}));
-  points.points = set(kPointIndex, call.operand("index", index, ffi::S32, {kAnySize, 3}));
-  points.out = call.result("out", *out, real, {points.points}).data;
-  if (!call.ok()) return call.error();
-  points.single = real == ffi::F32;
-  points.power = shear_power;
-  points.samples = call.samples();
-  return status_of(kOp, launch_points(points, stream));
+  set(kPointA, o.a);
+  set(kPointX, o.x);
+  set(kPointContrast, o.contrast);
+  set(kPointOffset, o.offset);
+  set(kPointIndex, o.index);
+  points.single = o.single();
+  points.power = o.power;
+  points.n = o.n;
+  points.angles = o.angles;
+  points.points = o.points;
+  points.samples = o.call.samples();
+  points.out = o.out.data;
+  return status_of(o, launch_points(points, stream));
 }
 
-ffi::Error NormalEquationsImpl(cudaStream_t stream, ffi::ScratchAllocator allocator,
-                               ffi::AnyBuffer a, ffi::AnyBuffer x, ffi::AnyBuffer tangents_a,
-                               ffi::AnyBuffer tangents_x, ffi::AnyBuffer contrast,
-                               ffi::AnyBuffer offset, ffi::AnyBuffer data,
-                               ffi::AnyBuffer quantization, ffi::AnyBuffer sigma,
-                               ffi::AnyBuffer keep, ffi::AnyBuffer f_scale,
-                               ffi::AnyBuffer first_row, ffi::AnyBuffer initial,
-                               ffi::Result<ffi::AnyBuffer> state, int32_t shear_power, int32_t loss,
-                               int32_t symmetric, int32_t sigma_rank) {
-  constexpr char kOp[] = "jaxkern.two_time_normal_equations";
-  Call call(kOp, *state, 1);
-  const NormalOperands o =
-      read_normal(call,
-                  {a, x, tangents_a, tangents_x, contrast, offset, data, quantization, sigma, keep,
-                   f_scale, first_row, initial, *state},
-                  {shear_power, loss, symmetric, sigma_rank});
-  if (!call.ok()) return call.error();
+ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& scratch) {
   NormalCall work = {};
   AngleCall& angle = work.angle;
-  set(angle, kPhaseA, o.a);
-  set(angle, kPhaseX, o.x);
-  set(angle, kTablesA, o.tangents_a);
-  set(angle, kTablesX, o.tangents_x);
-  set(angle, kContrast, o.contrast);
-  set(angle, kOffset, o.offset);
-  set(angle, kData, o.data);
-  set(angle, kQuantization, o.quantization);
-  set(angle, kSigma, o.sigma);
-  set(angle, kKeep, o.keep);
-  set(angle, kFScale, o.f_scale);
-  set(angle, kFirstRow, o.first_row);
-  set(angle, kInitial, o.initial);
-  angle.single = o.state.dtype == ffi::F32;
-  angle.power = shear_power;
+  angle = angle_call(o, {{kTablesA, o.tangents_a},
+                         {kTablesX, o.tangents_x},
+                         {kOffset, o.offset},
+                         {kData, o.data},
+                         {kQuantization, o.quantization},
+                         {kSigma, o.sigma},
+                         {kKeep, o.keep},
+                         {kFScale, o.f_scale},
+                         {kFirstRow, o.first_row},
+                         {kInitial, o.initial}});
   angle.tables_a = o.layout.tables_a;
   angle.tables_x = o.layout.tables_x;
-  angle.sigma_rank = sigma_rank;
-  angle.n = o.n;
+  angle.sigma_rank = o.sigma_rank;
   angle.rows = o.rows;
-  angle.samples = call.samples();
   work.layout = o.layout;
   work.data_type = o.data_type;
-  work.loss = static_cast<Loss>(loss);
-  work.symmetric = static_cast<Symmetric>(symmetric);
+  work.loss = o.loss;
+  work.symmetric = o.symmetric;
   work.state = o.state.data;
-  Scratch scratch(kOp, allocator);
   take_tables(scratch, &angle);
   // Cannot overflow: the rows of data exist, and a block's slices are at most kMostSlices.
   const int64_t each = row_blocks(work) * slices_of(o.n) * o.layout.size();
@@ -256,98 +176,20 @@ ffi::Error NormalEquationsImpl(cudaStream_t stream, ffi::ScratchAllocator alloca
   const int64_t chunk = std::clamp<int64_t>(target / std::max<int64_t>(each, 1), 1,
                                             std::max<int64_t>(angle.samples, 1));
   work.blocks = scratch.take<double>({chunk, each});
-  if (!scratch.ok()) return scratch.error();
-  return status_of(kOp, launch_normal(work, chunk, stream));
+  if (!scratch.ok()) return scratch.error(o);
+  return status_of(o, launch_normal(work, chunk, stream));
+}
+
+template <typename Op>
+ffi::Error on_cuda(const Op& operands, cudaStream_t stream, ffi::ScratchAllocator allocator) {
+  if (!operands.call.ok()) return operands.call.error();
+  Scratch scratch(allocator);
+  return run(operands, stream, scratch);
 }
 
 }  // namespace
 }  // namespace jaxkern::xpcs
 
-namespace ffi = xla::ffi;
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeG2Cuda, jaxkern::xpcs::G2Impl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::ScratchAllocator>()
-                                  .Arg<ffi::AnyBuffer>()           // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // X [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // contrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()           // offset [batch...]
-                                  .Ret<ffi::AnyBuffer>()           // out [batch..., n, n]
-                                  .Attr<int32_t>("shear_power"));  // scalar
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeG2TangentCuda, jaxkern::xpcs::G2TangentImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::ScratchAllocator>()
-                                  .Arg<ffi::AnyBuffer>()           // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // X [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // contrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()           // dA [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // dX [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // dcontrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()           // doffset [batch...]
-                                  .Ret<ffi::AnyBuffer>()           // out [batch..., n, n]
-                                  .Attr<int32_t>("shear_power"));  // scalar
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeG2CotangentCuda, jaxkern::xpcs::G2CotangentImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::ScratchAllocator>()
-                                  .Arg<ffi::AnyBuffer>()           // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // X [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // contrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()           // G [batch..., n, n]
-                                  .Ret<ffi::AnyBuffer>()           // A_bar [batch..., n]
-                                  .Ret<ffi::AnyBuffer>()           // X_bar [batch..., n]
-                                  .Ret<ffi::AnyBuffer>()           // contrast_bar [batch...]
-                                  .Ret<ffi::AnyBuffer>()           // offset_bar [batch...]
-                                  .Attr<int32_t>("shear_power"));  // scalar
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeResidualCuda, jaxkern::xpcs::ResidualImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::ScratchAllocator>()
-                                  .Arg<ffi::AnyBuffer>()  // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()  // X [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()  // contrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // offset [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // data [batch..., n, n]
-                                  .Arg<ffi::AnyBuffer>()  // sigma [batch...] or [batch..., n, n]
-                                  .Ret<ffi::AnyBuffer>()  // out [batch..., n, n]
-                                  .Attr<int32_t>("shear_power")   // scalar
-                                  .Attr<int32_t>("sigma_rank"));  // scalar: 0 or 2
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeG2AtCuda, jaxkern::xpcs::G2AtImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()           // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()           // X [batch..., m, n]
-                                  .Arg<ffi::AnyBuffer>()           // contrast [batch..., m]
-                                  .Arg<ffi::AnyBuffer>()           // offset [batch..., m]
-                                  .Arg<ffi::AnyBuffer>()           // index i32 [batch..., k, 3]
-                                  .Ret<ffi::AnyBuffer>()           // out [batch..., k]
-                                  .Attr<int32_t>("shear_power"));  // scalar
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernTwoTimeNormalEquationsCuda, jaxkern::xpcs::NormalEquationsImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::ScratchAllocator>()
-                                  .Arg<ffi::AnyBuffer>()  // A [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()  // X [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()  // tangents_A [batch..., kA, n]
-                                  .Arg<ffi::AnyBuffer>()  // tangents_X [batch..., kX, n]
-                                  .Arg<ffi::AnyBuffer>()  // contrast [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // offset [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // data [batch..., rows, n]
-                                  .Arg<ffi::AnyBuffer>()  // quantization [batch..., 2]
-                                  .Arg<ffi::AnyBuffer>()  // sigma [batch...] or [.., rows, n]
-                                  .Arg<ffi::AnyBuffer>()  // keep u8 [batch..., n]
-                                  .Arg<ffi::AnyBuffer>()  // f_scale [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // first_row i32 [batch...]
-                                  .Arg<ffi::AnyBuffer>()  // initial [batch..., S]
-                                  .Ret<ffi::AnyBuffer>()  // state [batch..., S]
-                                  .Attr<int32_t>("shear_power")   // scalar
-                                  .Attr<int32_t>("loss")          // scalar
-                                  .Attr<int32_t>("symmetric")     // scalar
-                                  .Attr<int32_t>("sigma_rank"));  // scalar: 0 or 2
+#define JAXKERN_XPCS_ON_CUDA(name, target) \
+  JAXKERN_CUDA_HANDLER(name, jaxkern::xpcs::on_cuda<jaxkern::xpcs::name>)
+JAXKERN_XPCS_OPS(JAXKERN_XPCS_ON_CUDA)

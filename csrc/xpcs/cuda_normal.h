@@ -358,11 +358,7 @@ JAXKERN_HD void add_blocks(const NormalCall& call, int64_t flat) {
       value += sum;
     }
   }
-  if (call.angle.single) {
-    static_cast<float*>(call.state)[sample * size + e] = static_cast<float>(value);
-  } else {
-    static_cast<double*>(call.state)[sample * size + e] = value;
-  }
+  write_real(call.state, call.angle.single, sample * size + e, value);
 }
 
 }  // namespace jaxkern::xpcs

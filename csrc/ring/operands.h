@@ -1,10 +1,11 @@
-// What the ring's handlers share on every platform: the ring of a token, and its structure's check.
-#ifndef JAXKERN_RING_CALL_H_
-#define JAXKERN_RING_CALL_H_
+// The operands of the ring's ops, once for the CPU and for CUDA: FFI bindings, the checks of a
+// token and of a batch's structure, and the errors.
+#ifndef JAXKERN_RING_OPERANDS_H_
+#define JAXKERN_RING_OPERANDS_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/ffi.h"
@@ -44,26 +45,16 @@ inline ffi::Error refused(const char* op, const std::string& text) {
   return ffi::Error::InvalidArgument(std::string(op) + ": " + text);
 }
 
-// The token's two words in host memory, low word first, name the ring.
-inline std::shared_ptr<Ring> ring_of(const uint32_t* words) {
-  return Ring::find(static_cast<uint64_t>(words[1]) << 32 | words[0]);
-}
-
-inline bool is_token(ffi::AnyBuffer token) {
-  return token.element_type() == ffi::U32 && token.dimensions().size() == 1 &&
-         token.dimensions()[0] == 2;
-}
-
-inline ffi::Error bad_token(const char* op, ffi::AnyBuffer token) {
-  return refused(op, std::string("the token is ") + dtype_text(token.element_type()) +
-                         shape_text(token.dimensions()) + "; wanted uint32[2]");
-}
-
 inline ffi::Error no_ring(const char* op) {
   return ffi::Error(ffi::ErrorCode::kNotFound,
                     std::string(op) +
                         ": no open ring has this token's key: it is closed or gone, or the token "
                         "is another process's; take the token from ring.token()");
+}
+
+// The token's two words, low word first, name the ring.
+inline uint64_t key_of(const uint32_t* words) {
+  return static_cast<uint64_t>(words[1]) << 32 | words[0];
 }
 
 // What the program has as leaf `i` against what the ring holds; empty where they agree.
@@ -77,11 +68,6 @@ inline std::string differs(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer
   return "leaf " + std::to_string(i) + " of the program's batch is " +
          leaf_dtype(buffer.element_type()) + shape_text(dimensions) + "; the ring's is " +
          spec.dtype + shape_text(ffi::AnyBuffer::Dimensions(spec.shape.data(), spec.shape.size()));
-}
-
-inline ffi::Error another_count(const char* op, size_t given, size_t wanted) {
-  return refused(op, "the program's batch has " + std::to_string(given) +
-                         " leaves; the ring's has " + std::to_string(wanted));
 }
 
 // A take or an acquire that did not succeed, as the program's error.
@@ -106,6 +92,70 @@ inline ffi::Error failure(const char* op, const Status& status) {
   }
 }
 
+// A program's batch; its memory is the device's on CUDA.
+struct RingOperands {
+  const char* op;
+  ffi::AnyBuffer token, token_out;
+  std::vector<ffi::AnyBuffer> leaves;
+
+  ffi::Error check_tokens() const {
+    for (const ffi::AnyBuffer& each : {token, token_out}) {
+      if (each.element_type() != ffi::U32 || each.dimensions().size() != 1 ||
+          each.dimensions()[0] != 2) {
+        return refused(op, std::string("the token is ") + dtype_text(each.element_type()) +
+                               shape_text(each.dimensions()) + "; wanted uint32[2]");
+      }
+    }
+    return ffi::Error::Success();
+  }
+
+  ffi::Error check_leaves(const std::vector<LeafSpec>& wanted) const {
+    if (leaves.size() != wanted.size()) {
+      return refused(op, "the program's batch has " + std::to_string(leaves.size()) +
+                             " leaves; the ring's has " + std::to_string(wanted.size()));
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const std::string text = differs(wanted[i], i, leaves[i]);
+      if (!text.empty()) return refused(op, text);
+    }
+    return ffi::Error::Success();
+  }
+};
+
+struct RingPop : RingOperands {
+  static constexpr bool kPops = true;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<ffi::AnyBuffer>()  // token u32 [2]
+        .template Ret<ffi::AnyBuffer>()  // token u32 [2]
+        .RemainingRets();                // the batch's leaves
+  }
+
+  RingPop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out, ffi::RemainingRets given)
+      : RingOperands{"jaxkern.ring_pop", token, *token_out, {}} {
+    for (size_t i = 0; i < given.size(); ++i) leaves.push_back(**given.get<ffi::AnyBuffer>(i));
+  }
+};
+
+struct RingPush : RingOperands {
+  static constexpr bool kPops = false;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<ffi::AnyBuffer>()   // token u32 [2]
+        .RemainingArgs()                  // the batch's leaves
+        .template Ret<ffi::AnyBuffer>();  // token u32 [2]
+  }
+
+  RingPush(ffi::AnyBuffer token, ffi::RemainingArgs given, ffi::Result<ffi::AnyBuffer> token_out)
+      : RingOperands{"jaxkern.ring_push", token, *token_out, {}} {
+    for (size_t i = 0; i < given.size(); ++i) leaves.push_back(*given.get<ffi::AnyBuffer>(i));
+  }
+};
+
 }  // namespace jaxkern::ring
 
-#endif  // JAXKERN_RING_CALL_H_
+#endif  // JAXKERN_RING_OPERANDS_H_

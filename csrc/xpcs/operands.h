@@ -1,0 +1,338 @@
+// The operands of the XPCS ops, once for the CPU and for CUDA: each op's FFI binding, behind a
+// platform's context, and as its constructor the checks of a call. What depends on the operands'
+// values is left to the platform. The first problem is kept in `call`.
+#ifndef JAXKERN_XPCS_OPERANDS_H_
+#define JAXKERN_XPCS_OPERANDS_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/ffi.h"
+#include "xpcs/plan.h"
+
+namespace jaxkern::xpcs {
+
+using In = ffi::AnyBuffer;
+using Out = ffi::Result<ffi::AnyBuffer>;
+
+// More frames than this overflow an index of the points of an angle.
+constexpr int64_t kMostFrames = int64_t{1} << 30;
+
+inline Reals reals_at(const Operand& operand, int64_t sample) {
+  return {operand.at<char>(sample), operand.dtype == ffi::F32};
+}
+
+// What all ops have: reals of one dtype, which the result has, and the shear factor's power.
+struct OpOperands {
+  const char* const op;
+  Call call;
+  const ffi::DataType real;
+  const int32_t power;                  // 0, 2 or 4
+  std::vector<ffi::AnyBuffer> results;  // all of them
+
+  bool single() const { return real == ffi::F32; }
+  ffi::Error error(const std::string& text) const {
+    Call failed = call;
+    failed.fail(text);
+    return failed.error();
+  }
+
+ protected:
+  OpOperands(const char* op, Out result, size_t core_rank, int32_t shear_power)
+      : op(op), call(op, *result, core_rank), real(result->element_type()), power(shear_power) {
+    if (real != ffi::F64 && real != ffi::F32) {
+      call.fail(std::string("the result has dtype ") + dtype_text(real) +
+                "; wanted float64 or float32");
+    }
+    if (power != 0 && power != 2 && power != 4) {
+      call.fail("attribute 'shear_power' is " + std::to_string(power) + "; wanted 0, 2 or 4");
+    }
+  }
+
+  Operand reals(const char* name, In buffer, std::initializer_list<int64_t> core) {
+    return call.operand(name, buffer, real, core);
+  }
+  Operand result(const char* name, Out buffer, std::initializer_list<int64_t> core) {
+    results.push_back(*buffer);
+    return call.result(name, *buffer, real, core);
+  }
+};
+
+// Of the ops whose sample is one angle.
+struct AngleOperands : OpOperands {
+  Operand a;
+  const int64_t n;
+  Operand x, contrast;
+
+ protected:
+  AngleOperands(const char* op, Out result, size_t core_rank, In a, In x, In contrast,
+                int32_t shear_power)
+      : OpOperands(op, result, core_rank, shear_power),
+        a(reals("A", a, {kAnySize})),
+        n(this->a.core[0]),
+        x(reals("X", x, {n})),
+        contrast(reals("contrast", contrast, {})) {
+    if (n > kMostFrames) {
+      call.fail("operand 'A' has " + std::to_string(n) + " frames; wanted at most 2^30");
+    }
+  }
+
+  // One sigma for a sample, or one for each of its points: [] or [rows, n].
+  Operand read_sigma(In sigma, int32_t rank, int64_t rows) {
+    if (rank != 0 && rank != 2) {
+      call.fail("attribute 'sigma_rank' is " + std::to_string(rank) + "; wanted 0 or 2");
+    }
+    return rank == 0 ? reals("sigma", sigma, {}) : reals("sigma", sigma, {rows, n});
+  }
+};
+
+struct TwoTimeG2 : AngleOperands {
+  Operand offset, out;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                      // A [batch..., n]
+        .template Arg<In>()                      // X [batch..., n]
+        .template Arg<In>()                      // contrast [batch...]
+        .template Arg<In>()                      // offset [batch...]
+        .template Ret<ffi::AnyBuffer>()          // out [batch..., n, n]
+        .template Attr<int32_t>("shear_power");  // scalar
+  }
+
+  TwoTimeG2(In a, In x, In contrast, In offset, Out out, int32_t shear_power)
+      : AngleOperands("jaxkern.two_time_g2", out, 2, a, x, contrast, shear_power),
+        offset(reals("offset", offset, {})),
+        out(result("out", out, {n, n})) {}
+};
+
+struct TwoTimeG2Tangent : AngleOperands {
+  Operand tangent_a, tangent_x, tangent_contrast, tangent_offset, out;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                      // A [batch..., n]
+        .template Arg<In>()                      // X [batch..., n]
+        .template Arg<In>()                      // contrast [batch...]
+        .template Arg<In>()                      // dA [batch..., n]
+        .template Arg<In>()                      // dX [batch..., n]
+        .template Arg<In>()                      // dcontrast [batch...]
+        .template Arg<In>()                      // doffset [batch...]
+        .template Ret<ffi::AnyBuffer>()          // out [batch..., n, n]
+        .template Attr<int32_t>("shear_power");  // scalar
+  }
+
+  TwoTimeG2Tangent(In a, In x, In contrast, In tangent_a, In tangent_x, In tangent_contrast,
+                   In tangent_offset, Out out, int32_t shear_power)
+      : AngleOperands("jaxkern.two_time_g2_tangent", out, 2, a, x, contrast, shear_power),
+        tangent_a(reals("dA", tangent_a, {n})),
+        tangent_x(reals("dX", tangent_x, {n})),
+        tangent_contrast(reals("dcontrast", tangent_contrast, {})),
+        tangent_offset(reals("doffset", tangent_offset, {})),
+        out(result("out", out, {n, n})) {}
+};
+
+struct TwoTimeG2Cotangent : AngleOperands {
+  Operand cotangent, bar_a, bar_x, bar_contrast, bar_offset;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                      // A [batch..., n]
+        .template Arg<In>()                      // X [batch..., n]
+        .template Arg<In>()                      // contrast [batch...]
+        .template Arg<In>()                      // G [batch..., n, n]
+        .template Ret<ffi::AnyBuffer>()          // A_bar [batch..., n]
+        .template Ret<ffi::AnyBuffer>()          // X_bar [batch..., n]
+        .template Ret<ffi::AnyBuffer>()          // contrast_bar [batch...]
+        .template Ret<ffi::AnyBuffer>()          // offset_bar [batch...]
+        .template Attr<int32_t>("shear_power");  // scalar
+  }
+
+  TwoTimeG2Cotangent(In a, In x, In contrast, In cotangent, Out bar_a, Out bar_x, Out bar_contrast,
+                     Out bar_offset, int32_t shear_power)
+      : AngleOperands("jaxkern.two_time_g2_cotangent", bar_a, 1, a, x, contrast, shear_power),
+        cotangent(reals("G", cotangent, {n, n})),
+        bar_a(result("A_bar", bar_a, {n})),
+        bar_x(result("X_bar", bar_x, {n})),
+        bar_contrast(result("contrast_bar", bar_contrast, {})),
+        bar_offset(result("offset_bar", bar_offset, {})) {}
+};
+
+struct TwoTimeResidual : AngleOperands {
+  Operand offset, data, sigma, out;
+  const int32_t sigma_rank;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                     // A [batch..., n]
+        .template Arg<In>()                     // X [batch..., n]
+        .template Arg<In>()                     // contrast [batch...]
+        .template Arg<In>()                     // offset [batch...]
+        .template Arg<In>()                     // data [batch..., n, n]
+        .template Arg<In>()                     // sigma [batch...] or [batch..., n, n]
+        .template Ret<ffi::AnyBuffer>()         // out [batch..., n, n]
+        .template Attr<int32_t>("shear_power")  // scalar
+        .template Attr<int32_t>("sigma_rank");  // scalar: 0 or 2
+  }
+
+  TwoTimeResidual(In a, In x, In contrast, In offset, In data, In sigma, Out out,
+                  int32_t shear_power, int32_t sigma_rank)
+      : AngleOperands("jaxkern.two_time_residual", out, 2, a, x, contrast, shear_power),
+        offset(reals("offset", offset, {})),
+        data(reals("data", data, {n, n})),
+        sigma(read_sigma(sigma, sigma_rank, n)),
+        out(result("out", out, {n, n})),
+        sigma_rank(sigma_rank) {}
+};
+
+struct TwoTimeG2At : OpOperands {
+  Operand a;
+  const int64_t n;
+  Operand x;
+  const int64_t angles;
+  Operand contrast, offset, index;
+  const int64_t points;
+  Operand out;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                      // A [batch..., n]
+        .template Arg<In>()                      // X [batch..., m, n]
+        .template Arg<In>()                      // contrast [batch..., m]
+        .template Arg<In>()                      // offset [batch..., m]
+        .template Arg<In>()                      // index i32 [batch..., k, 3]
+        .template Ret<ffi::AnyBuffer>()          // out [batch..., k]
+        .template Attr<int32_t>("shear_power");  // scalar
+  }
+
+  TwoTimeG2At(In a, In x, In contrast, In offset, In index, Out out, int32_t shear_power)
+      : OpOperands("jaxkern.two_time_g2_at", out, 1, shear_power),
+        a(reals("A", a, {kAnySize})),
+        n(this->a.core[0]),
+        x(reals("X", x, {kAnySize, n})),
+        angles(this->x.core[0]),
+        contrast(reals("contrast", contrast, {angles})),
+        offset(reals("offset", offset, {angles})),
+        index(call.operand("index", index, ffi::S32, {kAnySize, 3})),
+        points(this->index.core[0]),
+        out(result("out", out, {points})) {}
+};
+
+struct TwoTimeNormalEquations : AngleOperands {
+  Operand tangents_a, tangents_x, offset, data, quantization, sigma, keep, f_scale, first_row,
+      initial, state;
+  const int64_t rows;
+  const Loss loss;
+  const Symmetric symmetric;
+  const int32_t sigma_rank;
+  StateLayout layout{};
+  DataType data_type = DataType::kF64;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                     // A [batch..., n]
+        .template Arg<In>()                     // X [batch..., n]
+        .template Arg<In>()                     // tangents_A [batch..., kA, n]
+        .template Arg<In>()                     // tangents_X [batch..., kX, n]
+        .template Arg<In>()                     // contrast [batch...]
+        .template Arg<In>()                     // offset [batch...]
+        .template Arg<In>()                     // data [batch..., rows, n]
+        .template Arg<In>()                     // quantization [batch..., 2]
+        .template Arg<In>()                     // sigma [batch...] or [batch..., rows, n]
+        .template Arg<In>()                     // keep u8 [batch..., n]
+        .template Arg<In>()                     // f_scale [batch...]
+        .template Arg<In>()                     // first_row i32 [batch...]
+        .template Arg<In>()                     // initial [batch..., S]
+        .template Ret<ffi::AnyBuffer>()         // state [batch..., S]
+        .template Attr<int32_t>("shear_power")  // scalar
+        .template Attr<int32_t>("loss")         // scalar
+        .template Attr<int32_t>("symmetric")    // scalar
+        .template Attr<int32_t>("sigma_rank");  // scalar: 0 or 2
+  }
+
+  TwoTimeNormalEquations(In a, In x, In tangents_a, In tangents_x, In contrast, In offset, In data,
+                         In quantization, In sigma, In keep, In f_scale, In first_row, In initial,
+                         Out state, int32_t shear_power, int32_t loss, int32_t symmetric,
+                         int32_t sigma_rank)
+      : AngleOperands("jaxkern.two_time_normal_equations", state, 1, a, x, contrast, shear_power),
+        tangents_a(reals("tangents_A", tangents_a, {kAnySize, n})),
+        tangents_x(reals("tangents_X", tangents_x, {kAnySize, n})),
+        offset(reals("offset", offset, {})),
+        data(call.operand("data", data, ffi::DataType::INVALID, {kAnySize, n})),
+        quantization(reals("quantization", quantization, {2})),
+        sigma(read_sigma(sigma, sigma_rank, this->data.core[0])),
+        keep(call.operand("keep", keep, ffi::U8, {n})),
+        f_scale(reals("f_scale", f_scale, {})),
+        first_row(call.operand("first_row", first_row, ffi::S32, {})),
+        rows(this->data.core[0]),
+        loss(static_cast<Loss>(loss)),
+        symmetric(static_cast<Symmetric>(symmetric)),
+        sigma_rank(sigma_rank) {
+    check_choice("loss", loss, kLosses);
+    check_choice("symmetric", symmetric, 3);
+    read_tables();
+    read_data_type();
+    if (call.ok() && rows > n) {
+      call.fail("operand 'data' has " + std::to_string(rows) + " rows; wanted at most " +
+                std::to_string(n));
+    }
+    if (call.ok() && this->symmetric == Symmetric::kAuto && rows != n) {
+      call.fail("operand 'data' has " + std::to_string(rows) + " rows of " + std::to_string(n) +
+                " and attribute 'symmetric' is 2 (auto); wanted all rows, or another value");
+    }
+    const int64_t size = call.ok() ? layout.size() : 0;
+    this->initial = reals("initial", initial, {size});
+    this->state = result("state", state, {size});
+  }
+
+ private:
+  void check_choice(const char* name, int32_t value, int32_t count) {
+    if (value < 0 || value >= count) {
+      call.fail(std::string("attribute '") + name + "' is " + std::to_string(value) +
+                "; wanted 0 to " + std::to_string(count - 1));
+    }
+  }
+
+  void read_tables() {
+    const int64_t of_a = tangents_a.core[0], of_x = tangents_x.core[0];
+    if (of_a > kMaxTables || of_x > kMaxTables - of_a) {
+      call.fail("operands 'tangents_A' and 'tangents_X' have " + std::to_string(of_a) + " and " +
+                std::to_string(of_x) + " tables; wanted at most " + std::to_string(kMaxTables) +
+                " together");
+    }
+    if (power == 0 && of_x != 0) {
+      call.fail("operand 'tangents_X' has tables and attribute 'shear_power' is 0; wanted none");
+    }
+    layout = {static_cast<int32_t>(of_a), static_cast<int32_t>(of_x)};
+  }
+
+  void read_data_type() {
+    switch (data.dtype) {
+      case ffi::F64:
+        data_type = DataType::kF64;
+        break;
+      case ffi::F32:
+        data_type = DataType::kF32;
+        break;
+      case ffi::F16:
+        data_type = DataType::kF16;
+        break;
+      case ffi::U16:
+        data_type = DataType::kU16;
+        break;
+      default:
+        call.fail(std::string("operand 'data' has dtype ") + dtype_text(data.dtype) +
+                  "; wanted float64, float32, float16 or uint16");
+    }
+  }
+};
+
+}  // namespace jaxkern::xpcs
+
+#endif  // JAXKERN_XPCS_OPERANDS_H_
