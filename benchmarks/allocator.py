@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import harness
@@ -93,11 +94,9 @@ def main() -> None:
     print(text)
     if runs < 20:
         return
-    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
-    body = f"# Memory kept between calls\n\n{harness.conditions(machine, versions)}.\n\n{text}\n"
-    record = {"machine": machine, "versions": versions, "untuned": plain, "tuned": tuned}
-    suffix = f"-jax-{versions['jax']}"
-    print(f"wrote {harness.write('allocator', record, body, suffix)}")
+    name = f"allocator-jax-{metadata.version('jax')}"
+    record = {"untuned": plain, "tuned": tuned}
+    harness.write(name, "Memory kept between calls", text, record, note="")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxkern as jk
+from jaxkern.core.threads import schedulable_cpus
 
 
 def main(native: Path) -> None:
@@ -28,43 +29,41 @@ def main(native: Path) -> None:
     )
     large = jnp.asarray(bench.photographs()[:, : bench.SIZE, : bench.SIZE])
     tiny, empty = large[:1, :8, :8], jax.jit(lambda x: x + 1).lower(large[:1, :8, :8]).compile()
-    arms = [
-        harness.Arm("a jitted x + 1", lambda: empty(tiny).block_until_ready()),
-        harness.Arm("one image of 8x8", bench.jitted(normalize, tiny, [{}])),
-        harness.Arm("64 images of 224x224", bench.jitted(normalize, large, [{}])),
-    ]
-    harness.interleave(arms, rounds=25)
-    threads = int(harness.machine()["cores"])
+    arms = {
+        "a jitted x + 1": lambda: empty(tiny),
+        "one image of 8x8": bench.jitted(normalize, tiny, [{}]),
+        "64 images of 224x224": bench.jitted(normalize, large, [{}]),
+    }
+    samples = harness.interleave(arms, rounds=25)
+    nothing, one, many = (1e6 * samples[name].median for name in arms)
+    threads = schedulable_cpus()
     rows = json.loads(native.read_text())["rows"]
     level = jk.doctor().simd_level
     matching = [row for row in rows if row["case"] == "normalize 224 f32" and row["level"] == level]
     row = max(matching, key=lambda r: r["threads"])
-    inside = arms[2].median * 1e6 / bench.COUNT
+    inside = many / bench.COUNT
     print(f"\nnormalize and cast 64 u8 images of 224x224x3 to f32, SIMD level {level}")
     print(f"  native, {row['threads']} threads  {row['us_per_image']:8.2f} us an image")
     print(f"  inside jit, {threads} threads {inside:7.2f} us an image")
-    print(f"  one 8x8 image inside jit    {arms[1].median * 1e6:8.2f} us a call")
-    print(f"  a jitted x + 1 of its size  {arms[0].median * 1e6:8.2f} us a call")
-    overhead = (arms[1].median - arms[0].median) * 1e6
+    print(f"  one 8x8 image inside jit    {one:8.2f} us a call")
+    print(f"  a jitted x + 1 of its size  {nothing:8.2f} us a call")
+    overhead = one - nothing
     print(f"FFI overhead: {overhead:.2f} us a call beyond a jitted x + 1")
     harness.write(
         "native",
+        "Native kernels, without Python or XLA",
+        _table(rows, overhead),
         {
-            "machine": harness.machine(),
-            "versions": harness.versions("jaxkern", "jax", "jaxlib"),
             "rows": rows,
             "inside_jit_us_per_image": inside,
-            "call_us": {arm.name: arm.median * 1e6 for arm in arms[:2]},
+            "call_us": {"a jitted x + 1": nothing, "one image of 8x8": one},
             "ffi_overhead_us": overhead,
         },
-        _table(rows, overhead),
     )
 
 
 def _table(rows: list[dict[str, object]], overhead: float) -> str:
     lines = [
-        "# Native kernels, without Python or XLA",
-        "",
         "| case | level | threads | us an image | ns a value | GB/s | share of the ceiling |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
@@ -73,7 +72,7 @@ def _table(rows: list[dict[str, object]], overhead: float) -> str:
         "| {gigabytes_per_second:.2f} | {share_of_ceiling:.0%} |".format(**row)
         for row in rows
     ]
-    return "\n".join([*lines, "", f"FFI overhead: {overhead:.2f} us a call.", ""])
+    return "\n".join([*lines, "", f"FFI overhead: {overhead:.2f} us a call."])
 
 
 if __name__ == "__main__":

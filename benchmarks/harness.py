@@ -1,7 +1,7 @@
-"""Interleaved timings of arms that do equal work, and the files made of them.
+"""What the benchmarks share beside `jaxkern.benchmarking`: tables with bars, and result files.
 
-A benchmark is a list of arms. Their values are compared first; then they take turns, so that a
-machine whose speed drifts slows all of them alike. Results are ratios of medians.
+Values are compared by each benchmark first; then its arms take turns, so that a machine whose speed
+drifts slows all of them alike. Results are ratios of medians.
 """
 
 from __future__ import annotations
@@ -10,58 +10,75 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkern.core.machine import cpu_model
-from jaxkern.core.threads import schedulable_cpus
+from jaxkern.benchmarking import Ratio, Samples, compare, environment
+from jaxkern.benchmarking.environment import conditions
+from jaxkern.benchmarking.measurement import plain
+from jaxkern.benchmarking.samples import ratio_of_medians
 
 RESULTS = Path(__file__).parent / "results"
 
 
+def interleave(
+    arms: Mapping[str, Callable[[], Any]],
+    rounds: int = 15,
+    warmup: int = 3,
+    turn_seconds: float = 0.02,
+) -> dict[str, Samples]:
+    """Seconds of arms whose values were compared, in turns.
+
+    Before each turn threads that another arm left spinning or working ahead come to rest.
+    """
+    found = compare(
+        arms, check=None, rounds=rounds, warmup=warmup, turn_seconds=turn_seconds, pause=0.1
+    )
+    return {name: arm.samples for name, arm in found.arms.items()}
+
+
 @dataclasses.dataclass
-class Arm:
-    """One way to do the work: ``run()`` does it once and returns when it is done."""
+class Row:
+    """A comparison: ours over the fastest of theirs, and the bar that it has to reach."""
 
     name: str
-    run: Callable[[], Any]
-    seconds: list[float] = dataclasses.field(default_factory=list)
+    samples: Mapping[str, Samples]
+    ours: str
+    theirs: Sequence[str]
+    bar: float
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def fastest(self) -> str:
+        return min(self.theirs, key=lambda name: self.samples[name].median)
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """The quartiles."""
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return low, high
+    def ratio(self) -> Ratio:
+        ours, theirs = self.samples[self.ours], self.samples[self.fastest]
+        return ratio_of_medians(theirs.seconds, ours.seconds, paired=True)
 
 
-def interleave(arms: list[Arm], rounds: int = 15, warmup: int = 3, least: float = 0.02) -> None:
-    """Times all arms in turns; a quick arm runs as often as fills ``least`` seconds a turn."""
-    repeats = {}
-    for arm in arms:
-        for _ in range(warmup):
-            arm.run()
-        start = time.perf_counter()
-        arm.run()
-        repeats[arm.name] = max(1, round(least / max(time.perf_counter() - start, 1e-7)))
-    for _ in progress(range(rounds), "timing"):
-        for arm in arms:
-            # Threads that another arm left spinning or working ahead come to rest, and the caches
-            # forget it.
-            time.sleep(0.1)
-            arm.run()
-            start = time.perf_counter()
-            for _ in range(repeats[arm.name]):
-                arm.run()
-            arm.seconds.append((time.perf_counter() - start) / repeats[arm.name])
+def rates(rows: Sequence[Row], count: int) -> list[str]:
+    """A table of images a second, of turns that make ``count`` of them."""
+    lines = [
+        "| against | theirs, images/s | ours, images/s | ratio (95% interval) | bar | |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        theirs, ours = (row.samples[name].median for name in (row.fastest, row.ours))
+        lines.append(
+            f"| {row.name} | {count / theirs:,.0f} | {count / ours:,.0f} | {row.ratio} "
+            f"| {row.bar:g} | {at_least(row.ratio.value, row.bar)} |"
+        )
+    return lines
+
+
+def at_least(value: float, bar: float) -> str:
+    return "reached" if value >= bar else "**below**"
+
+
+def at_most(value: float, bar: float) -> str:
+    return "reached" if value <= bar else "**above**"
 
 
 def progress(items: Any, label: str) -> Iterator[Any]:
@@ -74,51 +91,24 @@ def progress(items: Any, label: str) -> Iterator[Any]:
     yield from items
 
 
-def machine() -> dict[str, str]:
-    """What the numbers were measured on."""
-    return {"cpu": cpu_model(), "cores": str(schedulable_cpus())}
+def write(
+    name: str,
+    title: str,
+    text: str,
+    record: Mapping[str, Any],
+    packages: Sequence[str] = (),
+    note: str = "Medians.",
+) -> Path:
+    """Writes ``results/<date>-<name>.json`` and ``.md``; returns the path of the JSON file.
 
-
-def conditions(machine: dict[str, str], versions: dict[str, str]) -> str:
-    """Machine and versions in a line: ``AMD EPYC, 2 cores; python 3.12.1, jax 0.10.2``."""
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['cpu']}, {machine['cores']} cores; {found}"
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """The versions of the packages that are installed, and of Python."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def write(name: str, record: dict[str, Any], markdown: str, suffix: str = "") -> Path:
-    """Writes ``results/<date>-<name>.json`` and ``.md``; returns the path of the JSON file."""
+    Args:
+      text: the tables, behind the title, the machine with the versions, and the note.
+      packages: whose versions are told, beside those of every benchmark.
+    """
+    where = environment(*packages)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{datetime.date.today():%Y-%m-%d}-{name}{suffix}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown)
+    path = RESULTS / f"{datetime.date.today():%Y-%m-%d}-{name}.json"
+    path.write_text(json.dumps(plain({"environment": where, **record}), indent=1) + "\n")
+    path.with_suffix(".md").write_text(f"# {title}\n\n{conditions(where)}. {note}\n\n{text}\n")
+    print(f"wrote {path}")
     return path
-
-
-def bar_chart(path: Path, names: list[str], values: list[float], title: str, label: str) -> None:
-    """A horizontal bar chart, the bars of jaxkern highlighted, as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 0.55 * len(names) + 1.2))
-    colors = ["#d1495b" if name.startswith("jaxkern") else "#8d99ae" for name in names]
-    bars = axes.barh(names[::-1], values[::-1], color=colors[::-1])
-    axes.bar_label(bars, [f"{v:,.0f}" for v in values[::-1]], padding=4)
-    axes.set_xlabel(label)
-    axes.set_title(title, loc="left")
-    axes.set_xlim(right=max(values) * 1.15)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 # Two cores: XLA's pool and every peer.
@@ -25,23 +24,11 @@ import numpy as np
 import peers
 
 import jaxkern as jk
+from jaxkern.benchmarking.plots import bar_chart
+from jaxkern.core.threads import schedulable_cpus
 
 COUNT, SIDE, SIZE = 64, 256, 224
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-
-
-@dataclass
-class Row:
-    """A comparison: ours over theirs, and the bar that it has to reach."""
-
-    name: str
-    ours: harness.Arm
-    theirs: harness.Arm
-    bar: float
-
-    @property
-    def ratio(self) -> float:
-        return self.theirs.median / self.ours.median
 
 
 def photographs() -> np.ndarray:
@@ -119,7 +106,7 @@ def xla_normalize(images: Any) -> Callable[[], Any]:
     return lambda: fn(images).block_until_ready()
 
 
-def rows(rounds: int) -> tuple[list[Row], list[str], dict[str, float]]:
+def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
     images_np = photographs()
     images = jnp.asarray(images_np)
     aug = chain(antialias=False)
@@ -129,66 +116,51 @@ def rows(rounds: int) -> tuple[list[Row], list[str], dict[str, float]]:
     flips = np.asarray(params[1]["flip"])
     work = peers.Work(images_np, boxes, flips, SIZE, MEAN, STD)
 
-    ours = harness.Arm("jaxkern", jitted(aug, images, params))
-    smooth = harness.Arm("jaxkern, antialias", jitted(chain(antialias=True), images, params))
-    half = harness.Arm(
-        "jaxkern, bf16", jitted(chain(antialias=False, dtype=jnp.bfloat16), images, params)
-    )
-    gathers = harness.Arm("JAX gathers, jitted", jitted(aug, images, params, "jax"))
-    translate = harness.Arm("jax.image.scale_and_translate", scale_and_translate(images, params))
     normalize = jk.image.Compose([jk.image.Normalize(MEAN.tolist(), STD.tolist())])
-    cast = harness.Arm("jaxkern, normalize only", jitted(normalize, images, [{}]))
-    xla = harness.Arm("XLA, normalize only", xla_normalize(images))
-
-    reference, reference_smooth = ours.run(), smooth.run()
-    errors = {
-        gathers.name: same(gathers.run(), reference, gathers.name, 0.06),
-        half.name: same(half.run(), reference, half.name, 1.0),
-        # It shades the outermost pixels of a crop differently: taps beyond the crop are allowed.
-        translate.name: same(translate.run(), reference, translate.name, 1.0, border=8),
-        xla.name: same(xla.run(), cast.run(), xla.name, 0.01),
+    ours, smooth, half = "jaxkern", "jaxkern, antialias", "jaxkern, bf16"
+    cast, xla = "jaxkern, normalize only", "XLA, normalize only"
+    pure = ["JAX gathers, jitted", "jax.image.scale_and_translate"]
+    arms: dict[str, Callable[[], Any]] = {
+        ours: jitted(aug, images, params),
+        smooth: jitted(chain(antialias=True), images, params),
+        half: jitted(chain(antialias=False, dtype=jnp.bfloat16), images, params),
+        pure[0]: jitted(aug, images, params, "jax"),
+        pure[1]: scale_and_translate(images, params),
+        cast: jitted(normalize, images, [{}]),
+        xla: xla_normalize(images),
     }
-    arms, missing = [ours, smooth, half, gathers, translate, cast, xla], []
-    table = [
-        Row("pure JAX (the faster of two)", ours, gathers, 4),
-        Row("jax.image.scale_and_translate", ours, translate, 4),
+    reference, reference_smooth = arms[ours](), arms[smooth]()
+    errors = {
+        pure[0]: same(arms[pure[0]](), reference, pure[0], 0.06),
+        half: same(arms[half](), reference, half, 1.0),
+        # It shades the outermost pixels of a crop differently: taps beyond the crop are allowed.
+        pure[1]: same(arms[pure[1]](), reference, pure[1], 1.0, border=8),
+        xla: same(arms[xla](), arms[cast](), xla, 0.01),
+    }
+    compared = [
+        ("pure JAX (the faster of two)", ours, pure, 4.0),
+        (pure[1], ours, pure[1:], 4.0),
     ]
+    missing = []
     bars = {"albumentations": 6.0, "OpenCV": 9.0, "DALI": 12.0, "torchvision": 40.0}
     for name, package, make, antialias in peers.PEERS:
         try:
-            arm = harness.Arm(name, make(work))
-            result = arm.run()
+            arms[name] = make(work)
+            result = arms[name]()
         except ImportError as error:
+            arms.pop(name, None)
             missing.append(f"{name}: {package} is not installed ({error})")
             continue
         mine = smooth if antialias else ours
         wanted = reference_smooth if antialias else reference
         errors[name] = same(result, wanted, name, peers.LEVELS)
-        arms.append(arm)
-        table.append(Row(name, mine, arm, next(b for n, b in bars.items() if name.startswith(n))))
-    table.append(Row("XLA, normalize and cast alone", cast, xla, 1))
-    table.append(Row("our f32 output against our bf16", half, ours, 1))
-    harness.interleave(arms, rounds)
-    if translate.median < gathers.median:
-        table[0].theirs = translate
+        bar = next(b for n, b in bars.items() if name.startswith(n))
+        compared.append((name, mine, [name], bar))
+    compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))
+    compared.append(("our f32 output against our bf16", half, [ours], 1.0))
+    samples = harness.interleave(arms, rounds)
+    table = [harness.Row(name, samples, mine, theirs, b) for name, mine, theirs, b in compared]
     return table, missing, errors
-
-
-def report(table: list[Row], missing: list[str]) -> str:
-    lines = [
-        "| against | theirs, images/s | ours, images/s | ratio (quartiles) | bar | |",
-        "|---|--:|--:|--:|--:|---|",
-    ]
-    for row in table:
-        low = row.theirs.spread[0] / row.ours.spread[1]
-        high = row.theirs.spread[1] / row.ours.spread[0]
-        verdict = "reached" if row.ratio >= row.bar else "**below**"
-        lines.append(
-            f"| {row.name} | {COUNT / row.theirs.median:,.0f} | {COUNT / row.ours.median:,.0f} "
-            f"| {row.ratio:.2f} ({low:.2f} to {high:.2f}) | {row.bar:g} | {verdict} |"
-        )
-    lines += [f"| {name} | missing | | | | |" for name in missing]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -197,46 +169,37 @@ def main() -> None:
     options = parser.parse_args()
     kept = jk.performance.tune_host_allocator()
     table, missing, errors = rows(5 if options.quick else 25)
-    machine = harness.machine()
-    versions = harness.versions(
-        "jaxkern", "jax", "jaxlib", "numpy", *(package for _, package, _, _ in peers.PEERS)
-    )
-    text = report(table, missing)
+    lines = [*harness.rates(table, COUNT), *(f"| {name} | missing | | | | |" for name in missing)]
+    text = "\n".join(lines)
     print(text)
     if options.quick:
         return
-    head = (
-        f"# Random resized crop, flip and normalize\n\n64 u8 images 256x256x3 to 224x224 f32. "
-        f"{machine['cpu']}, {machine['cores']} cores; SIMD {jk.doctor().simd_level}; "
-        f"{', '.join(f'{k} {v}' for k, v in versions.items())}. Medians of interleaved rounds; "
-        f"freed memory kept for all arms: {kept}.\n\n"
-    )
+    samples = table[0].samples
     record = {
-        "machine": machine,
-        "versions": versions,
         "allocator_keeps_memory": kept,
         "images": COUNT,
-        "seconds": {
-            arm.name: {"median": arm.median, "quartiles": arm.spread, "all": arm.seconds}
-            for row in table
-            for arm in (row.ours, row.theirs)
-        },
-        "ratios": {row.name: {"ratio": row.ratio, "bar": row.bar} for row in table},
+        "samples": samples,
+        "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in table},
         "largest_difference_in_levels": errors,
         "missing": missing,
     }
-    path = harness.write("image-augment", record, head + text + "\n")
-    arms = {arm.name: arm for row in table for arm in (row.ours, row.theirs)}
-    shown = [a for a in arms.values() if "normalize only" not in a.name]
-    shown.sort(key=lambda a: a.median)
-    harness.bar_chart(
-        path.with_suffix(".png"),
-        [a.name for a in shown],
-        [COUNT / a.median for a in shown],
-        f"Crop, resize, flip, normalize on {machine['cores']} cores",
-        "images/s",
+    note = (
+        f"64 u8 images 256x256x3 to 224x224 f32; SIMD {jk.doctor().simd_level}. Medians of "
+        f"interleaved rounds; freed memory kept for all arms: {kept}."
     )
-    print(f"wrote {path}")
+    packages = [package for _, package, _, _ in peers.PEERS]
+    title = "Random resized crop, flip and normalize"
+    path = harness.write("image-augment", title, text, record, packages, note)
+    shown = [name for name in samples if "normalize only" not in name]
+    shown.sort(key=lambda name: samples[name].median)
+    bar_chart(
+        path.with_suffix(".png"),
+        shown,
+        [COUNT / samples[name].median for name in shown],
+        f"Crop, resize, flip, normalize on {schedulable_cpus()} cores",
+        "images/s",
+        own="jaxkern",
+    )
 
 
 if __name__ == "__main__":

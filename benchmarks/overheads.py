@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkern as jk
+from jaxkern.core.threads import schedulable_cpus
 
 IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB, WATCH_BAR_US = 60.0, 60.0, 4.0, 1.0
 
@@ -73,7 +74,7 @@ def compiles(rounds: int) -> dict[str, list[float]]:
 
 
 _MEMORY = """
-import resource, sys
+import sys
 sys.path.insert(0, {folder!r})
 import jax, jax.numpy as jnp, numpy as np
 import image_augment as bench, jaxkern as jk
@@ -84,11 +85,9 @@ keys = jk.random.record_keys(0, 0, np.arange(len(images)))
 params = jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
 fn = jax.jit(aug.apply)
 compiled = fn.lower(images, params).compile()
-before = int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) * 1024
-open("/proc/self/clear_refs", "w").write("5")
-out = compiled(images, params).block_until_ready()
-peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
-print(peak - before - out.nbytes)
+with jk.benchmarking.ResourceMeter() as meter:
+    out = compiled(images, params).block_until_ready()
+print(meter.used.peak_bytes - meter.used.start_bytes - out.nbytes)
 """
 
 
@@ -156,7 +155,7 @@ def main() -> None:
             WATCH_BAR_US,
         ),
     }
-    threads = int(harness.machine()["cores"])
+    threads = schedulable_cpus()
     for name, mib in beyond.items():
         extra[f"memory beyond input and output, {name}, MiB a thread"] = (
             mib / threads,
@@ -164,24 +163,18 @@ def main() -> None:
         )
     lines = ["| | measured | bar | |", "|---|--:|--:|---|"]
     for name, (value, bar) in extra.items():
-        verdict = "reached" if value <= bar else "**above**"
-        lines.append(f"| {name} | {value:.1f} | {bar:g} | {verdict} |")
+        lines.append(f"| {name} | {value:.1f} | {bar:g} | {harness.at_most(value, bar)} |")
     text = "\n".join(lines)
     print(text)
     if quick:
         return
-    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
     record = {
-        "machine": machine,
-        "versions": versions,
         "seconds": {"import": imported, "compile": compiled},
         "watch_seconds": watched,
         "memory_mib": beyond,
         "results": {name: {"value": v, "bar": b} for name, (v, b) in extra.items()},
     }
-    head = harness.conditions(machine, versions)
-    path = harness.write("overheads", record, f"# Overheads\n\n{head}. Medians.\n\n{text}\n")
-    print(f"wrote {path}")
+    harness.write("overheads", "Overheads", text, record)
 
 
 if __name__ == "__main__":

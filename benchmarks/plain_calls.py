@@ -57,8 +57,8 @@ def child(arm: dict[str, Any]) -> dict[str, Any]:
         jax.config.update("jax_enable_x64", True)
         import xpcs_kernels
 
-        ours, theirs = xpcs_kernels.g2_arms(ANGLES, FRAMES)
-        call = (theirs if arm["way"] == "JAX" else ours).run
+        arms = xpcs_kernels.g2_arms(ANGLES, FRAMES)
+        call = arms["theirs" if arm["way"] == "JAX" else "ours"]
     if arm["save"]:
         np.save(arm["save"], np.asarray(call()))
     seconds, faults = [], []
@@ -131,6 +131,8 @@ def check(saved: dict[str, Path]) -> None:
 
 def rows(found: dict[str, list[dict[str, Any]]], before: bool) -> list[str]:
     """The table."""
+    import harness
+
     seconds = {n: [statistics.median(p["seconds"]) for p in runs] for n, runs in found.items()}
     faults = {n: statistics.median(c for p in r for c in p["faults"]) for n, r in found.items()}
     comparisons = []
@@ -150,7 +152,7 @@ def rows(found: dict[str, list[dict[str, Any]]], before: bool) -> list[str]:
         theirs, ours = f"{work}, {way}, {state}", f"{work}, jaxkern, {state}"
         ratio = statistics.median(seconds[theirs]) / statistics.median(seconds[ours])
         each = [t / o for t, o in zip(seconds[theirs], seconds[ours], strict=True)]
-        verdict = "" if bar is None else "reached" if ratio >= bar else "**below**"
+        verdict = "" if bar is None else harness.at_least(ratio, bar)
         lines.append(
             f"| {work} | {state} | {way} | {1e3 * statistics.median(seconds[theirs]):.1f} "
             f"| {1e3 * statistics.median(seconds[ours]):.2f} "
@@ -198,15 +200,12 @@ def main() -> None:
     print(text)
     if options.quick:
         return
-    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
-    head = (
-        f"# Plain calls\n\n{harness.conditions(machine, versions)}. Each process runs one arm, "
-        f"{options.processes} processes of each in turns; medians of {CALLS} calls after {WARMUP}. "
-        "Plain: no environment variables and no settings; tuned: `tune_host_allocator` was called."
-        "\n\n"
+    note = (
+        f"Each process runs one arm, {options.processes} processes of each in turns; medians of "
+        f"{CALLS} calls after {WARMUP}. Plain: no environment variables and no settings; tuned: "
+        "`tune_host_allocator` was called."
     )
-    record = {"machine": machine, "versions": versions, "runs": found}
-    print(f"wrote {harness.write('plain-calls', record, head + text + chr(10))}")
+    harness.write("plain-calls", "Plain calls", text, {"runs": found}, note=note)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -44,6 +42,8 @@ from ring_ways import (
 )
 
 import jaxkern as jk
+from jaxkern.benchmarking import Samples
+from jaxkern.core.memory import anonymous_bytes
 
 BYTES = SIDE * SIDE * 3
 GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
@@ -52,24 +52,6 @@ GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
 SPIN_CAPACITY = 32
 SPIN_EPOCHS = 4
 SLOTS = 4
-
-
-@dataclass
-class Row:
-    """A comparison: ours over theirs (the fastest of them), and the bar that it has to reach."""
-
-    name: str
-    ours: harness.Arm
-    theirs: list[harness.Arm]
-    bar: float
-
-    @property
-    def best(self) -> harness.Arm:
-        return min(self.theirs, key=lambda arm: arm.median)
-
-    @property
-    def ratio(self) -> float:
-        return self.best.median / self.ours.median
 
 
 def made_images(count: int = COUNT) -> np.ndarray:
@@ -148,56 +130,49 @@ def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
     return {**raw, **augmented, "the kernel alone, 2 threads": kernel}, missing, errors
 
 
-def compared(epochs: dict[str, Epoch], ways: Ways, rounds: int) -> list[Row]:
+def compared(epochs: dict[str, Epoch], rounds: int) -> list[harness.Row]:
     """All ways in turns."""
-    arms = {name: harness.Arm(name, drained(epoch)) for name, epoch in epochs.items()}
-    harness.interleave(list(arms.values()), rounds, warmup=1, least=0)
+    arms = {name: drained(epoch) for name, epoch in epochs.items()}
+    samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0)
 
-    raw, augmented = arms["assembly"], arms["assembly, augmented"]
-    piped, piped_augmented = arms["pipeline"], arms["pipeline, augmented"]
-    gather = [arms["one thread, reused buffer"]]
-    kernel = [arms["the kernel alone, 2 threads"]]
-    queue = [arms["Python thread, queue.Queue, device_put"]]
+    def those(*starts: str) -> list[str]:
+        return [name for name in arms if name.startswith(starts)]
 
-    def those(*starts: str) -> list[harness.Arm]:
-        return [arm for name, arm in arms.items() if name.startswith(starts)]
-
-    table = [
-        Row("Grain (threads), raw", raw, those("Grain, "), 12),
-        Row("Grain (threads) with OpenCV, augmented", augmented, those("Grain with"), 8),
-        Row("torch DataLoader with OpenCV, augmented", augmented, those("torch"), 8),
-        Row("Python thread, queue.Queue, device_put", raw, queue, 2),
-        Row("one-thread gather into a reused buffer", raw, gather, 0.8),
-        Row("the same, by a pipeline", piped, gather, 0.8),
-        Row("the augmentation kernel alone", augmented, kernel, 0.85),
-        Row("the same, by a pipeline", piped_augmented, kernel, 0.85),
+    raw, augmented = "assembly", "assembly, augmented"
+    gather, kernel = those("one thread"), those("the kernel alone")
+    compared = [
+        ("Grain (threads), raw", raw, those("Grain, "), 12),
+        ("Grain (threads) with OpenCV, augmented", augmented, those("Grain with"), 8),
+        ("torch DataLoader with OpenCV, augmented", augmented, those("torch"), 8),
+        ("Python thread, queue.Queue, device_put", raw, those("Python thread"), 2),
+        ("one-thread gather into a reused buffer", raw, gather, 0.8),
+        ("the same, by a pipeline", "pipeline", gather, 0.8),
+        ("the augmentation kernel alone", augmented, kernel, 0.85),
+        ("the same, by a pipeline", "pipeline, augmented", kernel, 0.85),
     ]
-    return [row for row in table if row.theirs]
+    return [harness.Row(name, samples, *rest) for name, *rest in compared if rest[1]]
 
 
-def with_memory_kept(rounds: int) -> list[Row] | None:
+def with_memory_kept(rounds: int) -> list[harness.Row] | None:
     """The comparison in this process, with freed memory kept; None where that cannot be had."""
     if not jk.performance.tune_host_allocator():  # before JAX's threads have heaps of their own
         return None
-    ways = made_ways()
-    table = compared(found(ways)[0], ways, rounds)
-    for arm in {id(a): a for row in table for a in (row.ours, *row.theirs)}.values():
-        arm.run = list  # closures do not go to another process
-    return table
+    return compared(found(made_ways())[0], rounds)
 
 
-def beside_spinning(ways: Ways, rounds: int) -> list[Row]:
+def beside_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
     """One native worker beside a thread, or a process, that computes in Python all the time."""
     table = []
     for label, augment in (("raw", False), ("augmented", True)):
-        theirs = harness.Arm(f"1 worker, {label}, a process spins", process_spins)
-        ours = harness.Arm(f"1 worker, {label}, a thread spins", thread_spins)
+        spinning = {"a process spins": process_spins, "a thread spins": thread_spins}
+        seconds: dict[str, list[float]] = {name: [] for name in spinning}
         for _ in harness.progress(range(rounds), "spinning"):
-            for arm in (theirs, ours):
-                with arm.run():
-                    arm.seconds.append(_later_epochs(ways, augment))
+            for name, spins in spinning.items():
+                with spins():
+                    seconds[name].append(_later_epochs(ways, augment))
         name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        table.append(Row(name, ours, [theirs], 0.9))
+        samples = {name: Samples(tuple(found)) for name, found in seconds.items()}
+        table.append(harness.Row(name, samples, "a thread spins", ["a process spins"], 0.9))
     return table
 
 
@@ -220,14 +195,6 @@ def _touch(batches: Iterator[Any], slots: int) -> None:
     del held
 
 
-def resident() -> int:
-    """Bytes of memory of this process that belong to no file."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("/proc/self/status has no RssAnon")
-
-
 def memory(augment: bool) -> dict[str, float]:
     """The most that an epoch adds to a fresh process, and what of it the slots are, in MiB."""
     ways = Ways(made_images(COUNT // 4), np.arange(COUNT // 4))
@@ -237,10 +204,10 @@ def memory(augment: bool) -> dict[str, float]:
         list(batches)  # what is made once: programs, threads' memory
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # the slots must not get memory that is only kept
-    before, most = resident(), 0
+    before, most = anonymous_bytes(), 0
     for batch in ways.assembly(augment):
         del batch
-        most = max(most, resident() - before)
+        most = max(most, anonymous_bytes() - before)
     slots = 4 * BATCH * (SIZE * SIZE * 3 * 4 if augment else BYTES)
     return {"added_mib": most / 2**20, "slots_mib": slots / 2**20}
 
@@ -285,23 +252,6 @@ def consumer_wait(ways: Ways) -> dict[str, float]:
     }
 
 
-def lines_of(table: list[Row]) -> list[str]:
-    """A Markdown table."""
-    lines = [
-        "| against | theirs, images/s | ours, images/s | ratio (quartiles) | bar | |",
-        "|---|--:|--:|--:|--:|---|",
-    ]
-    for row in table:
-        low = row.best.spread[0] / row.ours.spread[1]
-        high = row.best.spread[1] / row.ours.spread[0]
-        verdict = "reached" if row.ratio >= row.bar else "**below**"
-        lines.append(
-            f"| {row.name} | {COUNT / row.best.median:,.0f} | {COUNT / row.ours.median:,.0f} "
-            f"| {row.ratio:.2f} ({low:.2f} to {high:.2f}) | {row.bar:g} | {verdict} |"
-        )
-    return [*lines, ""]
-
-
 def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
     """Memory and the consumer's wait in words."""
     lines = []
@@ -333,47 +283,41 @@ def main() -> None:
         for name, augment in (("raw", False), ("augmented", True))
     }
     wait = consumer_wait(ways)
-    tables = {"as a program starts": compared(epochs, ways, rounds)}
+    tables = {"as a program starts": compared(epochs, rounds)}
     if table := in_fresh_process(with_memory_kept, rounds):
         tables["freed memory kept"] = table
     tables["beside Python that computes"] = beside_spinning(ways, rounds)
     lines = []
     for state, table in tables.items():
-        lines += [f"## {state[0].upper()}{state[1:]}", "", *lines_of(table)]
-    rate = COUNT * BYTES / tables["as a program starts"][0].ours.median / 1e9
+        lines += [f"## {state[0].upper()}{state[1:]}", "", *harness.rates(table, COUNT), ""]
+    first = tables["as a program starts"][0]
+    rate = COUNT * BYTES / first.samples[first.ours].median / 1e9
     lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
     lines += [*(f"{name} is missing." for name in missing), *notes_of(held, wait)]
     text = "\n".join(lines)
     print(text)
     if options.quick:
         return
-    machine = harness.machine()
-    versions = harness.versions(
-        "jaxkern", "jax", "jaxlib", "numpy", "grain", "opencv-python-headless", "torch"
-    )
-    head = (
-        f"# Batches from RAM\n\n{COUNT:,} u8 images {SIDE}x{SIDE}x3, random order, batches of "
-        f"{BATCH}. {machine['cpu']}, {machine['cores']} cores; "
-        f"{', '.join(f'{k} {v}' for k, v in versions.items())}. Medians of interleaved epochs.\n\n"
+    note = (
+        f"{COUNT:,} u8 images {SIDE}x{SIDE}x3, random order, batches of {BATCH}. Medians of "
+        "interleaved epochs."
     )
     record = {
-        "machine": machine,
-        "versions": versions,
         "images": COUNT,
-        "tables": {state: [as_json(row) for row in table] for state, table in tables.items()},
+        "tables": {
+            state: {
+                "samples": table[0].samples,
+                "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in table},
+            }
+            for state, table in tables.items()
+        },
         "largest_difference_in_levels": errors,
         "memory": held,
         "consumer_wait": wait,
         "missing": missing,
     }
-    print(f"wrote {harness.write('ring-batches', record, head + text + chr(10))}")
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """A comparison with all its times."""
-    arms = {arm.name: arm.seconds for arm in (row.ours, *row.theirs)}
-    return {"against": row.name, "ours": row.ours.name, "ratio": row.ratio, "bar": row.bar,
-            "seconds": arms}  # fmt: skip
+    packages = ["grain", "opencv-python-headless", "torch"]
+    harness.write("ring-batches", "Batches from RAM", text, record, packages, note)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from typing import Any
 
 import harness
 
+from jaxkern.benchmarking import environment
+
 HERE = Path(__file__).parent
 NATIVE = Path("build/bench")
 
@@ -192,7 +194,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path("benchmark-results") if options.quick else harness.RESULTS
     folder.mkdir(exist_ok=True)
-    machine = harness.machine()
+    where = environment()
+    machine = where["machine"]
     slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['cpu']} {machine['cores']}-core".lower())
     path = folder / f"{datetime.date.today():%Y-%m-%d}-{slug.strip('-')}.json"
     plot = path.with_suffix(".png")
@@ -201,7 +204,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "date": f"{datetime.date.today():%Y-%m-%d}",
         "machine": machine,
-        "versions": harness.versions("jaxkern", "jax", "jaxlib", "numpy"),
+        "versions": where["versions"],
         "peers": there,
         "missing_peers": missing,
         "ops": {"outcome": "left out", "why": "--only names others"},

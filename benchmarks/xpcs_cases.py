@@ -18,14 +18,6 @@ from typing import Any
 HUGE = 1e6  # sigma of points that shall not count, for a solver that knows no such points
 
 
-def status(name: str) -> int:
-    """Bytes of a line of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(f"/proc/self/status has no {name}")
-
-
 def ours(path: str) -> dict[str, Any]:
     import jax
 
@@ -34,9 +26,10 @@ def ours(path: str) -> dict[str, Any]:
     import xpcs_model as model
 
     import jaxkern as jk
+    from jaxkern.core.memory import status_bytes
 
     jax.devices()
-    before = status("VmRSS")
+    before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     with np.load(path) as problem:
         data, start, lower, upper = (problem[k] for k in ("data", "start", "lower", "upper"))
@@ -67,7 +60,7 @@ def ours(path: str) -> dict[str, Any]:
         "compile": result.timings.compile,
         "compute": result.timings.compute,
         "total": result.timings.total,
-        "peak_beyond_start": status("VmHWM") - before,
+        "peak_beyond_start": status_bytes("VmHWM") - before,
         "data_bytes": data.nbytes,
     }
 
@@ -78,13 +71,14 @@ def memory(path: str) -> dict[str, Any]:
     import scipy.optimize  # noqa: F401
 
     import jaxkern  # noqa: F401
+    from jaxkern.core.memory import anonymous_bytes
 
     jax.devices()
-    before, largest, done = status("RssAnon"), [0], threading.Event()
+    before, largest, done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.002):
-            largest[0] = max(largest[0], status("RssAnon"))
+            largest[0] = max(largest[0], anonymous_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

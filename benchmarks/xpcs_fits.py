@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,8 @@ def against_truth(found: dict[str, Any], path: Path) -> None:
 
 
 def row(name: str, value: float, bar: float, text: str, at_least: bool = False) -> Row:
-    good = value >= bar if at_least else value <= bar
-    wrong = "**below**" if at_least else "**above**"
-    return name, text, f"{bar:g}", "reached" if good else wrong
+    verdict = harness.at_least if at_least else harness.at_most
+    return name, text, f"{bar:g}", verdict(value, bar)
 
 
 def mebibytes(taken: float, size: float) -> str:
@@ -184,7 +183,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
     results: dict[str, list[Any]] = {"plain": [], "off": [], "on": []}
 
-    def arm(kind: str) -> harness.Arm:
+    def arm(kind: str) -> Callable[[], None]:
         options = jk.xpcs.StreamingOptions(
             enable_checkpoints=kind == "on", checkpoint_frequency=10, checkpoint_dir=folder
         )
@@ -199,12 +198,12 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
                 )
             )  # fmt: skip
 
-        return harness.Arm(kind, run)
+        return run
 
-    arms = [arm(kind) for kind in results]
+    arms = {kind: arm(kind) for kind in results}
     seconds: list[float] = []
     with timed(checkpoint, "save", seconds):
-        harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
+        samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
     # Without checkpoints: what checks, retries and exclusions take beside the calls they guard.
     guard = []
     for _ in range(3 if quick else 21):
@@ -212,7 +211,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
         calls: list[float] = []
         whole = passes.ChunkedPass
         with timed(whole, "_run", guarded), timed(whole, "_call", calls):
-            arms[1].run()
+            arms["off"]()
         guard.append((sum(guarded) - sum(calls)) / results["off"][-1].timings.compute)
     plain, off, on = (results[kind][-1] for kind in results)
     worst = max(np.abs((other.popt - plain.popt) / plain.perr).max() for other in (off, on))
@@ -225,7 +224,8 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
         kind: statistics.median(r.timings.compute / r.nfev for r in found)
         for kind, found in results.items()
     }
-    ratios = [a / b - 1 for a, b in zip(arms[2].seconds, arms[1].seconds, strict=True)]
+    pairs = zip(samples["on"].seconds, samples["off"].seconds, strict=True)
+    ratios = [with_them / without - 1 for with_them, without in pairs]
     low, overhead, high = statistics.quantiles(ratios, n=4)
     chunked = per_pass["off"] / per_pass["plain"] - 1
     name = f"{angles} x {frames}^2 points in {off.n_batches // off.nfev} chunks"
@@ -241,7 +241,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
             f"{chunked:+.1%} ({per_pass['off'] * 1e3:.1f} against "
             f"{per_pass['plain'] * 1e3:.1f} ms)", "", ""),
     ], {
-        "fit_seconds": {a.name: a.seconds for a in arms},
+        "fits": samples,
         "pass_seconds": per_pass,
         "save_seconds": seconds,
         "guard_share": guard,
@@ -274,12 +274,8 @@ def main() -> None:
     print(f"\n{text}")
     if arguments.quick or arguments.case:
         return
-    machine = harness.machine()
-    versions = harness.versions("jaxkern", "jax", "jaxlib", "numpy", "scipy", "nlsq")
-    head = harness.conditions(machine, versions)
-    body = f"# Fits of two-time correlations\n\n{head}. Medians.\n\n{text}\n"
-    record = {"machine": machine, "versions": versions, "rows": rows, "cases": record}
-    print(f"wrote {harness.write('xpcs-fits', record, body)}")
+    record = {"rows": rows, "cases": record}
+    harness.write("xpcs-fits", "Fits of two-time correlations", text, record, ["scipy", "nlsq"])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ the same allocator state (freed memory is kept), and are checked to return the s
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import harness
@@ -32,7 +33,10 @@ def close(got: Any, wanted: Any, name: str, relative: float = 1e-9) -> None:
     print(f"{name}: the arms agree to {worst:.1e} of the largest value")
 
 
-def g2_arms(angles: int, frames: int) -> list[harness.Arm]:
+Arms = dict[str, Callable[[], Any]]
+
+
+def g2_arms(angles: int, frames: int) -> Arms:
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
     parameters, _ = model.simulate(angles, 8)
     t, phi = jnp.asarray(flow.geometry.t), jnp.asarray(flow.geometry.phi)
@@ -40,13 +44,13 @@ def g2_arms(angles: int, frames: int) -> list[harness.Arm]:
     theirs = jax.jit(model.g2)
     ours = jax.jit(lambda p: jk.xpcs.g2(flow, p[2 * angles :], p[:angles], p[angles : 2 * angles]))
     close(ours(p), theirs(p, t, phi), f"g2, {angles} x {frames}^2", 1e-12)
-    return [
-        harness.Arm("ours", lambda: ours(p).block_until_ready()),
-        harness.Arm("theirs", lambda: theirs(p, t, phi).block_until_ready()),
-    ]
+    return {
+        "ours": lambda: ours(p).block_until_ready(),
+        "theirs": lambda: theirs(p, t, phi).block_until_ready(),
+    }
 
 
-def normal_arms(angles: int, frames: int, scaling: str) -> list[harness.Arm]:
+def normal_arms(angles: int, frames: int, scaling: str) -> Arms:
     """Individual scaling: 2 n_phi + 7 parameters; constant or 3 angles alike: the same columns."""
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
     parameters, data = model.simulate(angles, frames)
@@ -74,11 +78,11 @@ def normal_arms(angles: int, frames: int, scaling: str) -> list[harness.Arm]:
         close(ne.jtj * scale * scale[:, None], jtj * scale * scale[:, None], what)
         close(ne.jtr * scale, jtr * scale, what)
         close(ne.chi2, chi2, what)
-    return [
-        harness.Arm("ours", lambda: jax.block_until_ready(upper(p, measured))),
-        harness.Arm("ours, compared", lambda: jax.block_until_ready(compared(p, measured))),
-        harness.Arm("theirs", lambda: jax.block_until_ready(theirs(p, t, phi, measured, SIGMA))),
-    ]
+    return {
+        "ours": lambda: upper(p, measured),
+        "ours, compared": lambda: compared(p, measured),
+        "theirs": lambda: theirs(p, t, phi, measured, SIGMA),
+    }
 
 
 def main() -> None:
@@ -96,22 +100,20 @@ def main() -> None:
     ]  # fmt: skip
     rows, record = [], {}
     for name, points, bar, arms, rounds in work:
-        harness.interleave(arms, rounds=3 if quick else rounds, warmup=1, least=0.3)
-        theirs = arms[-1]
-        for arm in arms[:-1]:
-            ratio = theirs.median / arm.median
-            low, high = theirs.spread[0] / arm.spread[1], theirs.spread[1] / arm.spread[0]
-            label = name + arm.name.removeprefix("ours")
-            verdict = "reached" if ratio >= bar else "**below**"
+        samples = harness.interleave(arms, 3 if quick else rounds, warmup=1, turn_seconds=0.3)
+        theirs = samples["theirs"].median
+        for ours in list(arms)[:-1]:
+            row = harness.Row(name + ours.removeprefix("ours"), samples, ours, ["theirs"], bar)
+            seconds = samples[ours].median
             rows.append(
-                f"| {label} | {theirs.median * 1e3:,.1f} | {arm.median * 1e3:,.2f} | "
-                f"{points / arm.median / 1e6:,.0f} | {ratio:,.1f} ({low:,.1f} to {high:,.1f}) | "
-                f"{bar:g} | {verdict} |"
+                f"| {row.name} | {theirs * 1e3:,.1f} | {seconds * 1e3:,.2f} | "
+                f"{points / seconds / 1e6:,.0f} | {row.ratio} | "
+                f"{bar:g} | {harness.at_least(row.ratio.value, bar)} |"
             )
-        record[name] = {"points": points, "bar": bar, "seconds": {a.name: a.seconds for a in arms}}
+        record[name] = {"points": points, "bar": bar, "samples": samples}
     text = "\n".join(
         [
-            "| work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (quartiles) | bar | |",
+            "| work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (95% interval) | bar | |",
             "|---|--:|--:|--:|--:|--:|---|",
             *rows,
         ]
@@ -119,19 +121,9 @@ def main() -> None:
     print(f"\n{text}")
     if quick:
         return
-    machine, versions = harness.machine(), harness.versions("jaxkern", "jax", "jaxlib", "numpy")
-    head = harness.conditions(machine, versions)
-    body = (
-        f"# XPCS kernels\n\n{head}. Medians; every point of a data set counts; freed memory kept "
-        f"for all arms: {kept}.\n\n{text}\n"
-    )
-    record = {
-        "machine": machine,
-        "versions": versions,
-        "allocator_keeps_memory": kept,
-        "work": record,
-    }
-    print(f"wrote {harness.write('xpcs-kernels', record, body)}")
+    note = f"Medians; every point of a data set counts; freed memory kept for all arms: {kept}."
+    record = {"allocator_keeps_memory": kept, "work": record}
+    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note)
 
 
 if __name__ == "__main__":

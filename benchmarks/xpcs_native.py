@@ -17,8 +17,6 @@ import harness
 def main(native: Path) -> None:
     rows = json.loads(native.read_text())["rows"]
     lines = [
-        "# Native XPCS kernels, without Python or XLA",
-        "",
         "| case | level | threads | ns a point | Mpoints/s | share of the ceiling |",
         "|---|---|--:|--:|--:|--:|",
     ]
@@ -27,12 +25,8 @@ def main(native: Path) -> None:
         "| {share_of_ceiling:.0%} |".format(**row)
         for row in rows
     ]
-    record = {
-        "machine": harness.machine(),
-        "versions": harness.versions("jaxkern"),
-        "rows": rows,
-    }
-    print(f"wrote {harness.write('xpcs-native', record, chr(10).join([*lines, '']))}")
+    title = "Native XPCS kernels, without Python or XLA"
+    harness.write("xpcs-native", title, "\n".join(lines), {"rows": rows}, note="")
 
 
 if __name__ == "__main__":

@@ -243,12 +243,12 @@ def table(record: dict[str, Any]) -> str:
             f"| RssAnon, smallest to largest, MiB | {memory['smallest'] / 2**20:.0f} to "
             f"{memory['largest'] / 2**20:.0f} | | |",
             f"| RssAnon, coefficient of variation ({memory['samples']} samples) | {variation:.1%} "
-            f"| {MEMORY_BAR:.0%} | {'reached' if variation < MEMORY_BAR else '**above**'} |",
+            f"| {MEMORY_BAR:.0%} | {harness.at_most(variation, MEMORY_BAR)} |",
             f"| streamed, Mpoints/s | {rates['streamed'] / 1e6:,.0f} | | |",
             f"| kernel on one angle in memory, Mpoints/s | {rates['kernel'] / 1e6:,.0f} | | |",
             f"| reading the file, Mpoints/s | {rates['disk'] / 1e6:,.0f} | | |",
             f"| streamed, of the lower of these two | {share:.0%} | {THROUGHPUT_BAR:.0%} "
-            f"| {'reached' if share >= THROUGHPUT_BAR else '**below**'} |",
+            f"| {harness.at_least(share, THROUGHPUT_BAR)} |",
         ]
     )
 
@@ -271,15 +271,9 @@ def main() -> None:
     print(f"\n{text}")
     if arguments.quick:
         return
-    machine = harness.machine()
-    versions = harness.versions("jaxkern", "jax", "jaxlib", "numpy", "scipy")
-    head = harness.conditions(machine, versions)
-    body = (
-        f"# A fit that streams {record['points']:,} points f32 from a file\n\n{head}. The kernel "
-        f"and the reading of the file were timed beside the fit.\n\n{text}\n"
-    )
-    record = {"machine": machine, "versions": versions, **record}
-    print(f"wrote {harness.write('xpcs-streaming', record, body)}")
+    title = f"A fit that streams {record['points']:,} points f32 from a file"
+    note = "The kernel and the reading of the file were timed beside the fit."
+    harness.write("xpcs-streaming", title, text, record, ["scipy"], note)
 
 
 if __name__ == "__main__":

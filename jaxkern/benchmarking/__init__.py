@@ -7,13 +7,16 @@ the same work; `report` writes a before and an after as Markdown, `save`, `load`
 
 from __future__ import annotations
 
+from jaxkern.benchmarking.call_profile import Profile as Profile
+from jaxkern.benchmarking.call_profile import profile_fn as profile_fn
 from jaxkern.benchmarking.compare import Comparison as Comparison
 from jaxkern.benchmarking.compare import compare as compare
 from jaxkern.benchmarking.environment import environment as environment
 from jaxkern.benchmarking.equality import DifferentResultsError as DifferentResultsError
 from jaxkern.benchmarking.measurement import Measurement as Measurement
-from jaxkern.benchmarking.profile import Profile as Profile
-from jaxkern.benchmarking.profile import profile_fn as profile_fn
+from jaxkern.benchmarking.op_times import OpTime as OpTime
+from jaxkern.benchmarking.op_times import Trace as Trace
+from jaxkern.benchmarking.op_times import trace as trace
 from jaxkern.benchmarking.report import report as report
 from jaxkern.benchmarking.resources import ResourceMeter as ResourceMeter
 from jaxkern.benchmarking.resources import Resources as Resources
@@ -26,9 +29,6 @@ from jaxkern.benchmarking.saved import load as load
 from jaxkern.benchmarking.saved import save as save
 from jaxkern.benchmarking.stream import PipelineBenchmark as PipelineBenchmark
 from jaxkern.benchmarking.stream import PipelineResult as PipelineResult
-from jaxkern.benchmarking.trace import OpTime as OpTime
-from jaxkern.benchmarking.trace import Trace as Trace
-from jaxkern.benchmarking.trace import trace as trace
 
 __all__ = [
     "Comparison",

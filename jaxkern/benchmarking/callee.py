@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkern.core.timing import call_seconds
-from jaxkern.execution.jitted import Jitted
+from jaxkern.execution.jit import Jitted
 from jaxkern.execution.operator import Operator
 
 
@@ -61,6 +62,16 @@ class Callee:
     def seconds(self) -> float:
         """Of one call; the copies of donated arguments are made before it."""
         return call_seconds(self.fn, *self.fresh(), calls=1, warmup=0)[0]
+
+    def turn(self, calls: int, back_to_back: bool) -> float:
+        """Seconds of a call, the mean; each is waited for, or all of them at the end."""
+        if not back_to_back:
+            return sum(self.seconds() for _ in range(calls)) / calls
+        started = time.perf_counter()
+        for _ in range(calls):
+            result = self.fn(*self.args)
+        jax.block_until_ready(result)
+        return (time.perf_counter() - started) / calls
 
 
 def _donated_by_name(fn: Any, args: tuple[Any, ...]) -> set[str] | None:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxkern.benchmarking.call_profile import shapes
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.equality import check_same
 from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.profile import shapes
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
 from jaxkern.core.arguments import real_number, whole_number
@@ -72,6 +72,8 @@ def compare(
     rounds: int = 15,
     warmup: int = 2,
     turn_seconds: float = 0.01,
+    pause: float = 0.0,
+    back_to_back: bool = False,
     rtol: float | None = None,
     atol: float = 0.0,
     dimensions: Mapping[str, Any] | None = None,
@@ -88,6 +90,9 @@ def compare(
         ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
         ``check(first, other)`` raises or returns False where they differ. None: unchecked, and the
         result says so.
+      pause: seconds of rest before each turn, in which the threads of another arm come to rest.
+      back_to_back: whether a turn's calls are enqueued one behind the other and waited for at its
+        end: the throughput of an accelerator, not the time until a call's results are there.
       rtol: for ``"close"``; by default the square root of the coarser dtype's epsilon.
       dimensions: what the report says of the work's size; by default the arguments' shapes.
 
@@ -106,9 +111,14 @@ def compare(
         raise ValueError(f"arms is {arms!r:.80}; wanted a dict of two functions or more by name")
     rounds, warmup = whole_number("rounds", rounds, 1), whole_number("warmup", warmup, 0)
     turn_seconds = real_number("turn_seconds", turn_seconds, 0, _LONGEST_TURN)
-    atol = real_number("atol", atol, 0)
+    pause, atol = real_number("pause", pause, 0), real_number("atol", atol, 0)
     rtol = None if rtol is None else real_number("rtol", rtol, 0)
     callees = {name: Callee(fn, args) for name, fn in arms.items()}
+    if back_to_back and (donors := [name for name, c in callees.items() if c.donated]):
+        raise ValueError(
+            f"{', '.join(donors)} donates arguments, which are copied before each call; wanted "
+            "arms without donation for back_to_back=True"
+        )
     checked = _check(callees, check, rtol, atol)
     repeats = {name: _repeats(callee, warmup, turn_seconds) for name, callee in callees.items()}
     samples: dict[str, list[float]] = {name: [] for name in arms}
@@ -117,9 +127,9 @@ def compare(
         for number in range(rounds):
             start = number % len(order)
             for name in order[start:] + order[:start]:
+                time.sleep(pause)
                 callees[name].seconds()
-                turn = [callees[name].seconds() for _ in range(repeats[name])]
-                samples[name].append(sum(turn) / len(turn))
+                samples[name].append(callees[name].turn(repeats[name], back_to_back))
     where = environment()
     identity = f"{where['date']} {time.monotonic_ns()}"
     measured = {
@@ -133,7 +143,8 @@ def compare(
                 checked + ".",
                 f"{rounds} rounds of interleaved turns, each round beginning with another arm; a "
                 f"turn is one call that does not count, then {repeats[name]} calls of which the "
-                "mean is one sample; every call waits for its results.",
+                f"mean is one sample; {'a turn' if back_to_back else 'every call'} waits for its "
+                "results.",
             ),
             resources=meter.used,
             rounds=identity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -20,8 +21,12 @@ from jaxkern.core.threads import num_threads, schedulable_cpus
 _PACKAGES = ("jax", "jaxlib", "numpy")
 
 
-def environment() -> dict[str, Any]:
-    """Machine, versions and settings of this process, as JSON can hold them. Starts JAX."""
+def environment(*packages: str) -> dict[str, Any]:
+    """Machine, versions and settings of this process, as JSON can hold them. Starts JAX.
+
+    Args:
+      packages: whose versions are told too, of those that are installed.
+    """
     native = registry.module("cpu")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -32,7 +37,7 @@ def environment() -> dict[str, Any]:
             "memory_gib": round(memory_limit(), 2),
             "devices": _devices(),
         },
-        "versions": _versions(),
+        "versions": _versions(packages),
         "settings": {
             "backend": current_backend(),
             "simd_level": native.simd_level() if native is not None else None,
@@ -41,6 +46,13 @@ def environment() -> dict[str, Any]:
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
         },
     }
+
+
+def conditions(where: dict[str, Any]) -> str:
+    """An environment in a line: ``AMD EPYC, 2 cores, 2 x cpu; python 3.12.1, jax 0.10.2``."""
+    machine = where["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}; {versions}"
 
 
 def differences(mine: dict[str, Any], other: dict[str, Any], part: str) -> list[str]:
@@ -59,8 +71,9 @@ def _devices() -> str:
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
 
 
-def _versions() -> dict[str, str]:
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {"python": platform.python_version(), "jaxkern": sys.modules["jaxkern"].__version__}
-    for package in _PACKAGES:
-        found[package] = metadata.version(package)
+    for package in (*_PACKAGES, *packages):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-_PROCESS = Path("/proc/self")
+from jaxkern.core.memory import status_bytes
+
 _RESET_PEAK = "5"  # clear_refs: VmHWM becomes the present VmRSS (proc_pid_clear_refs(5))
 
 
@@ -75,12 +76,12 @@ class ResourceMeter:
 
     def __enter__(self) -> Self:
         with self._lock:
-            self._reached, reached = 0, _status("VmHWM") or 0
+            self._reached, reached = 0, status_bytes("VmHWM") or 0
             for meter in self._running:
                 meter._reached = max(meter._reached, reached)
             self._reset = _reset_peak()
             self._running.add(self)
-        self._resident = _status("VmRSS")
+        self._resident = status_bytes("VmRSS")
         self._cpu, self._wall = _cpu_seconds(), time.perf_counter()
         return self
 
@@ -93,7 +94,7 @@ class ResourceMeter:
         wall, cpu = time.perf_counter() - self._wall, _cpu_seconds() - self._cpu
         with self._lock:
             self._running.discard(self)
-            peak = _status("VmHWM")
+            peak = status_bytes("VmHWM")
         if peak is not None:
             peak = max(peak, self._reached)
         self.used = Resources(wall, cpu, peak, self._resident, self._reset, _device_peaks())
@@ -106,21 +107,10 @@ def _cpu_seconds() -> float:
 
 def _reset_peak() -> bool:
     try:
-        (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     except OSError:
         return False
     return True
-
-
-def _status(field: str) -> int | None:
-    """A figure of /proc/self/status in bytes; None where there is none."""
-    try:
-        for line in (_PROCESS / "status").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def _device_peaks() -> dict[str, int]:

@@ -138,7 +138,7 @@ class PipelineBenchmark:
 
     def run(self, pipeline_seed: int | None = None) -> PipelineResult:
         """Iterates and measures; with a seed, the stream's order and draws are that seed's."""
-        feed = _Feed(_seeded(self._stream, pipeline_seed))
+        feed = _Restarting(_seeded(self._stream, pipeline_seed))
         first: Any = None
         for _ in range(self._warmup):
             first = jax.block_until_ready(feed.next())
@@ -172,7 +172,7 @@ class PipelineBenchmark:
         )
 
 
-class _Feed:
+class _Restarting:
     """Batch after batch, from the stream's beginning again where it ends."""
 
     def __init__(self, stream: Any) -> None:

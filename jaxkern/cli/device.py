@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import bar_chart, print_json, print_table
+from jaxkern.benchmarking.plots import bar_chart
+from jaxkern.cli.output import print_json, print_table
 
 
 def add_parser(commands: Any) -> None:

@@ -63,25 +63,3 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if not console.is_terminal:
         console = Console(width=200)
     console.print(table)
-
-
-def bar_chart(
-    path: Path, names: Sequence[str], values: Sequence[float], title: str, label: str
-) -> None:
-    """Horizontal bars from 0 as an image; its format is the path's suffix."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")
-    axes = figure.add_subplot()
-    # By position: bars of equal names would lie on each other.
-    bars = axes.barh(range(len(names)), list(values)[::-1], color="#3a6ea5")
-    axes.set_yticks(range(len(names)), list(names)[::-1])
-    axes.bar_label(bars, [f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values][::-1], padding=4)
-    axes.set_xlabel(label)
-    axes.set_title(title, loc="left")
-    axes.margins(x=0.12)
-    axes.set_xlim(left=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import bar_chart, print_json, print_table
+from jaxkern.benchmarking.plots import bar_chart
+from jaxkern.cli.output import print_json, print_table
 
 
 def add_parser(commands: Any) -> None:
@@ -42,8 +43,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
+    from jaxkern.benchmarking.op_times import trace
     from jaxkern.benchmarking.saved import DIRECTORY
-    from jaxkern.benchmarking.trace import trace
     from jaxkern.core.client import start_backend
     from jaxkern.core.compile_clock import CompileClock
 

@@ -10,8 +10,11 @@ from typing import Any
 _MOST = 2**63 - 1
 
 
-def whole_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
+def whole_number(name: str, value: Any, least: int, most: int = _MOST, more: str = "") -> int:
     """A whole number as an int, of NumPy too.
+
+    Args:
+      more: that the message ends with.
 
     Raises:
       ValueError: for anything else, or one below ``least`` or above ``most``.
@@ -22,8 +25,9 @@ def whole_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
         number = None
     if number is None or not least <= number <= most:
         raise ValueError(
-            f"{name} is {value!r:.80}; wanted a whole number from {least} to "
-            f"{'2**63 - 1' if most == _MOST else most}"
+            f"{name} is {value!r:.80}; wanted a whole number from "
+            f"{'-2**63' if least == -_MOST - 1 else least} to "
+            f"{'2**63 - 1' if most == _MOST else most}{more}"
         )
     return number
 

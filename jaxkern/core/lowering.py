@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import string
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.interpreters import mlir
 
 from jaxkern.core import compat, registry
 from jaxkern.core.batch import batch_shape, core_structs
-
-if TYPE_CHECKING:
-    from jaxkern.core.op import Op
+from jaxkern.core.declaration import Declaration
 
 
-def lower(op: Op, platform: str, ctx: Any, *operands: Any, **parameters: Any) -> Any:
+def lower(op: Declaration, platform: str, ctx: Any, *operands: Any, **parameters: Any) -> Any:
     static, batch_dims, backend = (parameters[k] for k in ("static", "batch_dims", "backend"))
     if backend == "jax":
         return lower_fallback(op, ctx, *operands, **parameters)
@@ -29,14 +27,14 @@ def lower(op: Op, platform: str, ctx: Any, *operands: Any, **parameters: Any) ->
     return lower_fallback(op, ctx, *operands, **parameters)
 
 
-def _no_native(op: Op, platform: str, problem: str) -> NotImplementedError:
+def _no_native(op: Declaration, platform: str, problem: str) -> NotImplementedError:
     return NotImplementedError(
         f"{op.name} has no native kernel for this call on {platform}: {problem}; the backend is "
         "'native' (JAXKERN_BACKEND or jaxkern.backend): use 'auto' to let pure JAX take its place"
     )
 
 
-def lower_fallback(op: Op, ctx: Any, *operands: Any, **parameters: Any) -> Any:
+def lower_fallback(op: Declaration, ctx: Any, *operands: Any, **parameters: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     if parameters["backend"] == "native" and not set(platforms) <= set(registry.PLATFORMS):
         raise _no_native(op, ", ".join(platforms), "jaxkern ships kernels for cpu and cuda")
@@ -54,7 +52,7 @@ def lower_fallback(op: Op, ctx: Any, *operands: Any, **parameters: Any) -> Any:
 
 
 def _lower_native(
-    op: Op, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
+    op: Declaration, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
 ) -> Any:
     attributes = dict(op.attributes(**static)) if op.attributes is not None else {}
     call = _Call(list(operands), list(ctx.avals_in), list(ctx.avals_out))

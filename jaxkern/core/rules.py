@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,14 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxkern.core import registry
 from jaxkern.core.batch import as_tuple, batch_shape
-from jaxkern.core.compat import Primitive
+from jaxkern.core.declaration import Declaration
 from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.core.lowering import lower, lower_fallback
 
-if TYPE_CHECKING:
-    from jaxkern.core.op import Op
 
-
-def make_primitive(op: Op) -> Primitive:
-    primitive = Primitive(op.target)
+def give_rules(op: Declaration) -> None:
+    """Tells JAX how to evaluate, differentiate, batch and lower an op's primitive."""
+    primitive = op.primitive
     primitive.multiple_results = True
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
     primitive.def_impl(functools.partial(_eager, op))
@@ -33,14 +31,13 @@ def make_primitive(op: Op) -> Primitive:
     mlir.register_lowering(primitive, functools.partial(lower_fallback, op))
     for platform in registry.PLATFORMS:
         mlir.register_lowering(primitive, functools.partial(lower, op, platform), platform=platform)
-    return primitive
 
 
 # Abstract evaluation.
 
 
 def _abstract_eval(
-    op: Op, *avals: Any, batch_dims: int, static: tuple[tuple[str, Any], ...], backend: str
+    op: Declaration, *avals: Any, batch_dims: int, static: tuple[tuple[str, Any], ...], backend: str
 ) -> list[Any]:
     cores = as_tuple(op.core_results(avals, batch_dims, dict(static)))
     batch = batch_shape(avals, batch_dims)
@@ -69,11 +66,11 @@ def _abstract_eval(
 
 
 @functools.lru_cache(maxsize=1024)
-def _jitted(op: Op, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _jitted(op: Declaration, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     return jax.jit(functools.partial(op.primitive.bind, **dict(parameters)))
 
 
-def _eager(op: Op, *operands: Any, **parameters: Any) -> Any:
+def _eager(op: Declaration, *operands: Any, **parameters: Any) -> Any:
     call = _jitted(op, tuple(parameters.items()))
     if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return call(*operands)
@@ -86,7 +83,7 @@ def _eager(op: Op, *operands: Any, **parameters: Any) -> Any:
 
 
 def _jvp(
-    op: Op, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
+    op: Declaration, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
 ) -> tuple[Any, Any]:
     static, batch_dims = dict(parameters["static"]), parameters["batch_dims"]
     given = [None if isinstance(t, ad.Zero) else t for t in tangents]
@@ -113,7 +110,9 @@ def _jvp(
     return results, list(tangent_map(tuple(primals), tuple(moved)))
 
 
-def _transpose(op: Op, cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
+def _transpose(
+    op: Declaration, cotangents: Sequence[Any], *operands: Any, **parameters: Any
+) -> Any:
     assert op.transpose is not None
     given = [ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents]
     return op.transpose(
@@ -125,7 +124,7 @@ def _transpose(op: Op, cotangents: Sequence[Any], *operands: Any, **parameters: 
 
 
 def _batch(
-    op: Op, operands: Sequence[Any], axes: Sequence[int | None], **parameters: Any
+    op: Declaration, operands: Sequence[Any], axes: Sequence[int | None], **parameters: Any
 ) -> tuple[Any, list[int]]:
     batch_dims = parameters["batch_dims"]
     shared = [

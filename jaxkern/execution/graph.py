@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import operator as python
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jaxkern.execution.operator import CHILDREN, JaxFunction, Operator
+from jaxkern.execution.operator import CHILDREN, Operator, is_array, is_operator, name_of
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions
 
 
@@ -19,36 +20,19 @@ class SymbolicError(TypeError):
 
 
 class Placeholder:
-    """What stands for a value while a graph is recorded: an input, or what a node will return.
+    """What stands for a value while a graph is recorded: an input, or an operation's result.
 
-    ``node`` is negative for input ``-1 - node``; ``path`` are the keys to look up in the value.
+    ``source`` is the operation's index, or ``-1 - index`` of an input; ``path`` are the keys to
+    look up in the value.
     """
 
-    def __init__(self, recorder: Recorder, node: int, path: tuple[Any, ...] = ()) -> None:
-        self._recorder, self._node, self._path = recorder, node, path
+    def __init__(self, recorder: Recorder, source: int, path: tuple[Any, ...] = ()) -> None:
+        self._recorder, self._source, self._path = recorder, source, path
 
     def __getitem__(self, key: Any) -> Placeholder:
-        if _placeholders(key):
-            found: Placeholder = self._recorder.function(python.getitem, self, key)
-            return found
-        return Placeholder(self._recorder, self._node, (*self._path, key))
-
-    def resolved(self, values: Callable[[int], Any]) -> Any:
-        """The value, given those of nodes and inputs."""
-        value = values(self._node)
-        for key in self._path:
-            value = value[key]
-        return value
-
-    @property
-    def origin(self) -> tuple[int, tuple[Any, ...]]:
-        """The node that it comes from, and the keys to look up in its value."""
-        return self._node, self._path
-
-    @property
-    def node(self) -> int:
-        """The node that it comes from."""
-        return self._node
+        if type(key) in (str, int):
+            return Placeholder(self._recorder, self._source, (*self._path, key))
+        return self._recorder.arithmetic(python.getitem, self, key)
 
     def _refuse(self, what: str) -> Any:
         raise SymbolicError(
@@ -57,46 +41,10 @@ class Placeholder:
             "jax.lax.cond in one, or take execution_strategy='sequential'"
         )
 
-    def __hash__(self) -> int:
-        return int(self._refuse("looks a value up"))
-
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # Reached by isinstance with any class but this one.
         return self._refuse("asks for the type of a value")
-
-    def __bool__(self) -> bool:
-        return bool(self._refuse("decides by a value"))
-
-    def __int__(self) -> int:
-        return int(self._refuse("takes a value as a number"))
-
-    def __index__(self) -> int:
-        return int(self._refuse("takes a value as a number"))
-
-    def __float__(self) -> float:
-        return float(self._refuse("takes a value as a number"))
-
-    def __len__(self) -> int:
-        return int(self._refuse("asks for the length of a value"))
-
-    def __iter__(self) -> Any:
-        return self._refuse("iterates over a value (index it instead, result[0], result[1])")
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self._refuse("looks for something in a value"))
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._refuse("computes with NumPy")
-
-    def __jax_array__(self) -> Any:
-        return self._refuse("computes with JAX between operators")
-
-    def __str__(self) -> str:
-        return str(self._refuse("makes text of a value"))
-
-    def __format__(self, spec: str) -> str:
-        return str(self._refuse("makes text of a value"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -104,37 +52,54 @@ class Placeholder:
         return self._refuse(f"reads the attribute {name!r} of a value")
 
 
-def _binary(fn: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:
-    def method(self: Placeholder, other: Any) -> Any:
-        pair = (other, self) if swapped else (self, other)
-        return self._recorder.function(fn, *pair)
-
-    return method
-
-
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    word: getattr(python, word)
+_REFUSED = {
+    "hash": "looks a value up",
+    "contains": "looks for something in a value",
+    "bool": "decides by a value",
+    "int": "takes a value as a number",
+    "index": "takes a value as a number",
+    "float": "takes a value as a number",
+    "len": "asks for the length of a value",
+    "iter": "iterates over a value (index it instead, result[0], result[1])",
+    "array": "computes with NumPy",
+    "jax_array": "computes with JAX between operators",
+    "str": "makes text of a value",
+    "format": "makes text of a value",
+}
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    word: getattr(python, f"__{word}__")
     for word in (
         *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-        *("lshift", "rshift", "xor"),
+        *("lshift", "rshift", "and", "or", "xor"),
     )
 }
-_BINARY |= {"and": python.and_, "or": python.or_, "divmod": divmod}
-for _word, _fn in _BINARY.items():
-    setattr(Placeholder, f"__{_word}__", _binary(_fn, False))
-    setattr(Placeholder, f"__r{_word}__", _binary(_fn, True))
-for _word in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Placeholder, f"__{_word}__", _binary(getattr(python, _word), False))
-for _word in ("neg", "pos", "abs", "invert"):
+_ARITHMETIC["divmod"] = divmod
+_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert")
 
-    def _unary(self: Placeholder, fn: Any = getattr(python, _word)) -> Any:  # noqa: B008
-        return self._recorder.function(fn, self)
 
-    setattr(Placeholder, f"__{_word}__", _unary)
+def _refusal(what: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: self._refuse(what)
+
+
+def _recorded(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *other: self._recorder.arithmetic(fn, self, *other)
+
+
+def _reflected(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self._recorder.arithmetic(fn, other, self)
+
+
+for _word, _what in _REFUSED.items():
+    setattr(Placeholder, f"__{_word}__", _refusal(_what))
+for _word, _fn in _ARITHMETIC.items():
+    setattr(Placeholder, f"__{_word}__", _recorded(_fn))
+    setattr(Placeholder, f"__r{_word}__", _reflected(_fn))
+for _word in _COMPARED:
+    setattr(Placeholder, f"__{_word}__", _recorded(getattr(python, _word)))
 
 
 @dataclasses.dataclass
-class Node:
+class Operation:
     """One call: of ``op`` with arguments that hold placeholders."""
 
     index: int
@@ -142,82 +107,109 @@ class Node:
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    #: the nodes whose values it needs
+    #: the operations whose values it needs
     after: tuple[int, ...]
+    #: whether it runs on the host, as Python, and why; else it is traced and compiled
+    host: bool
+    reason: str
 
 
 @dataclasses.dataclass
 class Graph:
-    """The nodes in the order of their calls, which is one that works, and the result."""
+    """The operations in the order of their calls, which is one that works, and the result."""
 
-    nodes: list[Node]
+    operations: list[Operation]
+    #: the inputs that are no leaves of the arguments: arrays that were given to operations
+    arrays: list[Any]
     result: Any
 
     def levels(self) -> list[list[int]]:
-        """Nodes by the longest chain of nodes before them."""
+        """Operations by the longest chain of operations before them."""
         level: list[int] = []
-        for node in self.nodes:
-            level.append(1 + max((level[before] for before in node.after), default=-1))
+        for operation in self.operations:
+            level.append(1 + max((level[before] for before in operation.after), default=-1))
         return [
             [i for i, at in enumerate(level) if at == depth]
             for depth in range(max(level, default=-1) + 1)
         ]
+
+    def form(self) -> list[Any]:
+        """Equal for two graphs that differ in the values of arrays only."""
+        calls = [(op.args, op.kwargs) for op in self.operations]
+        leaves, tree = jax.tree.flatten((self.result, calls))
+        constants = [
+            (Placeholder, place(x)) if type(x) is Placeholder else (type(x), x) for x in leaves
+        ]
+        arrays = [(isinstance(x, jax.Array), x.shape, x.dtype) for x in self.arrays]
+        return [tree, [(id(op.op), op.host) for op in self.operations], constants, arrays]
 
 
 class Recorder:
     """Notes down calls on placeholders instead of running them."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self._operations: list[Operation] = []
+        self._inputs: list[Any] = []
         self._scope: tuple[str, ...] = ()
 
     def record(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Graph:
         """The graph of a call, in which the leaves of the arguments are inputs 0, 1, ..."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        inputs = [Placeholder(self, -1 - index) for index in range(len(leaves))]
+        self._inputs, tree = jax.tree.flatten((args, kwargs))
+        inputs = [Placeholder(self, -1 - index) for index in range(len(self._inputs))]
         args, kwargs = jax.tree.unflatten(tree, inputs)
         outer = ACTIVE.get() or Active(ExecutionOptions())
         token = ACTIVE.set(dataclasses.replace(outer, recorder=self))
         try:
-            result = self.expanded(forward, args, kwargs)
+            result = self._with_inputs(self.expanded(forward, args, kwargs))
         finally:
             ACTIVE.reset(token)
-        # Placeholders know their recorder, and live on in programs: not so the arrays of nodes.
-        nodes, self.nodes = self.nodes, []
-        return Graph(nodes, result)
+        graph = Graph(self._operations, self._inputs[len(inputs) :], result)
+        # Placeholders know their recorder and live on in programs: the arrays of a graph do not.
+        self._operations, self._inputs = [], []
+        return graph
 
     def concerns(self, arguments: Any) -> bool:
         """Whether there are placeholders in the arguments of a call."""
-        return bool(_placeholders(arguments))
+        return bool(placeholders(arguments))
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds a call of an operator; of a composite, the calls inside it if it lets them be."""
-        name = _name(op)
-        if isinstance(op, Operator) and not op.host and _is_composite(op):
-            count, scope = len(self.nodes), self._scope
-            self._scope = (*scope, name)
+        """Adds a call; of a composite with host operators inside, the calls inside it."""
+        name = name_of(op)
+        if isinstance(op, Operator) and _is_composite(op):
+            scope, self._scope = self._scope, (*self._scope, name)
             try:
                 return self.expanded(op.forward, (), {"inputs": args[0]})
-            except Exception:  # whatever it is, it shows when the operator itself is run
-                del self.nodes[count:]
             finally:
                 self._scope = scope
-        return self._add(name, op, args, kwargs)
+        host = getattr(op, "host", False) is True
+        return self._add(name, op, args, kwargs, host, f"{'' if host else 'not '}declared host")
 
-    def nested(self, composite: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Adds the calls inside a composite that is no operator; if it cannot, its call."""
-        count = len(self.nodes)
-        try:
-            return self.expanded(composite, args, kwargs)
-        except Exception:  # as above
-            del self.nodes[count:]
-        return self._add(_name(composite), composite, args, kwargs)
+    def arithmetic(self, fn: Any, *args: Any) -> Placeholder:
+        """Adds a call of Python's own, whose result is JAX's where an operand is."""
+        args = self._with_inputs(args)
+        host = not any(map(self._is_jax, placeholders(args)))
+        reason = f"arithmetic of {'host' if host else 'JAX'} values"
+        return self._add(name_of(fn), fn, args, {}, host, reason)
 
-    def function(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds a call of a plain function."""
-        return self._add(_name(fn), fn, args, kwargs)
+    def _is_jax(self, value: Placeholder) -> bool:
+        source, _ = place(value)
+        if source < 0:
+            return isinstance(self._inputs[-1 - source], jax.Array)
+        return not self._operations[source].host
+
+    def _with_inputs(self, tree: Any) -> Any:
+        """A tree whose arrays are inputs, so that no program holds them."""
+
+        def kept(leaf: Any) -> Any:
+            if type(leaf) is Placeholder or not is_array(leaf):
+                return leaf
+            self._inputs.append(leaf)
+            return Placeholder(self, -len(self._inputs))
+
+        return jax.tree.map(kept, tree)
 
     def expanded(self, forward: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a composite's forward, whose calls are noted down."""
         owner = getattr(forward, "__self__", None)
         forward = getattr(forward, "__func__", forward)
         forward = getattr(forward, "composite", forward)
@@ -240,28 +232,29 @@ class Recorder:
         return result
 
     def _watched(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple, dict)) or (
-            callable(value) and not isinstance(value, type)
-        ):
-            return jax.tree.map(
-                lambda leaf: (
-                    _Watched(self, leaf)
-                    if callable(leaf) and not isinstance(leaf, (type, Operator))
-                    else leaf
-                ),
-                value,
-                is_leaf=lambda leaf: isinstance(leaf, Operator),
-            )
-        return value
+        if not isinstance(value, (list, tuple, dict)) and not callable(value):
+            return value
 
-    def _add(self, name: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        needed = sorted({p.node for p in _placeholders((args, kwargs)) if p.node >= 0})
-        index = len(self.nodes)
-        full = "/".join((*self._scope, name))
-        same = sum(node.name.split("#")[0] == full for node in self.nodes)
+        def watched(leaf: Any) -> Any:
+            # What `jit` and `structural_jit` made records itself.
+            own = isinstance(leaf, (type, Operator)) or hasattr(leaf, "supervises")
+            return leaf if own or not callable(leaf) else _Watched(self, leaf)
+
+        return jax.tree.map(watched, value, is_leaf=is_operator)
+
+    def _add(
+        self, name: str, op: Any, args: Any, kwargs: dict[str, Any], host: bool, reason: str
+    ) -> Placeholder:
+        args, kwargs = self._with_inputs((args, kwargs))
+        sources = {place(p)[0] for p in placeholders((args, kwargs))}
+        needed = sorted(source for source in sources if source >= 0)
+        index = len(self._operations)
+        name = "/".join((*self._scope, name))
+        same = sum(operation.name.split("#")[0] == name for operation in self._operations)
         if same:
-            full = f"{full}#{same + 1}"
-        self.nodes.append(Node(index, full, op, args, kwargs, tuple(needed)))
+            name = f"{name}#{same + 1}"
+        operation = Operation(index, name, op, args, kwargs, tuple(needed), host, reason)
+        self._operations.append(operation)
         return Placeholder(self, index)
 
 
@@ -279,43 +272,39 @@ class _Watched:
         self._recorder, self._fn = recorder, fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _placeholders((args, kwargs)):
-            return self._recorder.function(self._fn, *args, **kwargs)
+        if placeholders((args, kwargs)):
+            return self._recorder.call(self._fn, *args, **kwargs)
         return self._fn(*args, **kwargs)
 
 
-def _placeholders(tree: Any) -> list[Placeholder]:
+def placeholders(tree: Any) -> list[Placeholder]:
+    """Those among the leaves of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
 
 
-def _name(op: Any) -> str:
-    if isinstance(op, Operator):
-        fn = getattr(op, "fn", None)
-        return type(op).__name__ if fn is None else _name(fn)
-    return str(getattr(op, "__name__", type(op).__name__))
+def place(placeholder: Placeholder) -> tuple[int, tuple[Any, ...]]:
+    """Its source and path: attributes of these names would hide those of the value."""
+    return placeholder._source, placeholder._path
+
+
+def resolved(tree: Any, values: dict[int, Any]) -> Any:
+    """A tree with values in the place of its placeholders, given those of their sources."""
+
+    def value(leaf: Any) -> Any:
+        if type(leaf) is not Placeholder:
+            return leaf
+        source, path = place(leaf)
+        return functools.reduce(python.getitem, path, values[source])
+
+    return jax.tree.map(value, tree)
 
 
 def _is_composite(op: Operator) -> bool:
-    # One that is compiled as a whole is one step.
-    if isinstance(op, JaxFunction) or hasattr(type(op).forward, "cache_info"):
+    """Whether it is not one step: no host operator itself, not compiled as a whole, with hosts."""
+    if op.host or hasattr(type(op).forward, "cache_info"):
         return False
-    leaves = jax.tree.leaves(list(vars(op).values()), is_leaf=lambda x: isinstance(x, Operator))
-    return any(isinstance(leaf, Operator) for leaf in leaves)
-
-
-def longest_path(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[int]:
-    """The chain of the largest sum of seconds, from its first to its last member."""
-    total: list[float] = []
-    before: list[int | None] = []
-    for index, previous in enumerate(after):
-        best = max(previous, key=lambda i: total[i], default=None)
-        before.append(best)
-        total.append(seconds[index] + (0.0 if best is None else total[best]))
-    if not total:
-        return []
-    at: int | None = max(range(len(total)), key=lambda i: total[i])
-    path = []
-    while at is not None:
-        path.append(at)
-        at = before[at]
-    return path[::-1]
+    leaves = jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
+    return any(
+        getattr(leaf, "host", False) is True or (is_operator(leaf) and _is_composite(leaf))
+        for leaf in leaves
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,17 +13,17 @@ from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.axes import flat_axes
-from jaxkern.core.compat import is_tracing
-from jaxkern.execution.operator import Operator, is_array
+from jaxkern.core.failures import note
+from jaxkern.execution.operator import Operator, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.supervision import supervised
-from jaxkern.execution.threads import Unit, run_units
+from jaxkern.execution.threads import Task, run_tasks
 
 _AXIS = "workers"
 
 
 class _Mapped:
-    """A mapped function; whether it is JAX's or Python's shows at the first call of new shapes."""
+    """A mapped function: JAX's map of it, or threads where it is declared to be Python."""
 
     kind: str
 
@@ -34,12 +33,10 @@ class _Mapped:
         if workers is not None:
             workers = whole_number(f"{self.kind}: num_workers", workers, 1)
         self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
-        self._host: bool | None = host
-        if isinstance(fn, Operator) and fn.host:
-            self._host = True
-        self.__name__ = f"{self.kind}({getattr(fn, '__name__', type(fn).__name__)})"
-        self._lock = threading.Lock()
-        self._found: dict[Any, bool] = {}
+        #: whether it maps Python work; also read where a map is mapped, or called in a graph
+        self.host = bool(host) or getattr(fn, "host", False) is True
+        self._fn_name = name_of(fn)
+        self.__name__ = f"{self.kind}({self._fn_name})"
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.{self.__name__}"
@@ -52,45 +49,28 @@ class _Mapped:
             return supervised(active, self.__name__, self.kind, self._call, args)
         return self._call(args)
 
-    @property
-    def host(self) -> bool | None:
-        """Whether it maps Python work; None where the arguments decide."""
-        return self._host
-
     def _call(self, args: tuple[Any, ...]) -> Any:
         axes = _axes_of(self.kind, args, self._in_axes)
         leaves, tree = jax.tree.flatten(args)
         size = _size(self.kind, args, leaves, axes)
-        if self.runs_on_host(leaves, tree, axes):
+        if self.host:
+            refuse_traced(self, args)
             return self._on_host(leaves, tree, axes, size)
+        program = self._program(size)
         active = ACTIVE.get()
         if active is not None:
-            return supervised(active, self.__name__, "jit", self._in_jax, args, size)
-        return self._in_jax(args, size)
+            return supervised(active, self.__name__, "jit", self._in_jax, program, args)
+        return self._in_jax(program, args)
 
-    def runs_on_host(self, leaves: list[Any], tree: Any, axes: list[int | None]) -> bool:
-        """Whether the function is Python: said so, or found out by tracing an item's shapes."""
-        if self._host is not None:
-            return self._host
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or is_tracing():
-            return False
-        key = (tree, tuple(axes), tuple((x.shape, x.dtype) if is_array(x) else 0 for x in leaves))
-        with self._lock:
-            if key in self._found:
-                return self._found[key]
-        # There may be no items.
-        item = jax.tree.unflatten(tree, _item_like(leaves, axes))
-        fn = self._fn
-        if isinstance(fn, _Mapped):
-            inner = _axes_of(fn.kind, item, fn._in_axes)
-            parts, structure = jax.tree.flatten(item)
-            _size(fn.kind, item, parts, inner)
-            found = fn.runs_on_host(parts, structure, inner)
-        else:
-            found = not _traceable(fn, item)
-        with self._lock:
-            self._found[key] = found
-        return found
+    def _in_jax(self, program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return program(*args)
+        except Exception as error:
+            note(error, "{} maps a JAX function; if it is Python work, pass host=True", self)
+            raise
+
+    def _program(self, size: int) -> Callable[..., Any]:
+        raise NotImplementedError
 
     def _on_host(self, leaves: list[Any], tree: Any, axes: list[int | None], size: int) -> Any:
         def run(index: int) -> Any:
@@ -98,22 +78,18 @@ class _Mapped:
             active = ACTIVE.get()
             if active is None or isinstance(self._fn, (Operator, _Mapped)):
                 return self._fn(*args)
-            name = f"{getattr(self._fn, '__name__', type(self._fn).__name__)}[{index}]"
-            return supervised(active, name, "item", self._fn, *args)
+            return supervised(active, f"{self._fn_name}[{index}]", "item", self._fn, *args)
 
-        units = [Unit(f"item {i}", functools.partial(run, i)) for i in range(size)]
-        results = run_units(units, self.__name__, self._workers or min(size, 32))
+        tasks = [Task(f"item {i}", functools.partial(run, i)) for i in range(size)]
+        results = run_tasks(tasks, self.__name__, self._workers or min(size, 32))
         return _stacked(self.kind, results, self._out_axes)
-
-    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
-        raise NotImplementedError
 
 
 class _VMap(_Mapped):
     kind = "vmap"
 
-    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
-        return jax.vmap(_inside(self._fn), self._in_axes, self._out_axes)(*args)
+    def _program(self, size: int) -> Callable[..., Any]:
+        return jax.vmap(_inside(self._fn), self._in_axes, self._out_axes)
 
 
 class _PMap(_Mapped):
@@ -121,9 +97,9 @@ class _PMap(_Mapped):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._programs: dict[int, Any] = {}
+        self._programs: dict[int, Callable[..., Any]] = {}
 
-    def _in_jax(self, args: tuple[Any, ...], size: int) -> Any:
+    def _program(self, size: int) -> Callable[..., Any]:
         available = jax.device_count()
         if self._workers is not None and self._workers > available:
             raise ValueError(
@@ -138,19 +114,14 @@ class _PMap(_Mapped):
                 f"pmap: {size} items cannot be shared equally by {wanted} devices; pad them, or "
                 "choose num_workers so that it divides them"
             )
-        with self._lock:
-            program = self._programs.get(wanted)
-            if program is None:
-                program = self._programs[wanted] = self._program(wanted)
-        return program(*args)
-
-    def _program(self, count: int) -> Any:
-        mapped = jax.vmap(_inside(self._fn))
-        if count == 1:
-            return jax.jit(mapped)
-        mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:count]), (_AXIS,))
-        spec = PartitionSpec(_AXIS)
-        return jax.jit(jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec))
+        if wanted not in self._programs:
+            mapped = jax.vmap(_inside(self._fn))
+            if wanted > 1:
+                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:wanted]), (_AXIS,))
+                spec = PartitionSpec(_AXIS)
+                mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
+            self._programs.setdefault(wanted, jax.jit(mapped))
+        return self._programs[wanted]
 
 
 def _inside(fn: Any) -> Callable[..., Any]:
@@ -158,24 +129,6 @@ def _inside(fn: Any) -> Callable[..., Any]:
     if isinstance(fn, _VMap):
         return jax.vmap(_inside(fn._fn), fn._in_axes, fn._out_axes)
     return fn  # type: ignore[no-any-return]
-
-
-def _traceable(fn: Any, args: Any) -> bool:
-    if not all(
-        is_array(x) or isinstance(x, (bool, int, float, complex)) for x in jax.tree.leaves(args)
-    ):
-        return False
-    if any(
-        is_array(x) and np.dtype(x.dtype).kind in "OUSV"
-        for x in jax.tree.leaves(args)
-        if isinstance(x, (np.ndarray, np.generic))
-    ):
-        return False
-    try:
-        jax.eval_shape(fn, *args)
-    except Exception:  # whatever it is, the function's own run will show it
-        return False
-    return True
 
 
 def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:
@@ -221,28 +174,11 @@ def _item(leaves: Sequence[Any], axes: Sequence[int | None], index: int) -> list
     ]
 
 
-def _item_like(leaves: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    """What has the shapes and types of an item, and no values."""
-
-    def like(leaf: Any, axis: int | None) -> Any:
-        if axis is None:
-            return leaf
-        shape = list(leaf.shape)
-        del shape[axis]
-        if isinstance(leaf, np.ndarray):
-            # JAX says what it cannot take of an array, and of a ShapeDtypeStruct it does not.
-            return np.broadcast_to(np.zeros((), leaf.dtype), shape)
-        weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype, weak_type=weak)
-
-    return [like(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-
-
 def _stacked(kind: str, results: list[Any], out_axes: Any) -> Any:
     if not results:
         raise ValueError(
             f"{kind}: there are no items, so that the result of a Python function has no known "
-            "shape; wanted at least one (a function that JAX can trace takes none with host=False)"
+            "shape; wanted at least one (a JAX function, without host=True, takes none)"
         )
     trees = {jax.tree.structure(result) for result in results}
     if len(trees) > 1:
@@ -285,13 +221,8 @@ def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
         )
     if len(kinds) > 1:
         # NumPy would turn numbers into text.
-        mixed = np.empty((len(parts), *shape), object)
-        for index, part in enumerate(parts):
-            values = np.asarray(part) if shape else part
-            for place in np.ndindex(shape):
-                mixed[(index, *place)] = values[place] if shape else values
-        return np.moveaxis(mixed, 0, axis)
-    if any(isinstance(part, jax.Array) for part in parts):
+        parts = [np.asarray(part, object) for part in parts]
+    elif any(isinstance(part, jax.Array) for part in parts):
         return jnp.stack(parts, axis)
     return np.stack([np.asarray(part) for part in parts], axis)
 
@@ -313,25 +244,26 @@ def vmap(
     in_axes: Any = 0,
     out_axes: Any = 0,
     *,
-    host: bool | None = None,
+    host: bool = False,
 ) -> Callable[..., Any]:
     """Maps a function over an axis of its arguments: ``jax.vmap``, or threads for Python.
 
     Args:
-      fn: a JAX function, or a Python function or `Operator` that JAX cannot trace; it takes one
-        item. Results of a Python function are stacked: numbers and arrays as arrays, text as NumPy
-        text, anything else, and text among numbers, as an array of objects.
+      fn: a JAX function, or with ``host`` a Python function or `Operator`; it takes one item.
+        Results of a Python function are stacked: numbers and arrays as arrays, text as NumPy text,
+        anything else, and text among numbers, as an array of objects.
       in_axes: as in ``jax.vmap``: an axis, None for an argument that all items share, or a tuple or
         tree of them.
       out_axes: where the mapped axis stands in the result: an integer, or a tuple or tree of them;
         of a JAX function also None, as in ``jax.vmap``.
-      host: True for Python work, False for JAX; None to find out by tracing the shapes of one item.
-        A function that acts beside its result must say True: a trace would run that once, for all.
+      host: True for Python work, on threads. An `Operator` with ``host = True`` and a map of Python
+        work are Python work without being told.
 
     Raises:
       ValueError: for axes that are not there or differ in size; of a Python function also for no
         items, and for results that differ in shape or structure.
-      Exception: what an item raises, of the first item that failed, with a note that has its index.
+      Exception: what an item raises, of the first item that failed, with a note that has its index;
+        what JAX says to a function that it cannot trace.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> ex.vmap(str.upper, host=True)(np.array(["a", "b"])).tolist()
@@ -344,12 +276,12 @@ def vmap(
 
 
 def pmap(
-    fn: Callable[..., Any], num_workers: int | None = None, *, host: bool | None = None
+    fn: Callable[..., Any], num_workers: int | None = None, *, host: bool = False
 ) -> Callable[..., Any]:
     """Maps a function over the first axis of its arguments, on threads or on devices.
 
-    Python functions get ``num_workers`` threads. JAX functions get as many devices, each of which
-    has an equal share of the items and maps over it: ``jax.shard_map`` of ``jax.vmap``, as
+    A Python function gets ``num_workers`` threads. A JAX function gets as many devices, each of
+    which has an equal share of the items and maps over it: ``jax.shard_map`` of ``jax.vmap``, as
     ``jax.pmap`` would take no more items than devices. ``pmap(vmap(f))`` maps over two axes.
 
     Args:
@@ -364,7 +296,8 @@ def pmap(
         as for `vmap`.
 
     >>> import numpy as np, jaxkern.execution as ex
-    >>> ex.pmap(lambda x: float(np.sum(x)), num_workers=2)(np.arange(6.0).reshape(3, 2)).tolist()
+    >>> total = ex.pmap(lambda x: float(np.sum(x)), num_workers=2, host=True)
+    >>> total(np.arange(6.0).reshape(3, 2)).tolist()
     [1.0, 5.0, 9.0]
     """
     return _PMap(fn, 0, 0, num_workers, host)

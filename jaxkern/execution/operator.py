@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Hashable, Iterable
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from jaxkern.core.compat import is_tracing
+from jaxkern.core.static import StaticArguments
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.supervision import supervised
 
-#: under this name an instance keeps which of its attributes hold arrays.
+#: under this name an instance that JAX has made keeps which attributes are its children.
 CHILDREN = "_operator_children"
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), types.FunctionType, type)
 
@@ -32,9 +35,11 @@ class Operator:
 
     Class attributes:
       host: True for Python that JAX cannot trace, or must not because it acts beside its result
-        (reads, writes, sleeps, asks a server): such work runs on threads.
+        (reads, writes, sleeps, asks a server): such work runs on threads. What does not say so is
+        JAX code, which graphs and maps trace and compile.
 
-    Raises: TypeError, when it is flattened, for an unhashable attribute that holds no array.
+    Raises: TypeError, when it is flattened, for an unhashable attribute that holds no array; when a
+    host operator is called on values that JAX traces.
 
     >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
     >>> class Scale(ex.Operator):
@@ -47,7 +52,7 @@ class Operator:
     (6.0, 2.0)
     """
 
-    host: ClassVar[bool] = False
+    host: bool = False
 
     def forward(self, *, inputs: Any) -> Any:
         """The step itself."""
@@ -57,20 +62,20 @@ class Operator:
 
     def __call__(self, inputs: Any) -> Any:
         active = ACTIVE.get()
+        if active is not None and active.recorder is not None:
+            return active.recorder.call(self, inputs)
+        if self.host:
+            refuse_traced(self, inputs)
         if active is None:
             return self.forward(inputs=inputs)
-        if active.recorder is not None:
-            return active.recorder.call(self, inputs)
         forward = self.forward
         if hasattr(forward, "supervises"):  # of jit and of structural_jit
             return forward(inputs=inputs)
-        return supervised(active, type(self).__name__, "operator", forward, inputs=inputs)
+        return supervised(active, name_of(self), "operator", forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_with_keys(
-            cls, _flatten_with_keys, cls._unflatten, flatten_func=_flatten
-        )
+        jax.tree_util.register_pytree_with_keys(cls, _flatten, cls._unflatten)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.pop(CHILDREN, None)
@@ -83,72 +88,28 @@ class Operator:
     @classmethod
     def _unflatten(cls, structure: _Structure, children: Iterable[Any]) -> Self:
         self = object.__new__(cls)
+        names, fixed = structure
         attributes = self.__dict__
-        for name, value in zip(structure.names, structure.values, strict=True):
+        for name, value in fixed:
             attributes[name] = value.restored() if type(value) is _Container else value
-        attributes.update(zip(structure.children, children, strict=True))
-        attributes[CHILDREN] = structure.children
+        attributes.update(zip(names, children, strict=True))
+        attributes[CHILDREN] = names
         return self
 
 
-class _Structure:
-    """What of an operator is not data, comparable and hashable."""
-
-    __slots__ = ("_hash", "children", "names", "types", "values")
-
-    def __init__(
-        self, children: tuple[str, ...], names: tuple[str, ...], values: tuple[Any, ...]
-    ) -> None:
-        self.children, self.names, self.values = children, names, values
-        # 1, 1.0 and True are equal and make different programs; so are and do 0.0 and -0.0.
-        self.types = tuple([type(v) if type(v) is not float or v else repr(v) for v in values])
-        self._hash: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Structure)
-            and self.children == other.children
-            and self.names == other.names
-            and self.types == other.types
-            and self.values == other.values
-        )
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash((self.children, self.names, self.types, self.values))
-        return self._hash
-
-    def __repr__(self) -> str:
-        return ", ".join(
-            f"{name}={value!r}" for name, value in zip(self.names, self.values, strict=True)
-        )
+# The names of the children, and the other attributes.
+_Structure = tuple[tuple[str, ...], StaticArguments]
 
 
+@dataclasses.dataclass(frozen=True)
 class _Container:
     """A list, tuple or dict without arrays, as part of a structure."""
 
-    __slots__ = ("_leaves", "_tree", "_types")
-
-    def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
-        self._leaves, self._tree = tuple(leaves), tree
-        self._types = tuple(type(v) if type(v) is not float or v else repr(v) for v in leaves)
+    leaves: tuple[Any, ...]
+    tree: Any
 
     def restored(self) -> Any:
-        return jax.tree.unflatten(self._tree, self._leaves)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Container)
-            and self._types == other._types
-            and self._leaves == other._leaves
-            and bool(self._tree == other._tree)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self._leaves, self._types, self._tree))
-
-    def __repr__(self) -> str:
-        return repr(self.restored())
+        return jax.tree.unflatten(self.tree, self.leaves)
 
 
 def is_array(value: Any) -> bool:
@@ -156,56 +117,44 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
-def _is_operator(value: Any) -> bool:
+def is_operator(value: Any) -> bool:
+    """Whether a part of a tree is an operator, for ``is_leaf``."""
     return isinstance(value, Operator)
 
 
 def _is_data(value: Any) -> bool:
     if isinstance(value, _PLAIN):
         return False
-    leaves = jax.tree.leaves(value, is_leaf=_is_operator)
-    return any(is_array(leaf) or _is_operator(leaf) for leaf in leaves)
+    leaves = jax.tree.leaves(value, is_leaf=is_operator)
+    return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
 
 
-def _parts(op: Operator) -> tuple[list[Any], _Structure]:
-    attributes = op.__dict__
-    children: tuple[str, ...] | None = attributes.get(CHILDREN)
-    if children is None:
-        names = sorted(name for name in attributes if name != CHILDREN)
-        children = tuple([name for name in names if _is_data(attributes[name])])
-        attributes[CHILDREN] = children
-    fixed_names, fixed = [], []
-    for name in sorted(attributes):
-        if name == CHILDREN or name in children:
-            continue
-        value = attributes[name]
-        if not isinstance(value, _PLAIN):
-            if _is_data(value):  # an array was put into a list that had none
-                del attributes[CHILDREN]
-                return _parts(op)
-            leaves, tree = jax.tree.flatten(value)
-            if not (len(leaves) == 1 and leaves[0] is value):
-                value = _Container(leaves, tree)
-            if not is_hashable(value):
-                raise TypeError(
-                    f"attribute {name!r} of {type(op).__name__} is {value!r:.80}, which has no "
-                    "hash and holds no array; wanted arrays, operators, or something hashable "
-                    "such as a string, a number or a tuple of them"
-                )
-        fixed_names.append(name)
-        fixed.append(value)
-    structure = _Structure(children, tuple(fixed_names), tuple(fixed))
-    return [attributes[name] for name in children], structure
+def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
+    children, fixed = [], []
+    kept = op.__dict__.get(CHILDREN, ())
+    for name, value in sorted(op.__dict__.items()):
+        if name in kept or _is_data(value):
+            children.append((GetAttrKey(name), value))
+        elif name != CHILDREN:
+            fixed.append((name, _fixed(op, name, value)))
+    names = tuple([key.name for key, _ in children])
+    return children, (names, StaticArguments(fixed))
 
 
-def _flatten(op: Operator) -> tuple[list[Any], _Structure]:
-    return _parts(op)
-
-
-def _flatten_with_keys(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
-    children, structure = _parts(op)
-    keys = [GetAttrKey(name) for name in structure.children]
-    return list(zip(keys, children, strict=True)), structure
+def _fixed(op: Operator, name: str, value: Any) -> Any:
+    """An attribute without arrays, comparable and hashable."""
+    if isinstance(value, _PLAIN):
+        return value
+    leaves, tree = jax.tree.flatten(value)
+    if not (len(leaves) == 1 and leaves[0] is value):
+        value = _Container(tuple(leaves), tree)
+    if not is_hashable(value):
+        raise TypeError(
+            f"attribute {name!r} of {type(op).__name__} is {value!r:.80}, which has no "
+            "hash and holds no array; wanted arrays, operators, or something hashable "
+            "such as a string, a number or a tuple of them"
+        )
+    return value
 
 
 def is_hashable(value: Any) -> bool:
@@ -217,24 +166,27 @@ def is_hashable(value: Any) -> bool:
     return isinstance(value, Hashable)
 
 
-class HostFunction(Operator):
-    """A Python function as an operator that runs on the host; see `host`."""
-
-    host = True
-
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-
-    def forward(self, *, inputs: Any) -> Any:
-        """Calls the function."""
-        return self.fn(inputs)
+def name_of(step: Any) -> str:
+    """The name of an operator or a function, for graphs and messages."""
+    fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
+    return str(getattr(step, "__name__", type(step).__name__)) if fn is None else name_of(fn)
 
 
-class JaxFunction(Operator):
-    """A JAX function as an operator; see `operator`."""
+def refuse_traced(step: Any, inputs: Any) -> None:
+    """Raises TypeError for host work on values of which only a trace of JAX knows."""
+    if is_tracing() and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
+        raise TypeError(
+            f"{name_of(step)} is host work (host = True), and JAX is tracing its inputs: it would "
+            "be done once, on no values, and left out of the program. Call it outside of that, in "
+            "a graph (structural_jit), or by jax.pure_callback"
+        )
 
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
+
+class _Function(Operator):
+    """A function as an operator; see `operator`."""
+
+    def __init__(self, fn: Any, host: bool) -> None:
+        self.fn, self.host = fn, host
 
     def forward(self, *, inputs: Any) -> Any:
         """Calls the function."""
@@ -245,8 +197,7 @@ def operator(fn: Any, *, host: bool = False) -> Operator:
     """A function of one argument as an `Operator`, so that a composite can schedule it.
 
     Args:
-      host: True for Python work that runs on threads; False for JAX functions, and for Python
-        functions without side effects, which are found out.
+      host: True for Python work, which runs on threads; False for a JAX function.
 
     >>> import jaxkern.execution as ex
     >>> ex.operator(str.upper, host=True)("a")
@@ -254,4 +205,4 @@ def operator(fn: Any, *, host: bool = False) -> Operator:
     """
     if not callable(fn):
         raise TypeError(f"operator: got {type(fn).__name__}; wanted a function of one argument")
-    return HostFunction(fn) if host else JaxFunction(fn)
+    return _Function(fn, host or getattr(fn, "host", False) is True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.execution.kernel_threads import capped_kernels
-from jaxkern.execution.trace import ExecutionTrace
+from jaxkern.execution.trace import ExecutionTrace, Span
 
 
 class ExecutionTimeout(TimeoutError):
@@ -38,7 +38,7 @@ class Active:
 
     options: ExecutionOptions
     # The span that encloses the call, in a trace.
-    span: int | None = None
+    span: Span | None = None
     # Whether this thread works for another one, which watches the time.
     worker: bool = False
     # What notes down the calls of a composite instead of running them.

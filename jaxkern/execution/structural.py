@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,17 +15,15 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.failures import described
 from jaxkern.execution.explanation import explanation
-from jaxkern.execution.graph import Graph, Node, Recorder, SymbolicError
+from jaxkern.execution.graph import Graph, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
-from jaxkern.execution.options import ACTIVE, current_options
-from jaxkern.execution.plan import Part, Plan, identical, resolved
-from jaxkern.execution.program import flat_function
-from jaxkern.execution.signature import operators_in, split
+from jaxkern.execution.options import ACTIVE
+from jaxkern.execution.schedule import Schedule
+from jaxkern.execution.signature import operators_in
 from jaxkern.execution.supervision import supervised
-from jaxkern.execution.threads import Unit, run_units
 
 Strategy = Literal["auto", "parallel", "sequential"]
-_KEPT_PLANS = 64
+_KEPT_SCHEDULES = 64
 
 
 class Structural:
@@ -42,8 +39,8 @@ class Structural:
         self._name = getattr(fn, "__name__", None) or type(fn).__name__
         # A composite may call itself, on constants, while it is recorded.
         self._lock = threading.RLock()
-        self._plans: OrderedDict[Any, Plan | str] = OrderedDict()
-        self._last: Plan | str | None = None
+        self._schedules: OrderedDict[Any, Schedule | str] = OrderedDict()
+        self._last: Schedule | str | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -53,7 +50,7 @@ class Structural:
         if active is not None:
             if active.recorder is not None:
                 # A composite inside another one is part of the same graph.
-                return active.recorder.nested(self, args, kwargs)
+                return active.recorder.expanded(self, args, kwargs)
             return supervised(active, self._name, "graph", self._call, args, kwargs)
         return self._call(args, kwargs)
 
@@ -62,11 +59,11 @@ class Structural:
             return self.composite(*args, **kwargs)
         owner, rest = self._owner(args)
         leaves = jax.tree.leaves((rest, kwargs))
-        plan = self._plan(owner, rest, kwargs, leaves)
-        self._last = plan
-        if isinstance(plan, str):
+        self._last = schedule = self._scheduled(owner, rest, kwargs, leaves)
+        if isinstance(schedule, str):
             return self.composite(*args, **kwargs)
-        return self._run(plan, leaves)
+        limit = 1 if self._strategy == "sequential" else self._workers
+        return schedule.run(leaves, self._name, limit)
 
     def _owner(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         if isinstance(self.composite, Operator):
@@ -77,28 +74,31 @@ class Structural:
                 return first, args[1:]
         return None, args
 
-    def _plan(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Plan | str:
-        arrays: list[Any] = []
-        operators: list[Operator] = []
-        structure = None
-        if owner is not None:
-            arrays, structure = jax.tree.flatten(owner)
-            operators = operators_in(owner)
-        kinds = tuple((x.shape, x.dtype) if is_array(x) else type(x) for x in leaves)
+    def _scheduled(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Schedule | str:
+        """The schedule of a call, or why it has none."""
+        arrays, structure = jax.tree.flatten(owner)
+        operators = operators_in(owner)
+        kinds = tuple(
+            (isinstance(x, jax.Array), x.shape, x.dtype) if is_array(x) else type(x) for x in leaves
+        )
         tree = jax.tree.structure((rest, kwargs))
         key = (structure, tree, kinds, tuple(map(id, operators)))
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is None or (isinstance(plan, Plan) and not identical(plan.arrays, arrays)):
-                old, graph = plan, self._recorded(owner, rest, kwargs)
-                plan = Plan(graph, operators, arrays) if isinstance(graph, Graph) else graph
-                if isinstance(old, Plan) and isinstance(plan, Plan):
-                    plan.adopt(old)
-                self._plans[key] = plan
-                if len(self._plans) > _KEPT_PLANS:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end(key)
-        return plan
+            found = self._schedules.get(key)
+            if found is None or (isinstance(found, Schedule) and found.differs(arrays)):
+                graph = self._recorded(owner, rest, kwargs)
+                if isinstance(graph, str):
+                    found = graph
+                elif isinstance(found, Schedule) and found.graph.form() == graph.form():
+                    # With other arrays, which its programs take as operands.
+                    found.graph, found.arrays = graph, arrays
+                else:
+                    found = Schedule(graph, operators, arrays)
+                self._schedules[key] = found
+                if len(self._schedules) > _KEPT_SCHEDULES:
+                    self._schedules.popitem(last=False)
+            self._schedules.move_to_end(key)
+        return found
 
     def _recorded(self, owner: Any, rest: Any, kwargs: Any) -> Graph | str:
         """The graph of a call, or why it has none."""
@@ -124,119 +124,19 @@ class Structural:
                 else f"it cannot be called on placeholders ({described(error)})"
             )
 
-    def _run(self, plan: Plan, leaves: list[Any]) -> Any:
-        values: dict[int, Any] = {-1 - index: leaf for index, leaf in enumerate(leaves)}
-        if all(kind is not None for kind in plan.kinds) and not plan.grouped:
-            with self._lock:
-                if not plan.grouped:
-                    plan.group()
-        parts = plan.parts
-        timed = current_options().deadline is not None
-        if len(parts) == 1 and parts[0].program is not None and not timed:
-            # Nothing but JAX: dispatched and not waited for, as any jitted function.
-            self._run_program(parts[0], values)
-            parts[0].seconds = None
-            parts[0].untimed = "nothing but JAX, which the last call did not wait for"
-        elif parts:
-            tail = _seconds_to_the_end(parts)
-            units = [
-                Unit(
-                    part.name,
-                    functools.partial(self._run_part, plan, part, values),
-                    part.after,
-                    tail[index],
-                )
-                for index, part in enumerate(parts)
-            ]
-            limit = 1 if self._strategy == "sequential" else self._workers
-            run_units(units, self._name, limit)
-        return resolved(plan.graph.result, lambda p: p.resolved(values.__getitem__))
-
-    def _run_program(self, part: Part, values: dict[int, Any]) -> None:
-        assert part.program is not None
-        given = [p.resolved(values.__getitem__) for p in part.outside]
-        results = part.program([node.op for node in part.nodes], given, part.arrays)
-        values.update(zip(part.wanted, results, strict=True))
-
-    def _run_part(self, plan: Plan, part: Part, values: dict[int, Any]) -> None:
-        started = time.perf_counter()
-        compiled = 0 if part.program is None else part.program.misses
-        if part.program is not None:
-            self._run_program(part, values)
-            jax.block_until_ready([values[i] for i in part.wanted])
-        else:
-            node = part.nodes[0]
-            args, kwargs = resolved(
-                (node.args, node.kwargs), lambda p: p.resolved(values.__getitem__)
-            )
-            if plan.kinds[node.index] is None:
-                plan.kinds[node.index], plan.reasons[node.index] = _kind(node, args, kwargs)
-            started = time.perf_counter()
-            values[node.index] = result = jax.block_until_ready(_called(node, args, kwargs))
-            if plan.kinds[node.index] == "jax":
-                # A program would make arrays of JAX of these, and of other types perhaps.
-                other = [x for x in jax.tree.leaves(result) if not isinstance(x, jax.Array)]
-                if other:
-                    plan.reasons[node.index] = f"it returns a {type(other[0]).__name__}"
-                    plan.kinds[node.index] = "host"
-        # The time of a call that compiles says nothing about the next one.
-        if part.program is not None and part.program.misses != compiled:
-            part.seconds, part.untimed = None, "the last call compiled it"
-        elif part.program is None and plan.kinds[part.nodes[0].index] == "jax":
-            part.seconds, part.untimed = None, "run by itself, the last call may have compiled it"
-        else:
-            part.seconds = time.perf_counter() - started
-
     def explain(self) -> str:
         """The graph of the last call, as text.
 
-        Its nodes with what runs them and why, the levels, the critical path with the times that
+        Its operators with what runs them and why, the levels, the critical path with the times that
         were measured in the last call, the parts that are not yet timed (as those that the last
         call compiled) and count as 0, and what keeps the rest from being parallel.
         """
-        plan = self._last
-        if plan is None:
+        last = self._last
+        if last is None:
             return f"{self._name}: not called yet; call it once and there is a graph to explain"
-        if isinstance(plan, str):
-            return f"{self._name}: runs as written, one call after the other, because {plan}"
-        return explanation(self._name, plan, self._strategy, self._workers)
-
-
-def _called(node: Node, args: Any, kwargs: Any) -> Any:
-    active = ACTIVE.get()
-    if active is None or isinstance(node.op, Operator):
-        return node.op(*args, **kwargs)
-    return supervised(active, node.name, "operator", node.op, *args, **kwargs)
-
-
-def _kind(node: Node, args: Any, kwargs: Any) -> tuple[str, str]:
-    """Whether JAX can trace a node with these arguments, and if not, why."""
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
-            return "host", f"an argument is a {type(leaf).__name__}"
-    # The operator is an operand: a trace that changes it changes a copy, and is an error.
-    is_tree = not jax.tree_util.all_leaves([node.op])
-    try:
-        leaves, tree = jax.tree.flatten((node.op if is_tree else None, args, kwargs))
-        parts = split(leaves, tree, lambda index: f"{node.name}: leaf {index}")
-        call = lambda given: (given[0] if is_tree else node.op)(*given[1], **given[2])  # noqa: E731
-        jax.eval_shape(flat_function(call, tree, parts, node.name), *parts.operands)
-    except Exception as error:  # whatever it is, the host's run will show it
-        return "host", f"JAX cannot trace it ({type(error).__name__})"
-    return "jax", "JAX traces it"
-
-
-def _seconds_to_the_end(parts: list[Part]) -> list[float]:
-    """Of each part: the longest chain of measured times from its beginning to the graph's end.
-
-    What is not yet timed counts as 0.
-    """
-    seconds = [part.seconds or 0.0 for part in parts]
-    tail = list(seconds)
-    for index in reversed(range(len(parts))):
-        for before in parts[index].after:
-            tail[before] = max(tail[before], seconds[before] + tail[index])
-    return tail
+        if isinstance(last, str):
+            return f"{self._name}: runs as written, one call after the other, because {last}"
+        return explanation(self._name, last, self._strategy, self._workers)
 
 
 def structural_jit(
@@ -249,11 +149,9 @@ def structural_jit(
 
     The composite's ``forward`` (or the function) is called once on placeholders, which records the
     operators that it calls; also functions that are its attributes, and arithmetic between results.
-    From then on each operator runs when what it needs is there: those of Python on threads, those
-    that JAX can trace, as far as they wait for the same host operators, as one compiled program.
-    The first call of new shapes runs them one by one and finds out which is which. An operator
-    that acts beside its result must be declared ``host = True``: JAX traces a sleep or a write
-    without complaint, and would then leave it out. Under ``jax.jit``, ``grad`` or ``vmap`` the
+    Each runs when what it needs is there: those that are declared ``host = True`` on threads, all
+    others, as far as they wait for the same host operators, as one compiled program. Arithmetic is
+    JAX's where a value of JAX is in it, as in Python. Under ``jax.jit``, ``grad`` or ``vmap`` the
     composite is called as it is written.
 
     Args:
@@ -269,6 +167,7 @@ def structural_jit(
 
     Raises:
       SymbolicError: with "parallel", for a forward that decides by data.
+      Exception: what JAX says to an operator that it cannot trace, with a note that names it.
       ValueError: for another strategy.
 
     >>> import jaxkern.execution as ex

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,14 @@ import jax
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.execution.options import ACTIVE, Active, check_timeout
-from jaxkern.execution.threads import Unit, run_units
+from jaxkern.execution.threads import Task, run_tasks
 
 # These watch the time themselves, and can say what of their work still runs.
 _WATCHFUL = ("graph", "vmap", "pmap")
 
 
 def supervised(
-    active: Active, name: str, category: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    active: Active, name: str, category: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """``fn(*args, **kwargs)`` under the options of ``active``, which is the context's."""
     options = active.options
@@ -26,32 +27,21 @@ def supervised(
         return fn(*args, **kwargs)
     check_timeout(name)
     if options.deadline is not None and not active.worker and category not in _WATCHFUL:
-        call = Unit(name, lambda: _spanned(name, category, fn, args, kwargs))
-        return run_units([call], name)[0]
-    return _spanned(name, category, fn, args, kwargs)
-
-
-def _spanned(
-    name: str,
-    category: str,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    active = ACTIVE.get()
-    assert active is not None
-    trace = active.options.trace
-    if trace is None:
+        # In its thread, which is a worker of this one.
+        active = dataclasses.replace(active, worker=True)
+        call = functools.partial(supervised, active, name, category, fn, *args, **kwargs)
+        return run_tasks([Task(name, call)], name)[0]
+    if options.trace is None:
         # Under a deadline, what a device still computes counts as the call's own time.
         return jax.block_until_ready(fn(*args, **kwargs))
-    index, started = trace.begin(active.span)
-    token = ACTIVE.set(dataclasses.replace(active, span=index))
+    span = options.trace.begin(name, category, active.span)
+    token = ACTIVE.set(dataclasses.replace(active, span=span))
     try:
         result = jax.block_until_ready(fn(*args, **kwargs))
     except BaseException as error:
-        trace.end(index, started, name, category, active.span, error)
+        options.trace.end(span, error)
         raise
     finally:
         ACTIVE.reset(token)
-    trace.end(index, started, name, category, active.span)
+    options.trace.end(span)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import threading
@@ -17,7 +18,7 @@ class Span:
 
     index: int
     name: str
-    #: "operator", "jit", "item" of a map, "program" or "host" unit of a graph, "traced" by JAX
+    #: "operator", "jit", "graph", "vmap", "pmap", or "item" of a map of Python work
     category: str
     start: float
     seconds: float
@@ -39,8 +40,7 @@ class ExecutionTrace:
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._spans: list[Span] = []
-        self._depths: dict[int, int] = {}
-        self._next = 0
+        self._indices = itertools.count()
 
     @property
     def spans(self) -> list[Span]:
@@ -48,40 +48,28 @@ class ExecutionTrace:
         with self._lock:
             return list(self._spans)
 
-    def begin(self, parent: int | None) -> tuple[int, float]:
-        """The number of a new span, and when it starts."""
-        with self._lock:
-            index, self._next = self._next, self._next + 1
-            self._depths[index] = 0 if parent is None else self._depths.get(parent, -1) + 1
-        return index, time.perf_counter()
-
-    def end(
-        self,
-        index: int,
-        started: float,
-        name: str,
-        category: str,
-        parent: int | None,
-        error: BaseException | None = None,
-    ) -> None:
-        """Adds the span."""
-        seconds = time.perf_counter() - started
+    def begin(self, name: str, category: str, parent: Span | None) -> Span:
+        """A span that starts now, in this thread."""
         thread = threading.current_thread()
+        return Span(
+            index=next(self._indices),
+            name=name,
+            category=category,
+            start=time.perf_counter() - self._began,
+            seconds=0.0,
+            thread=thread.ident or 0,
+            thread_name=thread.name,
+            parent=None if parent is None else parent.index,
+            depth=0 if parent is None else parent.depth + 1,
+        )
+
+    def end(self, span: Span, error: BaseException | None = None) -> None:
+        """Adds the span, with its time."""
+        seconds = time.perf_counter() - self._began - span.start
+        name = None if error is None else type(error).__name__
+        span = dataclasses.replace(span, seconds=seconds, error=name)
         with self._lock:
-            self._spans.append(
-                Span(
-                    index=index,
-                    name=name,
-                    category=category,
-                    start=started - self._began,
-                    seconds=seconds,
-                    thread=thread.ident or 0,
-                    thread_name=thread.name,
-                    parent=parent,
-                    depth=self._depths[index],
-                    error=None if error is None else type(error).__name__,
-                )
-            )
+            self._spans.append(span)
 
     def rows(self) -> list[dict[str, Any]]:
         """Per name and category: calls, total and own seconds, and the longest call.
@@ -90,28 +78,25 @@ class ExecutionTrace:
         the time during which none of them did.
         """
         spans = self.spans
-        inside: dict[int, list[Span]] = {}
+        inside: dict[int | None, list[Span]] = {}
+        alike: dict[tuple[str, str], list[Span]] = {}
         for span in spans:
-            if span.parent is not None:
-                inside.setdefault(span.parent, []).append(span)
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for span in spans:
-            row = found.setdefault(
-                (span.name, span.category),
-                {
-                    "name": span.name,
-                    "category": span.category,
-                    "calls": 0,
-                    "seconds": 0.0,
-                    "own_seconds": 0.0,
-                    "longest": 0.0,
-                },
-            )
-            row["calls"] += 1
-            row["seconds"] += span.seconds
-            row["own_seconds"] += span.seconds - _covered(span, inside.get(span.index, []))
-            row["longest"] = max(row["longest"], span.seconds)
-        return sorted(found.values(), key=lambda row: -row["seconds"])
+            inside.setdefault(span.parent, []).append(span)
+            alike.setdefault((span.name, span.category), []).append(span)
+        rows = [
+            {
+                "name": name,
+                "category": category,
+                "calls": len(group),
+                "seconds": sum(span.seconds for span in group),
+                "own_seconds": sum(
+                    span.seconds - _covered(span, inside.get(span.index, [])) for span in group
+                ),
+                "longest": max(span.seconds for span in group),
+            }
+            for (name, category), group in alike.items()
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
 
     def chrome_trace(self) -> dict[str, Any]:
         """The spans as a Chrome trace: complete events, in microseconds."""

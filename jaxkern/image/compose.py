@@ -21,7 +21,6 @@ from jaxkern.image.batch import (
     is_single_key,
 )
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.mixing import Mixing
 from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
@@ -139,10 +138,9 @@ class Compose:
         ):
             if not transform.parameters:
                 drawn.append({})
-            elif isinstance(transform, Mixing) and not transform.per_sample:
-                drawn.append(_sample_once(transform, keys, place, at))
             else:
-                drawn.append(_sample_each(transform, keys, place, at))
+                sampled = _sample_each if transform.per_sample else _sample_once
+                drawn.append(sampled(transform, keys, place, at))
         return tuple(drawn)
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
@@ -291,7 +289,7 @@ def _linear_first(steps: _Steps) -> _Steps:
     ordered: _Steps = []
     for step in steps:
         place = len(ordered)
-        while step[0].linear and place > 0 and isinstance(ordered[place - 1][0], Mixing):
+        while step[0].linear and place > 0 and ordered[place - 1][0].stage == "batch":
             place -= 1
         ordered.insert(place, step)
     return ordered
@@ -301,7 +299,7 @@ def _grouped(steps: _Steps) -> list[tuple[_Steps, _Steps]]:
     """Pairs of (transforms of one fused chain, mixes that follow it)."""
     groups: list[tuple[_Steps, _Steps]] = [([], [])]
     for step in steps:
-        if isinstance(step[0], Mixing):
+        if step[0].stage == "batch":
             groups[-1][1].append(step)
             continue
         if groups[-1][1]:
@@ -324,7 +322,6 @@ def _mix(
     size: tuple[Any, Any],
     layout: Layout,
 ) -> tuple[Any, Any]:
-    assert isinstance(transform, Mixing)
     lam, box, share = transform._mixture(params, size)
     pixels = jnp.asarray(pixels)
     pixels = ops.run_mix(pixels, _partner(pixels), lam, box, layout)

@@ -19,11 +19,11 @@ from jaxkern.image.plan import (
     MAX_PIXELS,
     MAX_SEGMENTS,
     MAX_SIZE,
+    ChainPlan,
     Dtype,
     Filter,
     Layout,
     Operands,
-    Plan,
     Rounding,
     Segment,
 )
@@ -250,7 +250,7 @@ class ChainBuilder:
             self._open.rounding = Rounding.TRUNCATE
         self.levels = self.integral = True
 
-    def finish(self, dtype: Dtype, layout: Layout) -> tuple[Plan, Operands] | None:
+    def finish(self, dtype: Dtype, layout: Layout) -> tuple[ChainPlan, Operands] | None:
         """The plan and its operands, or None where the chain returns its input as it is."""
         height, width = self.size
         if not is_static(height, width):
@@ -287,7 +287,7 @@ class ChainBuilder:
                     f"the chain makes images of {segment.height} x {segment.width} pixels; wanted "
                     "at most 2**24 on a side and 2**31 in all"
                 )
-        plan = Plan(segments, self.channels, self.source_dtype, dtype, layout)
+        plan = ChainPlan(segments, self.channels, self.source_dtype, dtype, layout)
         # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
         # constant of equal ones by a kernel, which takes longer to compile than all the rest.
         unused, zeros = np.arange(self.channels), np.zeros(self.channels)
@@ -305,7 +305,7 @@ class ChainBuilder:
         )
         return plan, operands
 
-    def finish_open(self) -> tuple[Plan, Operands] | None:
+    def finish_open(self) -> tuple[ChainPlan, Operands] | None:
         """As `finish`, for a chain that another one follows: float32 in the same value space."""
         levels, integral, scale = self.levels, self.integral, self.scale
         self.scale = False

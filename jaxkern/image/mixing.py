@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import checks
-from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.geometric import _set, uniform_below
 from jaxkern.image.transform import Size, Transform
 
 
 class Mixing(Transform):
-    """A transform whose partner is the previous image of the batch (a roll by 1)."""
+    """A transform of a batch, which is dropped where nothing is random."""
 
-    per_sample: bool
-
-    @abc.abstractmethod
-    def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
-        """lam of the pixels, box i32 [N or 1, 4] of the partner's pixels, lam of the labels."""
+    stage: ClassVar[Literal["image", "batch"]] = "batch"
 
     def eval(self) -> tuple[Transform, ...]:
         """Nothing."""
         return ()
-
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        raise TypeError(f"{type(self).__name__} acts on a batch and is not part of a fused chain")
 
 
 @dataclasses.dataclass(frozen=True)

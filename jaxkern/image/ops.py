@@ -10,7 +10,7 @@ import numpy as np
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
 from jaxkern.image import twin
-from jaxkern.image.plan import Filter, Layout, Operands, Plan
+from jaxkern.image.plan import ChainPlan, Filter, Layout, Operands
 
 _Struct = jax.ShapeDtypeStruct
 
@@ -18,7 +18,7 @@ _Struct = jax.ShapeDtypeStruct
 _FLOPS = {Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18}
 
 
-def plan_attributes(plan: Plan, **_: Any) -> dict[str, Any]:
+def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
     """The attributes of a chain's call: its structure, nothing of a sample."""
     rows = plan.segments
     return {
@@ -30,7 +30,7 @@ def plan_attributes(plan: Plan, **_: Any) -> dict[str, Any]:
     }
 
 
-def _chain_cost(plan: Plan, pixels: int) -> Cost:
+def _chain_cost(plan: ChainPlan, pixels: int) -> Cost:
     values = [s.height * s.width * plan.channels for s in plan.segments]
     flops = sum(_FLOPS[s.filter] * n for s, n in zip(plan.segments, values, strict=True))
     item = np.dtype(plan.output().dtype).itemsize
@@ -73,12 +73,12 @@ mix = Op(
 )
 
 
-def run_chain(pixels: jax.Array, operands: Operands, plan: Plan) -> Any:
+def run_chain(pixels: jax.Array, operands: Operands, plan: ChainPlan) -> Any:
     """Runs a plan over pixels [N, H, W, C]."""
     return chain(pixels, *operands, batch_dims=1, plan=plan)
 
 
-def run_ragged(images: Any, operands: Operands, plan: Plan) -> Any:
+def run_ragged(images: Any, operands: Operands, plan: ChainPlan) -> Any:
     """Runs a plan over a `Ragged` batch; its buffer is one operand for all samples."""
     return ragged_chain(
         images.buffer[None],

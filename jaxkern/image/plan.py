@@ -99,7 +99,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ChainPlan:
     """What is the same for every sample of one call; hashable, so it can be a static argument."""
 
     segments: tuple[Segment, ...]

@@ -15,9 +15,8 @@ from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.mixing import Mixing
 from jaxkern.image.ops import plan_attributes
-from jaxkern.image.plan import Layout, Operands, Plan
+from jaxkern.image.plan import ChainPlan, Layout, Operands
 
 # Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -62,7 +61,7 @@ class ChainProducer:
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
         for transform in aug.transforms:
-            if isinstance(transform, Mixing):
+            if transform.stage == "batch":
                 raise ValueError(
                     f"{transform!r} mixes the images of a batch, and records are made one by one; "
                     "apply it to the batches in a Compose of its own"
@@ -137,7 +136,7 @@ class _Drawing:
         self._image = jax.ShapeDtypeStruct(shape, dtype)
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.
-        plans: list[Plan | None] = []
+        plans: list[ChainPlan | None] = []
 
         def trace(key: Any, high: Any, low: Any) -> Any:
             folded = self.fold(self._draw(key, high, low), high.shape[0])
@@ -171,7 +170,7 @@ class _Drawing:
             keys if self._derive is None else self._derive(keys), self._image.shape[:2]
         )
 
-    def fold(self, params: Params, count: int) -> tuple[Plan, Operands] | None:
+    def fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
         batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 
@@ -12,14 +11,22 @@ from jaxkern.image.fold import ChainBuilder
 Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
-class Transform(abc.ABC):
+class Transform:
     """A transform of one image, as torchvision's v2 transforms name and define it.
 
-    `parameters` lists the per-image parameters with their kind, "int", "bool" or "float".
+    Attributes:
+      parameters: the parameters of an image with their kind, "int", "bool" or "float".
+      stage: "image" acts on each image alone and joins a fused chain; "batch" mixes the images of a
+        batch, between chains.
+      linear: whether it is an affine map of each channel, which commutes with mixing.
+      per_sample: whether parameters are drawn for each image; otherwise once for a batch, from the
+        first record's key.
     """
 
     parameters: ClassVar[dict[str, str]] = {}
-    linear: ClassVar[bool] = False  # a per-channel affine map, which commutes with mixing
+    stage: ClassVar[Literal["image", "batch"]] = "image"
+    linear: ClassVar[bool] = False
+    per_sample: bool = True
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the parameters of ONE image of `size` (height, width): a dict of scalars."""
@@ -34,9 +41,16 @@ class Transform(abc.ABC):
         """What stands for this transform when nothing is random."""
         return (self,)
 
-    @abc.abstractmethod
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        """Adds the transform with these parameters to a chain."""
+        """Of the stage "image": adds the transform with these parameters to a chain."""
+        raise NotImplementedError
+
+    def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+        """Of the stage "batch", whose partner is the previous image (a roll by 1).
+
+        Returns lam of the pixels, box i32 [N or 1, 4] of the partner's pixels, lam of the labels.
+        """
+        raise NotImplementedError
 
 
 def as_number(flag: Any) -> Any:

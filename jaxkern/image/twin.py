@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkern.image.plan import Dtype, Filter, Layout, Plan, Rounding, Segment, jax_dtype
+from jaxkern.image.plan import ChainPlan, Dtype, Filter, Layout, Rounding, Segment, jax_dtype
 
 _CHECKED = "promise_in_bounds"  # indices are clamped here already
 
@@ -28,7 +28,7 @@ def image_chain(
     erase_box: jax.Array,
     erase_value: jax.Array,
     *,
-    plan: Plan,
+    plan: ChainPlan,
 ) -> jax.Array:
     """Runs `plan` on pixels [H, W, C]; geometry i32 [S, 14] and so on as in plan.h."""
     return _run(_Dense(pixels), geometry, affine, fill, erase_box, erase_value, plan)
@@ -45,7 +45,7 @@ def ragged_chain(
     erase_box: jax.Array,
     erase_value: jax.Array,
     *,
-    plan: Plan,
+    plan: ChainPlan,
     max_height: int,
     max_width: int,
 ) -> jax.Array:
@@ -323,7 +323,7 @@ def _run(
     fill: jax.Array,
     erase_box: jax.Array,
     erase_value: jax.Array,
-    plan: Plan,
+    plan: ChainPlan,
 ) -> jax.Array:
     first = 0
     value = jnp.zeros(())

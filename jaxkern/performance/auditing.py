@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxkern.core.calls import inner_programs, op_calls, times
 from jaxkern.core.programs import CompiledProgram, compile_program
 from jaxkern.performance.collectives import Collective
-from jaxkern.performance.hlo import Instruction, Program
-from jaxkern.performance.memory import measured_collectives
+from jaxkern.performance.hlo import HloModule, Instruction
+from jaxkern.performance.program_memory import measured_collectives
 
 Severity = Literal["warning", "info"]
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
@@ -114,7 +114,7 @@ def audit(
     if min_bytes < 0:
         raise ValueError(f"min_bytes is {min_bytes}; wanted 0 or more")
     built = compile_program(fn, *args)
-    program = Program(built.compiled.as_text() or "")
+    program = HloModule(built.compiled.as_text() or "")
     traced: ClosedJaxpr = built.traced.jaxpr
     collectives, notes = measured_collectives(built, args, time_collectives)
     found = [
@@ -215,7 +215,7 @@ def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
             )
 
 
-def _donations(built: CompiledProgram, program: Program, min_bytes: int) -> Iterator[Finding]:
+def _donations(built: CompiledProgram, program: HloModule, min_bytes: int) -> Iterator[Finding]:
     parameters = program.parameters()
     aliased = {p.op_name for n, p in parameters.items() if n in program.aliased_parameters}
     arguments = _arguments(built)
@@ -249,7 +249,7 @@ def _donations(built: CompiledProgram, program: Program, min_bytes: int) -> Iter
             )
 
 
-def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
+def _copies(program: HloModule, min_bytes: int) -> Iterator[Finding]:
     # Of donated arguments a copy is made for another reason.
     parameters = {
         p.name: p for n, p in program.parameters().items() if n not in program.aliased_parameters
@@ -290,7 +290,7 @@ def _copies(program: Program, min_bytes: int) -> Iterator[Finding]:
         )
 
 
-def _moved(instruction: Instruction, program: Program) -> str | None:
+def _moved(instruction: Instruction, program: HloModule) -> str | None:
     if instruction.opcode.removesuffix("-start") in _MOVES:
         return instruction.opcode.removesuffix("-start")
     inside = [i.opcode for i in program.fused(instruction) if i.opcode not in _VIEWS]

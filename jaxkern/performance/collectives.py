@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxkern.performance.hlo import Program
+from jaxkern.performance.hlo import HloModule
 
 _RUNS = 3
 
@@ -45,7 +45,7 @@ class Collective:
         return f"{self.kind} {self.name}: {self.bytes / 1e6:.3f} MB{times}{took} ({self.source})"
 
 
-def find_collectives(program: Program) -> list[Collective]:
+def find_collectives(program: HloModule) -> list[Collective]:
     """The collectives of a program, without times."""
     return [
         Collective(i.name, i.collective, i.bytes, count, i.op_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _ALIAS = re.compile(r"\{[0-9, ]*\}: \((\d+),")
 # Bits of the element types whose name does not end in them.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -49,6 +51,12 @@ class Instruction:
         kind = self.opcode.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
+    @property
+    def target(self) -> str | None:
+        """Of a custom call."""
+        found = _TARGET.search(self.text) if self.opcode == "custom-call" else None
+        return None if found is None else found[1]
+
 
 @dataclass
 class Computation:
@@ -59,7 +67,7 @@ class Computation:
     instructions: list[Instruction] = field(default_factory=list)
 
 
-class Program:
+class HloModule:
     """A compiled program by its text (``compiled.as_text()``)."""
 
     def __init__(self, text: str) -> None:
@@ -106,6 +114,11 @@ class Program:
             for name in called(instruction):
                 if name in self.computations:
                     yield from self._executed(self.computations[name], inner)
+
+    def custom_calls(self) -> Counter[str]:
+        """How often each target of a custom call stands in the program."""
+        every = (i for c in self.computations.values() for i in c.instructions)
+        return Counter(i.target for i in every if i.target is not None)
 
     def trips(self, loop: Instruction) -> int | None:
         """How often a while instruction runs its body; None where the program does not tell."""

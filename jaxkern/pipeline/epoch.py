@@ -14,10 +14,10 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Stream, Vertex
-from jaxkern.pipeline.native import NativeWork, native_work
+from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
+from jaxkern.pipeline.native_work import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
-from jaxkern.pipeline.program import Joint, Program, Salt, Unit, halves, salt_of
+from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 
@@ -25,7 +25,7 @@ from jaxkern.pipeline.shared import Shared
 Placement = Literal["device", "host"]
 
 
-class Plan:
+class PipelinePlan:
     """What is known of a pipeline before it runs.
 
     Args:
@@ -52,15 +52,15 @@ class Plan:
         self.names: dict[Vertex, str] = {}
         self.streams: dict[Vertex, Stream] = {}
         self.compiled: dict[Vertex, str] = {}
-        self.first: Unit | None = None
+        self.first: BatchUnit | None = None
         taken = Counter(before for vertex in self.vertices for before in vertex.inputs)
         self.shared = {vertex for vertex, times in taken.items() if times > 1}
-        self._salts: dict[Vertex, int | None] = {}
-        self._programs: dict[Vertex, Program] = {}
+        self._derivations: dict[Vertex, Derivation] = {}
+        self._programs: dict[Vertex, NodeProgram] = {}
         times: Counter[str] = Counter()
         draws: Counter[str | None] = Counter()
         for vertex in self.vertices:
-            node: Any = vertex.node
+            node = vertex.node
             times[node.name] += 1
             again = times[node.name]
             self.names[vertex] = node.name if again == 1 else f"{node.name}#{again}"
@@ -73,8 +73,9 @@ class Plan:
                 where = "device"
             if where is not None:
                 self.compiled[vertex] = where
-            if getattr(node, "stochastic", False):
-                self._salts[vertex] = salt_of(node.stream_name, draws[node.stream_name])
+            if node.stochastic:
+                if salt := salt_of(node.stream_name, draws[node.stream_name]):
+                    self._derivations[vertex] = salt
                 draws[node.stream_name] += 1
 
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
@@ -86,7 +87,7 @@ class Plan:
         return self.streams[self.output]
 
     @property
-    def tail(self) -> Program | None:
+    def tail(self) -> NodeProgram | None:
         """The program that ends the pipeline, which runs where batches are delivered."""
         on_device = self.compiled.get(self.output) == "device"
         return self.program(self.output) if on_device else None
@@ -100,30 +101,22 @@ class Plan:
     @functools.cached_property
     def native(self) -> NativeWork | None:
         """What native threads make in the place of worker threads, where they can."""
-        return native_work(self)
+        return native_work(self.frontier, self.compiled, self._derivations)
 
-    def program(self, vertex: Vertex) -> Program:
+    def program(self, vertex: Vertex) -> NodeProgram:
         """The program that ends in a JAX vertex."""
         with self.lock:
             if vertex not in self._programs:
-                self._programs[vertex] = Program(self, vertex)
+                self._programs[vertex] = NodeProgram(
+                    vertex, self.compiled, self.names, self._derivations
+                )
             return self._programs[vertex]
 
     @property
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[NodeProgram]:
         """Those made so far."""
         with self.lock:
             return list(self._programs.values())
-
-    def keys_for(self, vertex: Vertex, keys: Any) -> Any:
-        """A vertex's keys [N] of the records' keys [N]."""
-        derive = self.derivation(vertex)
-        return keys if derive is None else derive(keys)
-
-    def derivation(self, vertex: Vertex) -> Salt | None:
-        """What makes a vertex's keys of the records' keys; None where it takes those."""
-        salt = self._salts.get(vertex)
-        return None if salt is None else Salt(salt)
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
@@ -137,7 +130,7 @@ class Plan:
 class Epoch:
     """One epoch of a plan; its batches can be made in any order, by any threads."""
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    def __init__(self, plan: PipelinePlan, number: int) -> None:
         self.plan = plan
         self.number = number
         key = epoch_key(plan.stream.seed, number)
@@ -156,11 +149,19 @@ class Epoch:
                 self._orders[key] = EpochOrder(stream, self.number)
             return self._orders[key]
 
+    def name_of(self, vertex: Vertex) -> str:
+        """A vertex's name."""
+        return self.plan.names[vertex]
+
+    def stream_of(self, vertex: Vertex) -> Stream:
+        """The stream behind a vertex."""
+        return self.plan.streams[vertex]
+
     def records(self, stream: Stream, rows: range) -> np.ndarray:
         """The records int64 [N] of rows."""
         return self.order(stream).records(rows)
 
-    def unit(self, batch: int, out: Data | None = None) -> Unit:
+    def unit(self, batch: int, out: Data | None = None) -> BatchUnit:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
         try:
             with self.together():
@@ -177,7 +178,7 @@ class Epoch:
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
-        unit = Unit(
+        unit = BatchUnit(
             joint,
             halves(blocks[0].records),
             fresh and out is None and not others,
@@ -185,7 +186,9 @@ class Epoch:
         )
         stream = self.plan.stream
         if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
-            self.plan.first = Unit(joint._replace(leaves=row.spec_of(joint.leaves)), unit.records)
+            self.plan.first = BatchUnit(
+                joint._replace(leaves=row.spec_of(joint.leaves)), unit.records
+            )
         return unit
 
     def _bad(self, batch: int, blocks: Sequence[Block]) -> int:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.rows import Data
 
@@ -85,7 +85,7 @@ class Overview:
         return "\n".join(lines)
 
 
-def overview(plan: Plan, seconds: dict[Placement, float], workers: int) -> Overview:
+def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) -> Overview:
     """Where each node of a plan runs with so many workers."""
     native: set[Vertex] = set()
     if workers and plan.native is not None:
@@ -99,7 +99,7 @@ def overview(plan: Plan, seconds: dict[Placement, float], workers: int) -> Overv
     return Overview(tuple(nodes), plan.placement, seconds)
 
 
-def explain(plan: Plan, record: int, epoch: int) -> Explanation:
+def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
     """Replays the batches that hold a record, as an iteration would make them."""
     stream = plan.stream
     if not 0 <= record < stream.records:

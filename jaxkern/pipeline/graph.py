@@ -5,17 +5,27 @@ from __future__ import annotations
 import dataclasses
 import re
 import zlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from jaxkern.pipeline.rows import Data
-
-if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+from jaxkern.ring import RecordProducer
 
 Remainder = Literal["partial", "drop", "pad"]
+
+
+#: from the records' keys [N] to a node's; traced, and hashable
+Derivation = Callable[[jax.Array], jax.Array]
+
+
+class SeededProducer(Protocol):
+    """A record producer for any seed and epoch, such as ``image.ChainProducer``."""
+
+    def at(self, seed: int, epoch: int) -> RecordProducer:
+        """The one for these."""
 
 
 class Block(NamedTuple):
@@ -65,40 +75,11 @@ class Stream:
         return range(start, min(start + self.batch_size, self.rows))
 
 
-class Node:
-    """A step of a pipeline. The batches of an epoch are a pure function of their index.
-
-    Attributes:
-      name: in messages, states and explanations.
-      compiled_for: where its JAX code runs, which compiles into one program with its neighbours
-        there: on JAX's "device", as batches are delivered, or on the "host" in worker threads,
-        "auto" being either; None for Python code.
-    """
-
-    name: str = ""
-    compiled_for: Literal["auto", "device", "host"] | None = None
-
-    def describe(self) -> str:
-        """What must be equal for two pipelines to give the same batches; in a state."""
-        raise NotImplementedError
-
-    def stream(self, inputs: Sequence[Stream]) -> Stream:
-        """The stream behind the node."""
-        return inputs[0]
-
-    def check_place(self, before: Sequence[Vertex]) -> None:
-        """Raises where the node cannot stand behind these vertices; they are all before it."""
-
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
-        """One batch, in a worker thread."""
-        raise NotImplementedError
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vertex:
     """A node in its place in a graph; pipelines that share their beginning share vertices."""
 
-    node: Node
+    node: PipelineNode
     inputs: tuple[Vertex, ...] = ()
     storage: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -116,16 +97,77 @@ class Vertex:
         return list(found)
 
 
-def whole(name: str, value: Any, least: int, more: str = "") -> int:
-    """An integer from `least` to 2**63 - 1; raises ValueError for what is none."""
-    if (
-        isinstance(value, bool)
-        or not hasattr(value, "__index__")
-        or not least <= int(value) < 2**63
-    ):
-        lowest = "-2**63" if least == -(2**63) else least
-        raise ValueError(f"{name} is {value!r}; wanted an integer from {lowest} to 2**63 - 1{more}")
-    return int(value)
+class Batches(Protocol):
+    """What a node may ask of the epoch that it makes a batch of."""
+
+    key: np.ndarray
+
+    def name_of(self, vertex: Vertex) -> str:
+        """A vertex's name in messages."""
+
+    def stream_of(self, vertex: Vertex) -> Stream:
+        """The stream behind a vertex."""
+
+    def records(self, stream: Stream, rows: range) -> np.ndarray:
+        """The records int64 [N] of rows."""
+
+    def block(self, vertex: Vertex, batch: int) -> Block:
+        """One batch at a vertex."""
+
+    def shared_block(self, vertex: Vertex, batch: int) -> Block:
+        """One batch that several batches behind it are cut from."""
+
+
+class PipelineNode:
+    """A step of a pipeline. The batches of an epoch are a pure function of their index.
+
+    Attributes:
+      name: in messages, states and explanations.
+      compiled_for: where its JAX code runs, which compiles into one program with its neighbours
+        there: on JAX's "device", as batches are delivered, or on the "host" in worker threads,
+        "auto" being either; None for Python code.
+    """
+
+    name: str = ""
+    compiled_for: Literal["auto", "device", "host"] | None = None
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether it needs keys."""
+        return False
+
+    @property
+    def stream_name(self) -> str | None:
+        """The random stream of its keys; None is the record's own key."""
+        return None
+
+    def describe(self) -> str:
+        """What must be equal for two pipelines to give the same batches; in a state."""
+        raise NotImplementedError
+
+    def stream(self, inputs: Sequence[Stream]) -> Stream:
+        """The stream behind the node."""
+        return inputs[0]
+
+    def check_place(self, before: Sequence[Vertex]) -> None:
+        """Raises where the node cannot stand behind these vertices; they are all before it."""
+
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
+        """One batch, in a worker thread."""
+        raise NotImplementedError
+
+    def record_producer(
+        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+    ) -> tuple[str, SeededProducer] | None:
+        """A field, and what makes each of its records natively of that record alone.
+
+        None where the node does anything else, and where there is no such producer.
+
+        Args:
+          fields: shape and dtype of a record of each field that may be made so.
+          derive: from the records' keys [N] to the node's; None where it takes those.
+        """
+        return None
 
 
 def named(value: Callable[..., Any] | Any) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxkern.core import compat
 from jaxkern.core.failures import is_interrupt
-from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.native import NativeBatches, native_batches
-from jaxkern.pipeline.program import Program, Unit
+from jaxkern.pipeline.program import BatchUnit, NodeProgram
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
@@ -34,13 +34,13 @@ class PipelineIterator(Iterator[Data]):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PipelinePlan,
         epoch: int,
         num_workers: int,
         prefetch_size: int,
         sharding: Any,
         resumed: Callable[[int], None],
-        replan: Callable[[Placement], Plan],
+        replan: Callable[[Placement], PipelinePlan],
     ) -> None:
         self._plan = plan
         self._epoch = epoch
@@ -154,7 +154,7 @@ class PipelineIterator(Iterator[Data]):
     def _start(self, batch: int) -> None:
         self._delivered = batch  # where a state points: behind the last batch delivered
         self._run = Epoch(self._plan, self._epoch)
-        self._tail: Program | None = self._plan.tail
+        self._tail: NodeProgram | None = self._plan.tail
         self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
         self._made: int = batch  # the index behind the last outcome that is known
@@ -223,7 +223,7 @@ class PipelineIterator(Iterator[Data]):
                 raise KeyboardInterrupt from error
             return index, error, None
 
-    def _placed(self, unit: Unit) -> Data:
+    def _placed(self, unit: BatchUnit) -> Data:
         # A NumPy array may be the user's own, which JAX must not take for its memory.
         leaves = unit.made_private().joint.leaves
         records = unit.records

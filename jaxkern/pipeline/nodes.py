@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.failures import described, note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Node, Remainder, Stream, Vertex, named, whole
+from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
 from jaxkern.pipeline.order import Permutation
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.shared import Shared
 from jaxkern.pipeline.source import BatchSource
 
-if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
-
 _POSITIONS = 4096  # evaluated together, since a call costs as much as some hundred of them
 
 
-class SourceNode(Node):
+class SourceNode(PipelineNode):
     """Reads the records of a batch, in the order of the epoch."""
 
     name = "source"
@@ -73,12 +71,12 @@ class SourceNode(Node):
             records, rows, self.batch_size, self.remainder, self.seed, self.shuffle, self.shard
         )
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         return self.read(epoch, vertex, batch, None)
 
-    def read(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None) -> Block:
+    def read(self, epoch: Batches, vertex: Vertex, batch: int, out: Data | None) -> Block:
         """One batch, written to `out` where the source can."""
-        stream = epoch.plan.streams[vertex]
+        stream = epoch.stream_of(vertex)
         wanted = stream.rows_of(batch)
         records = epoch.records(stream, wanted)
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
@@ -134,7 +132,7 @@ class EpochOrder:
         return self._order(self._positions(np.arange(first, first + _POSITIONS)))
 
 
-class HostNode(Node):
+class HostNode(PipelineNode):
     """A Python function of a batch of NumPy arrays, run by the worker threads."""
 
     def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
@@ -146,7 +144,7 @@ class HostNode(Node):
     def describe(self) -> str:
         return f"function {named(self.fn)}"
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         given = epoch.block(vertex.inputs[0], batch)
         try:
             result = self.fn(row.on_host(given.data))
@@ -158,12 +156,12 @@ class HostNode(Node):
                     "of writing to one",
                 )
             raise
-        row.check_rows(result, len(given.records), f"node {epoch.plan.names[vertex]!r}")
+        row.check_rows(result, len(given.records), f"node {epoch.name_of(vertex)!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
         return Block(leaves, given.records)
 
 
-class Rebatch(Node):
+class Rebatch(PipelineNode):
     """Cuts the stream into batches of another size; rows keep their order.
 
     What fills no batch is dropped, padded or a smaller batch, as `from_source` was told.
@@ -178,7 +176,7 @@ class Rebatch(Node):
     name = "rebatch"
 
     def __init__(self, batch_size: int) -> None:
-        self.batch_size = whole("batch_size", batch_size, 1)
+        self.batch_size = whole_number("batch_size", batch_size, 1)
 
     def describe(self) -> str:
         return f"Rebatch({self.batch_size})"
@@ -199,11 +197,11 @@ class Rebatch(Node):
             )
         return dataclasses.replace(given, rows=rows, batch_size=self.batch_size)
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
-        size = epoch.plan.streams[before].batch_size
-        rows = epoch.plan.streams[vertex].rows_of(batch)
-        end = min(rows.stop, epoch.plan.streams[before].rows)
+        size = epoch.stream_of(before).batch_size
+        rows = epoch.stream_of(vertex).rows_of(batch)
+        end = min(rows.stop, epoch.stream_of(before).rows)
         parts: list[tuple[Data, np.ndarray | slice]] = []
         records: list[np.ndarray] = []
         for source in range(rows.start // size, max(-(-end // size), 1)):
@@ -214,7 +212,7 @@ class Rebatch(Node):
         missing = rows.stop - max(end, rows.start)
         if missing:
             # Padding of padding: repeats the last row of the stream.
-            last = epoch.shared_block(before, epoch.plan.streams[before].batches - 1)
+            last = epoch.shared_block(before, epoch.stream_of(before).batches - 1)
             again = np.full(missing, len(last.records) - 1)
             masked = {"mask": np.zeros(len(last.records), bool)} if "mask" in last.data else {}
             parts.append(({**last.data, **masked}, again))
@@ -222,7 +220,7 @@ class Rebatch(Node):
         return Block(row.joined(parts), np.concatenate(records))
 
 
-class Cache(Node):
+class Cache(PipelineNode):
     """Keeps every record's fields in memory, so that later epochs do not compute them again.
 
     What stands before it must not depend on the epoch, on chance or on other records. The cache
@@ -244,7 +242,7 @@ class Cache(Node):
     def check_place(self, before: Sequence[Vertex]) -> None:
         """No chance before a cache: it would be drawn once for all epochs."""
         for vertex in before:
-            if getattr(vertex.node, "stochastic", False):
+            if vertex.node.stochastic:
                 raise ValueError(
                     f"Cache() stands behind {vertex.node.name!r}, which is random: every epoch "
                     "would repeat the first one's draws; put the cache before it"
@@ -253,11 +251,10 @@ class Cache(Node):
     def describe(self) -> str:
         return "Cache()"
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
-        stream = epoch.plan.streams[before]
-        with epoch.plan.lock:
-            store = vertex.storage.setdefault("records", _Records(stream.records))
+        stream = epoch.stream_of(before)
+        store = vertex.storage.setdefault("records", _Records(stream.records))  # of one thread
         rows = stream.rows_of(batch)
         records = epoch.records(stream, rows)
         data = store.find(records)
@@ -333,7 +330,7 @@ class _Images:
         self.images: dict[int, np.ndarray] = {}
 
 
-class Merge(Node):
+class Merge(PipelineNode):
     """The fields of several branches in one batch; what ``&`` between pipelines makes."""
 
     name = "merge"
@@ -352,7 +349,7 @@ class Merge(Node):
                     )
         return first
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int) -> Block:
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         blocks = [epoch.block(before, batch) for before in vertex.inputs]
         return Block(merged([block.data for block in blocks]), blocks[0].records)
 

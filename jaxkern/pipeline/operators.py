@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image import Compose
+from jaxkern.image import ChainProducer, Compose
 from jaxkern.pipeline.element import Element, ElementOperator
-from jaxkern.pipeline.graph import Node, digest, named
+from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
 
 
-class OperatorNode(Node):
+class OperatorNode(PipelineNode):
     """A step in JAX; neighbouring ones compile into one program.
 
     Args:
@@ -50,9 +50,8 @@ class OperatorNode(Node):
             raise ValueError(f"on is {on!r}; wanted 'auto', 'device' or 'host'")
         self.op = as_operator(op, image, label)
         self.name = name or named(op)
-        #: the Compose and its field, where the node is nothing else
-        self.chain = (op, image) if isinstance(op, Compose) and type(self) is OperatorNode else None
-        self.compiled_for = "device" if on == "auto" and self.chain is None else on
+        either = self.op.on_either and self._is_the_operator
+        self.compiled_for = "device" if on == "auto" and not either else on
 
     @property
     def stochastic(self) -> bool:
@@ -63,6 +62,17 @@ class OperatorNode(Node):
     def stream_name(self) -> str | None:
         """The random stream of the operator; None is the record's own key."""
         return self.op.stream_name
+
+    @property
+    def _is_the_operator(self) -> bool:
+        """Whether the node does what `op` does; a subclass may have its own way."""
+        return type(self).apply_batch is OperatorNode.apply_batch
+
+    def record_producer(
+        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+    ) -> tuple[str, SeededProducer] | None:
+        """The operator's."""
+        return self.op.record_producer(fields, derive) if self._is_the_operator else None
 
     def describe(self) -> str:
         return self._placed(self.op.describe())
@@ -212,17 +222,31 @@ def _chosen(which: jax.Array, then: Data, other: Data, name: str) -> Data:
     return {field: tree(field, then[field], other[field]) for field in then}
 
 
-class BatchOperator(Protocol):
-    """What `OperatorNode` makes of whatever it was given."""
+class BatchOperator:
+    """What `OperatorNode` makes of whatever it was given.
 
-    stochastic: bool
-    stream_name: str | None
+    Attributes:
+      stochastic, stream_name: as of `PipelineNode`.
+      on_either: whether it runs on the device or the host, wherever that is faster.
+    """
+
+    stochastic: bool = False
+    stream_name: str | None = None
+    on_either: bool = False
 
     def describe(self) -> str:
-        """As `Node.describe`."""
+        """As `PipelineNode.describe`."""
+        raise NotImplementedError
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """The batch after the step; keys [N] where it is stochastic, else None."""
+        raise NotImplementedError
+
+    def record_producer(
+        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+    ) -> tuple[str, SeededProducer] | None:
+        """As `PipelineNode.record_producer`."""
+        return None
 
 
 def as_operator(op: Any, image: str = "image", label: str = "label") -> BatchOperator:
@@ -240,11 +264,11 @@ def as_operator(op: Any, image: str = "image", label: str = "label") -> BatchOpe
     return _OfBatches(op)
 
 
-class _OfElements:
+class _OfElements(BatchOperator):
     def __init__(self, op: ElementOperator) -> None:
         self._op = op
         self.stochastic = op.config.stochastic
-        self.stream_name: str | None = op.config.stream_name or "element"
+        self.stream_name = op.config.stream_name or "element"
 
     def describe(self) -> str:
         plain = {
@@ -262,13 +286,13 @@ class _OfElements:
         return {**ragged, **self._op.apply_batch(arrays, keys)}
 
 
-class _OfImages:
-    stream_name: str | None = None
+class _OfImages(BatchOperator):
+    on_either = True
 
     def __init__(self, op: Compose, image: str, label: str) -> None:
         self._op, self._image, self._label = op, image, label
         self.stochastic = any(transform.parameters for transform in op.transforms)
-        self._mixes = any(type(t).__module__ == "jaxkern.image.mixing" for t in op.transforms)
+        self._mixes = any(transform.stage == "batch" for transform in op.transforms)
 
     def describe(self) -> str:
         return f"Compose#{digest(repr(self._op))}({self._image})"
@@ -289,11 +313,21 @@ class _OfImages:
             return {**batch, self._image: result}
         return {**batch, self._image: result[0], self._label: result[1]}
 
+    def record_producer(
+        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+    ) -> tuple[str, SeededProducer] | None:
+        names = ("__call__", "sample", "apply")
+        own_way = any(getattr(type(self._op), n) is not getattr(Compose, n) for n in names)
+        if own_way or self._mixes or self._image not in fields:
+            return None
+        try:
+            producer = ChainProducer(self._op, fields[self._image], derive=derive)
+        except (TypeError, ValueError):  # it takes no such images: the program says so
+            return None
+        return self._image, producer
 
-class _OfBatches:
-    stochastic = False
-    stream_name: str | None = None
 
+class _OfBatches(BatchOperator):
     def __init__(self, fn: Callable[[Data], Data]) -> None:
         self._fn = fn
 

@@ -9,17 +9,18 @@ from typing import Any, overload
 
 import jax
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.image import Compose
+from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import Epoch, Placement, Plan
+from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import Node, Remainder, Vertex, whole
+from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.source import as_source
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.workers import holds_ragged
 
@@ -76,18 +77,18 @@ def from_source(
     >>> sorted(int(x) for batch in pipe for x in batch["x"])
     [0, 1, 2, 3, 4]
     """
-    batch_size = whole("batch_size", batch_size, 1)
-    num_workers = whole("num_workers", num_workers, 0)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    num_workers = whole_number("num_workers", num_workers, 0)
     more = "; num_workers=0 is a pipeline without prefetching"
-    prefetch_size = whole("prefetch_size", prefetch_size, 1, more)
-    seed = whole("seed", seed, -(2**63))
+    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    seed = whole_number("seed", seed, -(2**63))
     if drop_remainder and pad_remainder:
         raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
     remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
     if shard is not None:
         if not isinstance(shard, tuple | list) or len(shard) != 2:
             raise ValueError(f"shard is {shard!r}; wanted (index, count)")
-        index, count = (whole(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+        index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
         if index >= count:
             raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
         shard = (index, count)
@@ -128,7 +129,7 @@ class Pipeline:
         self._output = output
         self._options = options
         self._epoch = 0
-        self._ready: Plan | None = None
+        self._ready: PipelinePlan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
         self._on_host_only = False  # whether it can run nowhere else
 
@@ -137,12 +138,12 @@ class Pipeline:
             node = OperatorNode(node)
         if isinstance(node, Pipeline):
             raise TypeError("pipeline >> pipeline: wanted a node; merge branches with &")
-        if isinstance(node, type) or not (isinstance(node, Node) or callable(node)):
+        if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
                 f"{node!r:.80} is no node; wanted OperatorNode(op), Rebatch, Cache, Conditional, "
                 "Probabilistic, or a Python function of a batch"
             )
-        if not isinstance(node, Node):
+        if not isinstance(node, PipelineNode):
             node = HostNode(node)
         return Pipeline(Vertex(node, (self._output,)), self._options)
 
@@ -162,7 +163,7 @@ class Pipeline:
         self._epoch += 1
         return self._iterator(self._plan, epoch)
 
-    def _iterator(self, plan: Plan, epoch: int) -> PipelineIterator:
+    def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
         options = self._options
         return PipelineIterator(
             plan,
@@ -185,7 +186,7 @@ class Pipeline:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._epoch = whole("epoch", number, 0)
+        self._epoch = whole_number("epoch", number, 0)
 
     def with_seed(self, seed: int) -> Pipeline:
         """The same pipeline with another seed, from epoch 0; this one stays as it is.
@@ -196,7 +197,7 @@ class Pipeline:
         >>> first == next(iter(pipe))["x"].tolist(), first == other
         (True, False)
         """
-        seed = whole("seed", seed, -(2**63))
+        seed = whole_number("seed", seed, -(2**63))
         made: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
@@ -253,23 +254,25 @@ class Pipeline:
             is_open = self._plan.placement is not None and not self._on_host_only
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
             return overview(self._plan, seconds, self._options.num_workers)
-        return explain(self._plan, whole("record_id", record_id, 0), whole("epoch", epoch, 0))
+        return explain(
+            self._plan, whole_number("record_id", record_id, 0), whole_number("epoch", epoch, 0)
+        )
 
     def __repr__(self) -> str:
         parts = [vertex.node.describe() for vertex in self._output.ordered()]
         return f"Pipeline({' >> '.join(parts)})"
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> PipelinePlan:
         if self._ready is None:
-            self._ready = Plan(self._output, "host")
+            self._ready = PipelinePlan(self._output, "host")
             # Several processes would each measure something else.
             self._decided = self._platform == "cpu" or jax.process_count() > 1
             if self._ready.placement is not None and not self._native_keep(self._ready):
-                self._ready = Plan(self._output, "device")
+                self._ready = PipelinePlan(self._output, "device")
         return self._ready
 
-    def _native_keep(self, host: Plan) -> bool:
+    def _native_keep(self, host: PipelinePlan) -> bool:
         """On the CPU both places give the same bits, and native threads save a pass over the
         images: no timing, which other work can upset, takes it from them."""
         return self._platform == "cpu" and host.native is not None
@@ -310,9 +313,9 @@ class Pipeline:
 
     def _measure(self) -> dict[Placement, float]:
         """Seconds of a batch in each place, one of which is the pipeline's from now on."""
-        plans: dict[Placement, Plan] = {"device": Plan(self._output, "device")}
+        plans: dict[Placement, PipelinePlan] = {"device": PipelinePlan(self._output, "device")}
         if cpu_device() is not None:
-            plans["host"] = Plan(self._output, "host")
+            plans["host"] = PipelinePlan(self._output, "host")
         seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
         kept = "host" in plans and self._native_keep(plans["host"])
         self._ready = plans["host" if kept else min(plans, key=lambda place: seconds[place])]
@@ -322,8 +325,8 @@ class Pipeline:
     def _resumed(self, epoch: int) -> None:
         self._epoch = epoch + 1
 
-    def _replan(self, placement: Placement) -> Plan:
+    def _replan(self, placement: Placement) -> PipelinePlan:
         if self._on_host_only:  # also where a state says that it was the device, without a mesh
             placement = "host"
-        self._ready, self._decided = Plan(self._output, placement), True
+        self._ready, self._decided = PipelinePlan(self._output, placement), True
         return self._ready

@@ -6,8 +6,8 @@ import dataclasses
 import threading
 import warnings
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,12 +15,9 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Vertex
+from jaxkern.pipeline.graph import Batches, Block, Derivation, Vertex
 from jaxkern.pipeline.nodes import merged
 from jaxkern.pipeline.rows import Data
-
-if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch, Plan
 
 
 class RecompilationWarning(UserWarning):
@@ -58,7 +55,7 @@ class Joint(NamedTuple):
         return batches
 
 
-class Unit(NamedTuple):
+class BatchUnit(NamedTuple):
     """What worker threads hand over: the batches that the last program takes, or the batch.
 
     Attributes:
@@ -73,7 +70,7 @@ class Unit(NamedTuple):
     private: bool = False
     bad: int = 0
 
-    def made_private(self) -> Unit:
+    def made_private(self) -> BatchUnit:
         """The unit with copies of NumPy arrays, where somebody else may have them."""
         if self.private:
             return self
@@ -95,21 +92,36 @@ def halves(records: np.ndarray) -> np.ndarray:
     return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
 
 
-class Program:
+class NodeProgram:
     """The JAX nodes that end in `root` as one program of the batches before them.
+
+    Args:
+      root: the last vertex.
+      compiled: the vertices that are JAX code, and where it runs.
+      names: of vertices.
+      derivations: of vertices' keys from the records', where they are not those.
 
     Attributes:
       frontier: the vertices whose batches it takes.
       compilations: how often it was traced; once for each set of shapes.
     """
 
-    def __init__(self, plan: Plan, root: Vertex) -> None:
-        self._plan, self._root = plan, root
-        region = _region(plan, root)
-        self._where = plan.compiled[root]
-        inside = {vertex for vertex in region if plan.compiled.get(vertex) == self._where}
-        self._vertices = [vertex for vertex in region if vertex in inside]
-        self.frontier = tuple(vertex for vertex in region if vertex not in inside)
+    def __init__(
+        self,
+        root: Vertex,
+        compiled: Mapping[Vertex, str],
+        names: Mapping[Vertex, str],
+        derivations: Mapping[Vertex, Derivation],
+    ) -> None:
+        self._root, self._names, self._derivations = root, names, derivations
+        self._where = where = compiled[root]
+        region = {root}
+        for vertex in reversed(root.ordered()):
+            if vertex in region and compiled.get(vertex) == where:
+                region.update(vertex.inputs)
+        ordered = [vertex for vertex in root.ordered() if vertex in region]
+        self._vertices = [vertex for vertex in ordered if compiled.get(vertex) == where]
+        self.frontier = tuple(vertex for vertex in ordered if compiled.get(vertex) != where)
         self.compilations = 0
         self._seen: list[dict[str, str]] = []
         self._lock = threading.Lock()
@@ -118,9 +130,9 @@ class Program:
     @property
     def name(self) -> str:
         """The names of its nodes, in order."""
-        return " >> ".join(self._plan.names[vertex] for vertex in self._vertices)
+        return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
-    def block(self, epoch: Epoch, batch: int) -> Block:
+    def block(self, epoch: Batches, batch: int) -> Block:
         """One batch, in a worker thread."""
         blocks = [epoch.block(vertex, batch) for vertex in self.frontier]
         records = blocks[0].records
@@ -168,7 +180,7 @@ class Program:
         keys: Any = None
         for vertex in self._vertices:
             batches = [found[before] for before in vertex.inputs]
-            who = f"node {self._plan.names[vertex]!r}"
+            who = f"node {self._names[vertex]!r}"
             if len(batches) > 1:
                 found[vertex] = merged(batches)
                 continue
@@ -178,7 +190,8 @@ class Program:
                 if keys is None:
                     first = jax.random.wrap_key_data(key, impl="threefry2x32")
                     keys = fold_records(first, records[:, 0], records[:, 1])
-                given = self._plan.keys_for(vertex, keys)
+                derive = self._derivations.get(vertex)
+                given = keys if derive is None else derive(keys)
             try:
                 result = node.apply_batch(batches[0], given)
                 row.check_rows(result, records.shape[0], who)
@@ -191,7 +204,7 @@ class Program:
     def _count(self, batches: tuple[Data, ...]) -> None:
         with self._lock:
             self.compilations += 1
-            names = [self._plan.names[vertex] for vertex in self.frontier]
+            names = [self._names[vertex] for vertex in self.frontier]
             shapes = {
                 name + field: _without_rows(text)
                 for name, batch in zip(names, batches, strict=True)
@@ -231,21 +244,12 @@ class Salt:
         return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 
-def salt_of(stream_name: str | None, occurrence: int) -> int | None:
-    """The number of the stochastic node that is the n-th with its stream's name."""
+def salt_of(stream_name: str | None, occurrence: int) -> Salt | None:
+    """Of the stochastic node that is the n-th with its stream's name; None: the records' keys."""
     if stream_name is None and occurrence == 0:
         return None
     # Transforms fold in small numbers.
-    return zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000
-
-
-def _region(plan: Plan, root: Vertex) -> list[Vertex]:
-    """The JAX vertices that end in root with nothing of another kind between, and those before."""
-    inside = {root}
-    for vertex in reversed(root.ordered()):
-        if vertex in inside and plan.compiled.get(vertex) == plan.compiled[root]:
-            inside.update(vertex.inputs)
-    return [vertex for vertex in root.ordered() if vertex in inside]
+    return Salt(zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000)
 
 
 def _without_rows(text: str) -> str:

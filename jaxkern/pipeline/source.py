@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
-
-
-@runtime_checkable
-class RandomAccessSource(Protocol):
-    """Anything with a length whose items 0..len-1 are records: dicts of arrays."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class BatchSource:
@@ -227,25 +218,3 @@ class RecordSource(BatchSource):
 
 def _fits(place: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
     return place is not None and place.shape[1:] == shape and place.dtype == canonical_dtype(dtype)
-
-
-def as_source(source: Any) -> BatchSource:
-    """What `from_source` was given, as a source of batches."""
-    if isinstance(source, BatchSource):
-        return source
-    if isinstance(source, Mapping):
-        if any(_is_hdf5(value) for value in source.values()):
-            from jaxkern.pipeline.hdf5 import HDF5Source
-
-            return HDF5Source(source)
-        return ArraySource(source)
-    if isinstance(source, str | os.PathLike) or not isinstance(source, RandomAccessSource):
-        raise TypeError(
-            f"source is {source!r:.80}; wanted a dict of arrays, or anything with len() and [i] "
-            "that gives dicts; jaxkern.pipeline has ArraySource, HDF5Source and ImageFolder"
-        )
-    return RecordSource(source)
-
-
-def _is_hdf5(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "h5py"

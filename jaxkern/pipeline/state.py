@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from jaxkern.pipeline.epoch import Placement, Plan
+from jaxkern.pipeline.epoch import PipelinePlan, Placement
 from jaxkern.pipeline.nodes import SourceNode
 
 VERSION = 1
 
 
-def identity(plan: Plan) -> dict[str, Any]:
+def identity(plan: PipelinePlan) -> dict[str, Any]:
     """What must be equal for two pipelines to give the same batches; JSON-able."""
     source = next(v.node for v in plan.vertices if isinstance(v.node, SourceNode))
     assert isinstance(source, SourceNode)
@@ -36,7 +36,7 @@ def identity(plan: Plan) -> dict[str, Any]:
     }
 
 
-def make_state(plan: Plan, epoch: int, batch: int) -> dict[str, Any]:
+def make_state(plan: PipelinePlan, epoch: int, batch: int) -> dict[str, Any]:
     """The state behind the first `batch` batches of an epoch."""
     return {
         "version": VERSION,
@@ -48,7 +48,7 @@ def make_state(plan: Plan, epoch: int, batch: int) -> dict[str, Any]:
     }
 
 
-def read_state(plan: Plan, state: Any) -> tuple[int, int]:
+def read_state(plan: PipelinePlan, state: Any) -> tuple[int, int]:
     """(epoch, batches delivered) of a state; raises ValueError where it is not this pipeline's."""
     if not isinstance(state, dict) or not {"version", "epoch", "batch", "pipeline"} <= set(state):
         raise ValueError(

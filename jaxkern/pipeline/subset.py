@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.source import BatchSource, as_source
+from jaxkern.pipeline.source import BatchSource
 
 
 class Subset(BatchSource):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.program import Joint, Unit
+from jaxkern.pipeline.program import BatchUnit, Joint
 from jaxkern.pipeline.rows import is_ragged
 from jaxkern.ring import Ring, RingClosed, RingStats
 
@@ -44,7 +44,7 @@ class Workers:
         struct = {"leaves": leaves, "records": first.records}
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         # With the bytes that the ring does not know of.
-        self._aside: dict[int, tuple[Unit, int]] = {}
+        self._aside: dict[int, tuple[BatchUnit, int]] = {}
         self._bad: dict[int, int] = {}  # of the units in slots
         self._beside = 0  # bytes of the batches that were delivered beside the ring's slots
         self._epoch = epoch
@@ -69,14 +69,14 @@ class Workers:
             del self._bad[index]
         return outcome
 
-    def _unit(self, index: int, arrays: Any) -> Unit:
+    def _unit(self, index: int, arrays: Any) -> BatchUnit:
         aside = self._aside.get(index)
         if aside is not None:
             return aside[0]
         if self.ring.closed:  # `close` may have dropped it, and the slot holds something else
             raise RingClosed("the pipeline's iteration was closed while a batch was taken")
         joint = self._usual.joint._replace(leaves=arrays["leaves"])
-        return Unit(joint, arrays["records"], bad=self._bad.get(index, 0))
+        return BatchUnit(joint, arrays["records"], bad=self._bad.get(index, 0))
 
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""

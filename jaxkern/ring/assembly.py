@@ -127,7 +127,9 @@ class Assembly:
         self._closing = weakref.finalize(self, native.close)
         self._length: int | None = None
         self._thread: threading.Thread | None = None
-        feed = _Feed(native, self.ring, fields, batch_size, remainder, start, rows, self._short)
+        feed = _RecordFeed(
+            native, self.ring, fields, batch_size, remainder, start, rows, self._short
+        )
         if _in_parts(order):
             self._run(feed, order)
             return
@@ -145,7 +147,7 @@ class Assembly:
         else:
             feed.everything(records)
 
-    def _run(self, feed: _Feed, chunks: Iterable[Any]) -> None:
+    def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
         thread = threading.Thread(
             target=feed.run, args=(chunks,), name="jaxkern-assembly", daemon=True
         )
@@ -196,7 +198,7 @@ class Assembly:
 
         A shorter last batch comes with rows of zeros behind it.
         """
-        from jaxkern.ring.program import pop
+        from jaxkern.ring.ops import pop
 
         leaves, token = pop(self.ring, token)
         return self._tree(leaves), token
@@ -261,7 +263,7 @@ class _Field:
         return address, self.rows, self._stride, self._bytes, self._cast, capsule
 
 
-class _Feed:
+class _RecordFeed:
     """Hands records and their parameters to the native threads; holds no reference to `Assembly`,
     so that one that is dropped is collected, which ends this."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import secrets
 import threading
@@ -20,7 +21,7 @@ import numpy as np
 from jaxkern.core import registry
 from jaxkern.core.failures import described, type_name
 from jaxkern.ring import errors
-from jaxkern.ring.placement import Placement, one_device
+from jaxkern.ring.delivery import Delivery, one_device
 from jaxkern.ring.statistics import RingStats
 from jaxkern.ring.structure import Structure
 
@@ -143,7 +144,6 @@ class Ring:
                 "a smaller capacity or smaller batches"
             ) from None
         self._device = device
-        self._placement: Placement | None = None
         self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
         self._tickets = itertools.count(1)
         self._tickets_lock = threading.RLock()  # a signal's handler may fail a batch, too
@@ -316,7 +316,7 @@ class Ring:
         A signal's handler may raise behind any call. So the batch is the ring's until a store that
         no call follows: callers must store what is returned before they call anything, too.
         """
-        place = self._placement or self._place()
+        place = self._delivery
         taken = self._native.take(_wait(timeout), _interruptible())
         try:
             index, error, batch, counts = taken.index, None, None, (0, 0)
@@ -339,9 +339,9 @@ class Ring:
                 pass
         return index, error, batch
 
-    def _place(self) -> Placement:
-        self._placement = Placement(self._structure, self._device)
-        return self._placement
+    @functools.cached_property
+    def _delivery(self) -> Delivery:  # not before JAX's devices are asked for
+        return Delivery(self._structure, self._device)
 
     def _check(self, status: Any, timeout: float | None) -> int:
         outcome, message, index = status

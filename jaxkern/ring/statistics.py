@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["producer-bound", "consumer-bound", "balanced"]
-
 
 @dataclass(frozen=True)
 class RingStats:
@@ -42,4 +40,4 @@ class RingStats:
     ready: int
     filling: int
     held: int
-    verdict: Verdict
+    verdict: Literal["producer-bound", "consumer-bound", "balanced"]

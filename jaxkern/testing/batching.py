@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.case import Case
+from jaxkern.testing.case import OpCase
 from jaxkern.testing.differentials import is_inexact
 
 # How many sizes are changed one at a time.
@@ -19,7 +19,7 @@ _SINGLE_SIZES = 4
 _ROUNDINGS = 1000.0
 
 
-def vmap_mixes(case: Case) -> None:
+def vmap_mixes(case: OpCase) -> None:
     """Every mix of mapped and unmapped operands, one kernel call each, nothing replicated."""
     mixes = [m for m in itertools.product((True, False), repeat=len(case.first)) if any(m)]
     if len(mixes) > 12:
@@ -37,7 +37,7 @@ def vmap_mixes(case: Case) -> None:
         case.equal(program(*operands), case.twin.values(*full), f"vmap with in_axes={axes}")
 
 
-def vmap_axes(case: Case) -> None:
+def vmap_axes(case: OpCase) -> None:
     """Mapped axes that are not the first, and other output axes."""
     last = [np.moveaxis(x, 0, -1) for x in case.stacked]
     fn = jax.vmap(case.call, in_axes=-1, out_axes=-1)
@@ -45,7 +45,7 @@ def vmap_axes(case: Case) -> None:
     case.equal(jax.jit(fn)(*last), wanted, "the last axis")
 
 
-def vmap_nested(case: Case) -> None:
+def vmap_nested(case: OpCase) -> None:
     """A vmap in a vmap that map the operands alternately, and a grid of 2 x N/2 samples."""
     half = (2, case.count // 2)
     grid = [x.reshape(*half, *x.shape[1:]) for x in case.stacked]
@@ -69,7 +69,7 @@ def vmap_nested(case: Case) -> None:
             assert calls == 1, f"nested vmaps have {calls} custom calls; wanted 1"
 
 
-def batch_axes(case: Case) -> None:
+def batch_axes(case: OpCase) -> None:
     """Three batch axes of 2: full ones, and operands broadcast along each of them by turns."""
     batch = (2, 2, 2)
     # Of 4 samples, the second four are the first four in another order.
@@ -86,14 +86,14 @@ def batch_axes(case: Case) -> None:
         case.equal(program(*narrow), _over_axes(case, full, batch), what)
 
 
-def empty_batch(case: Case) -> None:
+def empty_batch(case: OpCase) -> None:
     """A batch of no samples gives results of no samples."""
     none = [x[:0] for x in case.stacked]
     wanted = tuple(w[:0] for w in case.wanted)
     case.equal(jax.jit(jax.vmap(case.call))(*none), wanted, "an empty batch")
 
 
-def other_sizes(case: Case) -> None:
+def other_sizes(case: OpCase) -> None:
     """Sizes that no sample has, where abstract, twin and kernel take them.
 
     Axes of one size change together: all sizes at once or, where those do not go together, one at
@@ -110,7 +110,7 @@ def other_sizes(case: Case) -> None:
                 _equal_at(case, {n: change[n]})
 
 
-def _equal_at(case: Case, sizes: dict[int, int]) -> bool:
+def _equal_at(case: OpCase, sizes: dict[int, int]) -> bool:
     """Compares at sizes that replace the samples'; False where they are refused."""
     operands = [_resized(x, sizes) for x in case.stacked]
     if all(x.shape == y.shape for x, y in zip(operands, case.stacked, strict=True)):
@@ -161,7 +161,7 @@ def _resized(stacked: Any, sizes: dict[int, int]) -> Any:
     return stacked
 
 
-def _nudged(case: Case, x: Any) -> Any:
+def _nudged(case: OpCase, x: Any) -> Any:
     """Floats that are off by a rounding, up or down."""
     if not is_inexact(x):
         return x
@@ -170,7 +170,7 @@ def _nudged(case: Case, x: Any) -> Any:
     return np.asarray(x * (1.0 + signs * float(kind.eps))).astype(x.dtype)
 
 
-def _over_axes(case: Case, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:
+def _over_axes(case: OpCase, full: Sequence[Any], batch: Sequence[int]) -> tuple[Any, ...]:
     """The twin's results over several batch axes, padded to whole batches of its programs."""
     samples = int(np.prod(batch))
     rows = np.arange(-(-samples // case.count) * case.count) % samples
@@ -179,7 +179,7 @@ def _over_axes(case: Case, full: Sequence[Any], batch: Sequence[int]) -> tuple[A
     return tuple(v[:samples].reshape(*batch, *v.shape[1:]) for v in values)
 
 
-def _op_equations(case: Case, program: Any) -> list[Any]:
+def _op_equations(case: OpCase, program: Any) -> list[Any]:
     found = [eqn for eqn in program.jaxpr.eqns if eqn.primitive is case.op.primitive]
     assert len(found) == 1, f"the vmapped op is {len(found)} operations; wanted 1"
     return found

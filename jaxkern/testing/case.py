@@ -20,7 +20,7 @@ DEVICES = 4
 
 
 @dataclass(eq=False)
-class Case:
+class OpCase:
     """An op, its samples and tolerances.
 
     Operands and wanted results are NumPy arrays, so that handling them compiles nothing. Programs
@@ -150,7 +150,7 @@ class Case:
         return (text or "").count(f'custom_call_target="{self.op.target}"')
 
 
-def _check_samples(case: Case) -> None:
+def _check_samples(case: OpCase) -> None:
     if case.count < 4 or case.count % 4:
         raise ValueError(f"got {case.count} samples; wanted a multiple of 4, to shard them")
     shapes = {tuple((x.shape, x.dtype) for x in s) for s in case.samples}

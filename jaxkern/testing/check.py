@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxkern.core.op import Op
 from jaxkern.testing import batching, declaration, derivatives, placement, programs
-from jaxkern.testing.case import Case
+from jaxkern.testing.case import OpCase
 
 # The rows of the table, in the order in which they run.
-CHECKS: tuple[Callable[[Case], None], ...] = (
+CHECKS: tuple[Callable[[OpCase], None], ...] = (
     batching.vmap_mixes,
     batching.vmap_axes,
     batching.vmap_nested,
@@ -41,7 +41,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
 )
 
 
-class OpCheck(Case):
+class OpCheck(OpCase):
     """One op with samples to check it on.
 
     Keep it to run checks one by one: the programs that they share compile once.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 
 from jaxkern.core.op import ops
-from jaxkern.testing.case import Case
+from jaxkern.testing.case import OpCase
 
 
-def declaration(case: Case) -> None:
+def declaration(case: OpCase) -> None:
     """The name is the op's alone, and impl's results are as abstract says."""
     name = case.op.name
     assert ops().get(name) is case.op, (
@@ -17,7 +17,7 @@ def declaration(case: Case) -> None:
     jax.eval_shape(case.twin.one, *case.first)
 
 
-def cost(case: Case) -> None:
+def cost(case: OpCase) -> None:
     """The cost grows with the batch, and bytes count what must be read and written."""
     one = case.op.cost(*case.first, **case.static)
     many = case.op.cost(*case.stacked, batch_dims=1, **case.static)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.case import Case
+from jaxkern.testing.case import OpCase
 from jaxkern.testing.differentials import (
     forward_over_reverse,
     gradient,
@@ -21,7 +21,7 @@ from jaxkern.testing.differentials import (
 )
 
 
-def forward(case: Case) -> None:
+def forward(case: OpCase) -> None:
     """Results and tangents of jvp: one sample, a batch, vmapped; along some operands alone."""
     if not case.differentiable:
         return
@@ -47,7 +47,7 @@ def forward(case: Case) -> None:
         case.equal(alone(case.stacked, moved), wanted, f"jvp along the operands {some} alone")
 
 
-def reverse(case: Case) -> None:
+def reverse(case: OpCase) -> None:
     """vjp under remat, of a batch, vmapped, and by operands that are the same for all samples."""
     if not case.differentiable:
         return
@@ -70,11 +70,11 @@ def reverse(case: Case) -> None:
 
 
 def gradient_sums(
-    case: Case, mapped: Sequence[bool], gradients: Any
+    case: OpCase, mapped: Sequence[bool], gradients: Any
 ) -> tuple[tuple[Any, ...], list[float]]:
     """Gradients of a batch, from each sample's: summed for operands that all samples share.
 
-    With what `Case.equal` wants to know of the terms of each sum.
+    With what `OpCase.equal` wants to know of the terms of each sum.
     """
     wanted, terms = [], []
     for g, i in zip(gradients, case.floats, strict=True):
@@ -85,7 +85,7 @@ def gradient_sums(
     return tuple(wanted), terms
 
 
-def _own_rules(case: Case) -> bool:
+def _own_rules(case: OpCase) -> bool:
     """Whether there is a rule to test, or one float operand only.
 
     Without one, derivatives are the twin's, which take long to compile: then a batch is seen where
@@ -98,7 +98,7 @@ def _wide(x: Any) -> Any:
     return np.complex128 if jnp.iscomplexobj(x) else np.float64
 
 
-def _operand_sets(case: Case) -> list[list[int]]:
+def _operand_sets(case: OpCase) -> list[list[int]]:
     """Each float operand alone where the op has a rule of its own, else every other one."""
     if len(case.floats) == 1:
         return []
@@ -107,7 +107,7 @@ def _operand_sets(case: Case) -> list[list[int]]:
     return [case.floats[0::2], case.floats[1::2]]
 
 
-def jacobians(case: Case) -> None:
+def jacobians(case: OpCase) -> None:
     """jacfwd and jacrev with respect to the smallest real operand."""
     real = [i for i in case.floats if not jnp.iscomplexobj(case.first[i])]
     if not case.differentiable or not real:
@@ -132,7 +132,7 @@ def jacobians(case: Case) -> None:
         case.equal(jax.jit(jax.jacrev(fn))(x), wanted, "jacrev")
 
 
-def second(case: Case) -> None:
+def second(case: OpCase) -> None:
     """Second derivatives of an op with a jvp of its own, forward over reverse and the other way."""
     if not case.differentiable or case.op.jvp is None:
         return  # without a jvp, derivatives of every order are the twin's
@@ -148,7 +148,7 @@ def second(case: Case) -> None:
         case.equal(fn(case.stacked, directions, cotangents), wanted, what)
 
 
-def transposition(case: Case) -> None:
+def transposition(case: OpCase) -> None:
     """The transpose rule by the operands in which the op is linear, full and broadcast."""
     if not case.differentiable or case.op.transpose is None:
         return
@@ -166,7 +166,7 @@ def transposition(case: Case) -> None:
     assert taken, f"the transpose rule takes none of the operands {sets}: {refused!r}"
 
 
-def _transposes(case: Case, linear: Sequence[int]) -> list[tuple[Any, Any, str]]:
+def _transposes(case: OpCase, linear: Sequence[int]) -> list[tuple[Any, Any, str]]:
     """What the op's rule and the twin give, and of what."""
     comparisons = []
     grid = (2, case.count // 2)
@@ -200,7 +200,7 @@ def _transposes(case: Case, linear: Sequence[int]) -> list[tuple[Any, Any, str]]
     return comparisons
 
 
-def _linear_sets(case: Case) -> list[list[int]]:
+def _linear_sets(case: OpCase) -> list[list[int]]:
     """The largest sets of float operands in which the twin is jointly linear."""
     ones = case.stacked
     others = [np.roll(x, 1, axis=0) for x in ones]

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxkern.core import registry
-from jaxkern.testing.case import DEVICES, Case
+from jaxkern.testing.case import DEVICES, OpCase
 from jaxkern.testing.derivatives import gradient_sums
 from jaxkern.testing.differentials import gradient, is_inexact, weighted
 
@@ -36,7 +36,7 @@ def _put(mesh: Mesh, arrays: Any, *specs: PartitionSpec) -> list[jax.Array]:
     ]
 
 
-def _check_mesh(case: Case, kind: AxisType) -> None:
+def _check_mesh(case: OpCase, kind: AxisType) -> None:
     mesh = _mesh(kind)
     # Each kind of mesh takes the gradient on one of the two placements.
     sharded = _DATA if kind == AxisType.Auto else _BOTH
@@ -65,7 +65,7 @@ def _check_mesh(case: Case, kind: AxisType) -> None:
             case.equal(jax.jit(fn)(*_put(mesh, arrays, *specs)), wanted, what)
 
 
-def _other_shardings(case: Case) -> list[tuple[Any, Any, list[PartitionSpec], Any, str]]:
+def _other_shardings(case: OpCase) -> list[tuple[Any, Any, list[PartitionSpec], Any, str]]:
     """Functions, their operands, where those lie, the wanted results, and what it is."""
     stacked, whole = case.stacked, case.call_batch
     found: list[tuple[Any, Any, list[PartitionSpec], Any, str]] = []
@@ -90,17 +90,17 @@ def _other_shardings(case: Case) -> list[tuple[Any, Any, list[PartitionSpec], An
     return found
 
 
-def mesh_auto(case: Case) -> None:
+def mesh_auto(case: OpCase) -> None:
     """Batch-sharded operands on Auto axes run locally; others are gathered and right."""
     _check_mesh(case, AxisType.Auto)
 
 
-def mesh_explicit(case: Case) -> None:
+def mesh_explicit(case: OpCase) -> None:
     """The same on Explicit axes."""
     _check_mesh(case, AxisType.Explicit)
 
 
-def shard_map(case: Case) -> None:
+def shard_map(case: OpCase) -> None:
     """Inside shard_map, also with replicated operands, whose cotangents are summed."""
     mesh = _mesh(AxisType.Auto)
     local = jax.shard_map(case.call_batch, mesh=mesh, in_specs=_BOTH, out_specs=_BOTH)
@@ -139,7 +139,7 @@ def shard_map(case: Case) -> None:
         case.equal(got, wanted, what, terms)
 
 
-def _repeated(case: Case) -> Any:
+def _repeated(case: OpCase) -> Any:
     samples = jnp.zeros(2 * case.count // DEVICES)
     return lambda x: jax.vmap(lambda _: case.call(x))(samples)
 
@@ -167,7 +167,7 @@ print("hits", sum(e.endswith("compilation_cache/cache_hits") for e in events))
 """
 
 
-def export_and_cache(case: Case) -> None:
+def export_and_cache(case: OpCase) -> None:
     """An exported program runs in a fresh process; a second process hits the compilation cache."""
     disabled = [jax.export.DisabledSafetyCheck.custom_call(t) for t in registry.export_targets()]
     exported = jax.export.export(case.batched, disabled_checks=disabled)(*case.stacked)

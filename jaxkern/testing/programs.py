@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.backend import Backend, backend
-from jaxkern.testing.case import Case
+from jaxkern.testing.case import OpCase
 
 # Of the check `repeated_runs`.
 _RUNS, _THREADS, _SAMPLES, _BYTES = 10, 8, 4096, 1 << 20
 
 
-def eager_and_jit(case: Case) -> None:
+def eager_and_jit(case: OpCase) -> None:
     """Each sample alone, eagerly and jitted, and all samples at once."""
     jitted = jax.jit(case.call)
     for k, sample in enumerate(case.samples):
@@ -27,7 +27,7 @@ def eager_and_jit(case: Case) -> None:
     case.equal(case.batched(*case.stacked), case.wanted, "a batch axis")
 
 
-def one_native_call(case: Case) -> None:
+def one_native_call(case: OpCase) -> None:
     """One custom call for a whole batch, and no loop around it."""
     if not case.native:
         return
@@ -40,7 +40,7 @@ def one_native_call(case: Case) -> None:
         assert calls == 1, f"the {what} has {calls} custom calls to {case.op.target}; wanted 1"
 
 
-def no_retrace(case: Case) -> None:
+def no_retrace(case: OpCase) -> None:
     """Other values of the same shapes take the compiled program."""
     traces = 0
 
@@ -55,7 +55,7 @@ def no_retrace(case: Case) -> None:
     assert traces == 1, f"traced {traces} times for {case.count} samples of one shape"
 
 
-def control_flow(case: Case) -> None:
+def control_flow(case: OpCase) -> None:
     """scan, while_loop, fori_loop, cond and remat."""
     stacked, wanted = case.stacked, case.wanted
     scanned = jax.jit(lambda *xs: jax.lax.scan(lambda c, x: (c, case.call(*x)), 0, xs)[1])
@@ -84,7 +84,7 @@ def control_flow(case: Case) -> None:
     case.equal(jax.jit(jax.checkpoint(case.call))(*first), one, "remat")
 
 
-def donation(case: Case) -> None:
+def donation(case: OpCase) -> None:
     """Donated operands give the same results; where the op aliases, the program says so."""
     donating = jax.jit(case.call_batch, donate_argnums=tuple(range(len(case.first))))
     with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def donation(case: Case) -> None:
         assert "output_to_operand_aliasing" in text, "the custom call aliases nothing"
 
 
-def backends(case: Case) -> None:
+def backends(case: OpCase) -> None:
     """'native' calls the kernel, 'jax' does not; a context entered after jit takes effect."""
     target = f"@{case.op.target}("
     names: tuple[Backend, ...] = ("auto", "jax", "native", "jax", "auto")
@@ -118,7 +118,7 @@ def backends(case: Case) -> None:
             case.equal(case.batched(*case.stacked), case.wanted, f"backend {name!r}")
 
 
-def repeated_runs(case: Case) -> None:
+def repeated_runs(case: OpCase) -> None:
     """The same bits from many runs of a large batch, alone and in many threads at once.
 
     Runs that differ show a race, or memory that is read before it is written. Equal runs do not

@@ -2,7 +2,8 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
-from jaxkern.xpcs.files.aps import ApsData, ApsFile, ApsFormatError, load_aps
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps_entries import ApsFormatError
 from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.files.prepare import (
     Prepared,
@@ -18,8 +19,7 @@ from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import BadDataError
-from jaxkern.xpcs.fitting.result import FitResult, FitTimings
-from jaxkern.xpcs.fitting.result_files import load_result, save_result
+from jaxkern.xpcs.fitting.result import FitResult, FitTimings, load_result, save_result
 from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
@@ -31,8 +31,8 @@ from jaxkern.xpcs.model.normal import (
     accumulate,
     assemble,
     normal_equations,
-    state_size,
 )
+from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 

@@ -126,6 +126,28 @@ def test_unchecked_is_said():
     assert "not compared" in found["a"].methodology[0]
 
 
+def test_back_to_back_calls_are_waited_for_together():
+    waited = []
+
+    class Result:
+        def block_until_ready(self):
+            waited.append(1)
+            return self
+
+    arms = dict.fromkeys(("a", "b"), Result)
+    options = {"check": None, "rounds": 1, "warmup": 0, "turn_seconds": 1e-3}
+    each = compare(arms, **options)
+    count, found = len(waited), compare(arms, back_to_back=True, **options)
+    together = len(waited) - count
+    assert together == 2 * 4  # unchecked, to count calls, uncounted, a turn
+    assert together < count
+    assert "every call waits" in each["a"].methodology[1]
+    assert "a turn waits" in found["a"].methodology[1]
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with pytest.raises(ValueError, match="b donates arguments"):
+        compare({"a": jnp.sin, "b": donating}, X, back_to_back=True)
+
+
 def test_donating_arms_get_fresh_arguments():
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     found = compare({"donates": add, "keeps": jax.jit(lambda x: x + 1)}, X, rounds=3)

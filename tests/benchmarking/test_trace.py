@@ -15,7 +15,7 @@ import pytest
 import jaxkern as jk
 from jaxkern.benchmarking import trace
 from jaxkern.benchmarking.hlo_scopes import read_scopes
-from jaxkern.benchmarking.trace import own_seconds
+from jaxkern.benchmarking.op_times import own_seconds
 
 
 def normalize(backend):

@@ -16,8 +16,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxkern as jk
+from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.cli import main
-from jaxkern.cli.output import bar_chart
 
 SCRIPT = """\
 import sys

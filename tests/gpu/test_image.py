@@ -13,7 +13,7 @@ from conftest import assert_same, on
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import Dtype, Filter, Operands, Plan, Rounding, Segment
+from jaxkern.image.plan import ChainPlan, Dtype, Filter, Operands, Rounding, Segment
 
 _DTYPES = (np.uint8, np.float16, jnp.bfloat16, np.float32)
 _FILTERS = {
@@ -84,7 +84,7 @@ def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None
         Segment(Filter.ANTIALIAS, 64, 64, rounding=Rounding.KEEP),
         Segment(Filter.BILINEAR, 33, 35),
     )
-    plan = Plan(rows, 3, Dtype.U8, Dtype.F32)
+    plan = ChainPlan(rows, 3, Dtype.U8, Dtype.F32)
     sizes = [(60, 60), (512, 512), (64, 64), (33, 35)]
     geometry = [
         [0, 0, *sizes[s], *sizes[s + 1], 0, 0, *sizes[s + 1], 0, 1, sizes[s + 1][1] - 1, -1]

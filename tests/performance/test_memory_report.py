@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxkern import performance
-from jaxkern.performance.hlo import Program, shape_bytes
+from jaxkern.performance.hlo import HloModule, shape_bytes
 
 # Runs one program once and tells by how much the peak of the resident memory rose meanwhile.
 MEASURED = """
@@ -168,7 +168,7 @@ def test_bytes_of_shapes(shape, size):
 )
 def test_asynchronous_ones_that_were_combined_count_all_results(shape, opcode, size):
     text = f"ENTRY %main () -> f32[] {{\n  %begun = {shape} {opcode}(%a, %b), channel_id=1\n}}\n"
-    ((found, _),) = Program(text).executed()
+    ((found, _),) = HloModule(text).executed()
     assert (found.opcode, found.bytes) == (opcode, size)
 
 
@@ -181,7 +181,7 @@ ENTRY %main (p: f32[4]) -> f32[16] {
   ROOT %all-gather-done.1 = f32[16]{0} all-gather-done(%all-gather-start.1)
 }
 """
-    program = Program(text)
+    program = HloModule(text)
     assert program.aliased_parameters == {1, 3}
     assert program.parameters()[0].op_name == "s['a']"
     found = [(i.name, i.collective, i.bytes) for i, _ in program.executed() if i.collective]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
-from jaxkern.pipeline.program import Program
+from jaxkern.pipeline.program import NodeProgram
 
 BATCHES = 60
 
@@ -55,7 +55,7 @@ def test_an_interrupt_that_jax_hides_loses_nothing(monkeypatch, on, num_workers)
     """It makes a ValueError of one that comes while it compares static arguments."""
     pipe = jk.from_source({"x": np.arange(12)}, 4, num_workers=num_workers)
     iterator = iter(pipe >> jk.OperatorNode(shifted, on=on))
-    plain, calls = Program.__call__, []
+    plain, calls = NodeProgram.__call__, []
 
     def interrupted_once(self, *args):
         calls.append(args)
@@ -63,7 +63,7 @@ def test_an_interrupt_that_jax_hides_loses_nothing(monkeypatch, on, num_workers)
             raise ValueError("while checking equality") from KeyboardInterrupt()
         return plain(self, *args)
 
-    monkeypatch.setattr(Program, "__call__", interrupted_once)
+    monkeypatch.setattr(NodeProgram, "__call__", interrupted_once)
     found, interrupts = [], 0
     while len(found) < 3:
         try:

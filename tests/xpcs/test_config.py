@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 import yaml
 
-from jaxkern.xpcs import config as cf
+from jaxkern.xpcs.analysis import config as cf
 
 TEXT = """
 data_files: {file: run7.h5, q: 0.0054, layout: aps-u}

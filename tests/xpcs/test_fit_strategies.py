@@ -13,8 +13,8 @@ import pytest
 from fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs import strategy as strategies
 from jaxkern.xpcs.files.sources import RowBuffers, aligned_empty
+from jaxkern.xpcs.fitting import strategy as strategies
 from jaxkern.xpcs.fitting.starting import (
     estimate_contrast_offset,
     estimate_sigma,

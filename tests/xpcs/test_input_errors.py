@@ -130,7 +130,7 @@ def test_not_a_model():
         ),
         (
             lambda A: ops.two_time_g2_at(A, A, 1.0, 1.0, np.zeros((1, 3), np.int32), shear_power=4),
-            r"wanted \[n\] and \[m, n\]",
+            r"X is float64\[9\] of one sample; wanted float64\[m, 9\]",
         ),
     ],
 )

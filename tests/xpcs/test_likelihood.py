@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from two_time_problems import PARAMS, assert_scaled, flow, measured
+from two_time_problems import PARAMS, assert_scaled, cases, flow, measured, native_only
 
 from jaxkern import xpcs
 
 pytestmark = pytest.mark.usefixtures("x64", "backend")
 
 
-def made(n=50, symmetric=True):
+def made(n=40, symmetric=True):
     model, reference = flow(n)
     data = measured(reference.g2(1.01 * PARAMS, 0.31, 1.0), symmetric=symmetric)
     return model, reference, data
@@ -33,8 +33,11 @@ def exact(reference, data, sigma, symmetric):
     return value
 
 
-@pytest.mark.parametrize("option", ["auto", "fixed"])
-@pytest.mark.parametrize("symmetric", [False, True])
+@cases(
+    "symmetric option",
+    native=[(False, "auto"), (False, "fixed"), (True, "auto"), (True, "fixed")],
+    jax=[(True, "auto")],
+)
 def test_value_and_gradient(symmetric, option):
     model, reference, data = made(symmetric=symmetric)
     option = symmetric if option == "fixed" else option
@@ -60,6 +63,7 @@ def test_value_and_gradient(symmetric, option):
     np.testing.assert_allclose(moved, total, rtol=1e-9)
 
 
+@native_only
 def test_batches_and_jit():
     model, _, data = made(30)
     fn = jax.value_and_grad(lambda p, c: xpcs.log_likelihood(model, p, c, 1.0, data, 0.01), (0, 1))
@@ -73,10 +77,9 @@ def test_batches_and_jit():
         np.testing.assert_allclose(slopes[1][k], slope[1], rtol=1e-9)
 
 
-def test_one_pass(backend):
+@native_only
+def test_one_pass():
     """Value and gradient call the fused kernel once, and no other."""
-    if backend == "jax":
-        return
     model, _, data = made(30)
     fn = jax.value_and_grad(lambda p: xpcs.log_likelihood(model, p, 0.3, 1.0, data, 0.01))
     text = jax.jit(fn).lower(jnp.asarray(PARAMS)).compile().as_text()
@@ -84,7 +87,7 @@ def test_one_pass(backend):
     assert text.count('custom_call_target="jaxkern.two_time_normal_equations.v1"') == 1
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
+@cases("symmetric", native=[(False,), (True,)], jax=[])
 def test_curvature_is_the_inverse_covariance(symmetric):
     """At the truth without noise the Hessian is -J^T J, halved where pairs count once."""
     model, reference, _ = made(25)
@@ -104,7 +107,7 @@ def test_curvature_is_the_inverse_covariance(symmetric):
 
 
 def test_masks_and_quantized_data():
-    model, reference, data = made(40, symmetric=False)
+    model, reference, data = made(symmetric=False)
     step, zero = 1e-4, 0.5
     given = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
     keep = np.arange(40) % 7 != 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+import pytest
 from two_time_oracle import Flow
 
 from jaxkern import xpcs
@@ -11,6 +14,20 @@ PARAMS = np.array([1234.5, 0.6, 17.0, 0.021, 0.4, 0.003, -3.0])
 PHI = np.array([0.0, 25.0, 90.0])
 
 
+native_only = pytest.mark.parametrize("backend", ["native"], indirect=True)
+
+
+def cases(names, native, jax):
+    """A test's parameters, each with the backend on which it runs.
+
+    The recipe compares the two backends; each test against an oracle compiles the pure-JAX one,
+    which takes seconds, where its formulas branch.
+    """
+    values = [("native", *case) for case in native] + [("jax", *case) for case in jax]
+    return pytest.mark.parametrize(("backend", *names.split()), values, indirect=["backend"])
+
+
+@functools.cache
 def flow(n_t=70, power=4, gap=2e6):
     """A LaminarFlow model and its oracle."""
     t = 0.1 * np.arange(n_t)

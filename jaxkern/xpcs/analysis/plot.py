@@ -39,9 +39,7 @@ def plot_maps(
         for axes, (name, unit, image, how) in zip(row, shown, strict=True):
             drawn = axes.imshow(image, origin="lower", extent=edge, interpolation="none", **how)
             axes.set_title(f"{name}, {_angle(view)}", fontsize=9)
-            axes.set_xlabel("t2 (s)", fontsize=8)
-            axes.set_ylabel("t1 (s)", fontsize=8)
-            axes.tick_params(labelsize=7)
+            _label(axes, "t2 (s)", "t1 (s)")
             bar = figure.colorbar(drawn, ax=axes, shrink=0.85)
             bar.set_label(unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
@@ -82,12 +80,11 @@ def plot_cuts(
         above.set_xscale("log")
         above.set_title(_angle(view), fontsize=9)
         above.legend(fontsize=7, frameon=False)
-        below.set_xlabel("lag t2 - t1 (s)", fontsize=8)
-        for axes in (above, below):
-            axes.tick_params(labelsize=7, labelbottom=axes is below)
-        if place % columns == 0:
-            above.set_ylabel("g2", fontsize=8)
-            below.set_ylabel("data - model", fontsize=8)
+        first = place % columns == 0
+        _label(above, "", "g2" if first else "")
+        _label(below, "lag t2 - t1 (s)", "data - model" if first else "")
+        above.tick_params(labelbottom=False)
+        below.tick_params(labelbottom=True)
     return _save(figure, path, dpi)
 
 
@@ -109,9 +106,7 @@ def plot_residuals(
         axes.plot(centres, normal, "k--", lw=1, label="normal, 1")
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-6)
-    axes.set_xlabel(_residual_label(views[0]) if views else "residual", fontsize=8)
-    axes.set_ylabel("density", fontsize=8)
-    axes.tick_params(labelsize=7)
+    _label(axes, _residual_label(views[0]) if views else "residual", "density")
     axes.legend(fontsize=7, frameon=False)
     return _save(figure, path, dpi)
 
@@ -154,9 +149,7 @@ def plot_parameters(
         axes.plot(t, rate, lw=1.4)
         axes.fill_between(t, rate - error, rate + error, alpha=0.3, lw=0)
         axes.set_title("band: one standard error", fontsize=8)
-        axes.set_ylabel(name, fontsize=8)
-        axes.set_xlabel("t (s)", fontsize=8)
-        axes.tick_params(labelsize=7)
+        _label(axes, "t (s)", name)
     shown = list(range(len(names))) if len(names) <= 24 else physical
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = (pcov / np.outer(errors, errors))[np.ix_(shown, shown)]
@@ -203,10 +196,14 @@ def plot_convergence(
         floor = max(abs(best) * 1e-15, math.ulp(0.0))
         axes.semilogy(np.arange(1, found.size + 1), np.maximum(found - best, floor), ".-")
         axes.set_title(f"lowest cost {best:.8g}", fontsize=9)
-    axes.set_xlabel("pass over the data", fontsize=8)
-    axes.set_ylabel("cost above the lowest", fontsize=8)
-    axes.tick_params(labelsize=7)
+    _label(axes, "pass over the data", "cost above the lowest")
     return _save(figure, path, dpi)
+
+
+def _label(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=7)
 
 
 def _angle(view: AngleView) -> str:

@@ -27,11 +27,13 @@ from jaxkern.xpcs.files.prepare import (
 from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import StreamingOptions
-from jaxkern.xpcs.fitting.parameters import unknown_name
-from jaxkern.xpcs.fitting.result import FitResult
-from jaxkern.xpcs.fitting.result_files import load_result, save_result
+from jaxkern.xpcs.fitting.parameters import physics_vector
+from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.geometry import Geometry
 from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
+
+# Settings of `optimization` that are arguments of `fit`.
+_PASSED_ON = ["loss", "f_scale", "absolute_sigma", "errors", "ftol", "xtol", "gtol", "max_nfev"]
 
 
 @dataclass(frozen=True)
@@ -133,19 +135,12 @@ def fit_measurement(
         bounds=start.bounds or None,
         hold=start.hold,
         keep=measurement.keep,
-        loss=how.loss,
-        f_scale=how.f_scale,
-        absolute_sigma=how.absolute_sigma,
-        errors=how.errors,
-        ftol=how.ftol,
-        xtol=how.xtol,
-        gtol=how.gtol,
-        max_nfev=how.max_nfev,
         multistart=how.multistart.starts,
         seed=how.multistart.seed,
         strategy=None if how.strategy == "auto" else how.strategy,
         streaming=StreamingOptions(**streaming),
         progress=progress,
+        **{name: getattr(how, name) for name in _PASSED_ON},
     )
 
 
@@ -226,11 +221,8 @@ def simulate_data(
     check_room(path, len(how.phi), how.frames, how.dtype)  # the model has its own arrays of frames
     dt, gap = simulated(config)
     model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
-    params = model.defaults
-    for name, value in how.parameters.items():
-        if name not in model.parameter_names:
-            raise ConfigError(unknown_name(name, model.parameter_names, "simulation.parameters"))
-        params[model.parameter_names.index(name)] = value
+    names = model.parameter_names
+    params = physics_vector(how.parameters, names, model.defaults, "simulation.parameters")
     layout = "aps-u" if config.data_files.layout == "auto" else config.data_files.layout
     simulate_to_file(
         path,
@@ -247,7 +239,7 @@ def simulate_data(
     )
     truth = {
         "model": config.analysis.model,
-        "parameters": dict(zip(model.parameter_names, params.tolist(), strict=True)),
+        "parameters": dict(zip(names, params.tolist(), strict=True)),
         "contrast": np.broadcast_to(how.contrast, (len(how.phi),)).tolist(),
         "offset": np.broadcast_to(how.offset, (len(how.phi),)).tolist(),
         "noise": how.noise,

@@ -105,9 +105,8 @@ def view_angles(
     counts = np.ones(n_t, bool) if keep is None else np.asarray(keep, bool)
     noise = np.broadcast_to(np.asarray(1.0 if sigma is None else sigma, np.float64), (n_phi,))
     along = angle_along_flow(model, np.asarray(params, np.float64))
-    scales = [np.broadcast_to(np.asarray(s, np.float64), (n_phi,)) for s in (contrast, offset)]
     with jax.enable_x64(True):
-        evaluate = jax.jit(lambda index: g2_at(model, params, scales[0], scales[1], index))
+        evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
         return [
             _view(angle, data, model, evaluate, noise[angle], counts, sigma is not None, along)
             for angle in chosen_angles(n_phi, angles, along)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def natural_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def find_layout(file: h5py.File, path: Path, layout: str | None) -> str:
+def find_layout(file: h5py.File, layout: str | None) -> str:
     """The layout of a file, or the one that was asked for.
 
     Raises:
@@ -77,18 +76,18 @@ def find_layout(file: h5py.File, path: Path, layout: str | None) -> str:
     wanted = "; ".join(
         f"the layout {name!r} misses {', '.join(paths)}" for name, paths in missing.items()
     )
-    raise ApsFormatError(f"{path}: {wanted}. The file holds {_contents(file)}")
+    raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}")
 
 
-def read_entries(file: h5py.File, path: Path, layout: str) -> Entries:
+def read_entries(file: h5py.File, layout: str) -> Entries:
     """The matrices of a file, in its own order.
 
     Raises:
       ApsFormatError: lists and data sets that disagree.
     """
-    sets, q, phi = (_aps if layout == "aps" else _aps_u)(file, path)
-    _check_alike(sets, path)
-    return Entries(sets, q, phi, _time_step(file, path, layout))
+    sets, q, phi = (_aps if layout == "aps" else _aps_u)(file)
+    _check_alike(sets)
+    return Entries(sets, q, phi, _time_step(file, layout))
 
 
 def _contents(file: h5py.File) -> str:
@@ -106,50 +105,50 @@ def _contents(file: h5py.File) -> str:
     return "; ".join(found) or "nothing"
 
 
-def _values(file: h5py.File, name: str, path: Path) -> Array:
+def _values(file: h5py.File, name: str) -> Array:
     """The numbers of a small data set, of any shape."""
     import h5py
 
     item = file[name]
     if not isinstance(item, h5py.Dataset):
-        raise ApsFormatError(f"{path}: {name} is a group; wanted a data set")
+        raise ApsFormatError(f"{name} is a group; wanted a data set")
     shape = item.shape
     if shape is None or item.dtype.kind not in "iuf" or not 0 < item.size <= _LONGEST_LIST:
         raise ApsFormatError(
-            f"{path}: {name} is {item.dtype} {None if shape is None else list(shape)}; wanted "
+            f"{name} is {item.dtype} {None if shape is None else list(shape)}; wanted "
             "numbers, [n] or [1, n]"
         )
     return np.asarray(item[()])
 
 
-def _list(file: h5py.File, name: str, path: Path) -> Array:
+def _list(file: h5py.File, name: str) -> Array:
     """A list of finite numbers, stored as [n], [1, n] or more rows of which the first counts."""
-    values = _values(file, name, path)
+    values = _values(file, name)
     if values.ndim == 0:
-        raise ApsFormatError(f"{path}: {name} is one number; wanted numbers, [n] or [1, n]")
+        raise ApsFormatError(f"{name} is one number; wanted numbers, [n] or [1, n]")
     first = values if values.ndim == 1 else values.reshape(-1, values.shape[-1])[0]
     numbers = first.astype(np.float64)
     if not np.isfinite(numbers).all():
-        raise ApsFormatError(f"{path}: {name} holds numbers that are not finite")
+        raise ApsFormatError(f"{name} holds numbers that are not finite")
     return numbers
 
 
-def _whole_numbers(file: h5py.File, name: str, path: Path) -> Array:
+def _whole_numbers(file: h5py.File, name: str) -> Array:
     """A list of whole numbers, stored as [n], [n, 1] or [1, n]."""
-    values = np.ravel(_values(file, name, path))
+    values = np.ravel(_values(file, name))
     whole = values.astype(np.int64)
     if not np.array_equal(whole, values):
-        raise ApsFormatError(f"{path}: {name} is not of whole numbers")
+        raise ApsFormatError(f"{name} is not of whole numbers")
     return whole
 
 
-def _bins(file: h5py.File, name: str, path: Path) -> Array:
+def _bins(file: h5py.File, name: str) -> Array:
     """The bins that the matrices are of, from 1, each once."""
-    bins = _whole_numbers(file, name, path)
+    bins = _whole_numbers(file, name)
     different, counts = np.unique(bins, return_counts=True)
     if (counts > 1).any():
         raise ApsFormatError(
-            f"{path}: {name} has the bin {different[counts > 1][0]} more than once; wanted each "
+            f"{name} has the bin {different[counts > 1][0]} more than once; wanted each "
             "bin once, since it says which matrix is which"
         )
     return bins
@@ -158,22 +157,22 @@ def _bins(file: h5py.File, name: str, path: Path) -> Array:
 # The older layout ----------------------------------------------------------------------------
 
 
-def _aps(file: h5py.File, path: Path) -> tuple[list[h5py.Dataset], Array, Array]:
-    q = _list(file, "xpcs/dqlist", path)
-    phi = _list(file, "xpcs/dphilist", path)
-    group = _group(file, "exchange/C2T_all", path)
+def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
+    q = _list(file, "xpcs/dqlist")
+    phi = _list(file, "xpcs/dphilist")
+    group = _group(file, "exchange/C2T_all")
     names = natural_order(group)
     index = "xpcs/qphi_bin_to_process"
     if index in file and len(q) == len(phi):
-        bins = _bins(file, index, path)
-        names = _names_of_bins(group, bins, index, r"([0-9]+)[^0-9]*$", path)
+        bins = _bins(file, index)
+        names = _names_of_bins(group, bins, index, r"([0-9]+)[^0-9]*$")
         # Lists of the processed bins alone are too short to be of all bins.
         if len(q) != len(bins) or bins.max() <= len(q):
-            _check_bins(bins, len(q), index, f"{len(q)} values of xpcs/dqlist", path)
+            _check_bins(bins, len(q), index, f"{len(q)} values of xpcs/dqlist")
             q, phi = q[bins - 1], phi[bins - 1]
     if not (len(q) == len(phi) == len(names)) or not names:
         raise ApsFormatError(
-            f"{path}: xpcs/dqlist has {len(q)} values, xpcs/dphilist {len(phi)}, and "
+            f"xpcs/dqlist has {len(q)} values, xpcs/dphilist {len(phi)}, and "
             f"exchange/C2T_all {len(names)} matrices; wanted the same number of each, at least 1"
         )
     return [group[name] for name in names], q, phi
@@ -182,22 +181,22 @@ def _aps(file: h5py.File, path: Path) -> tuple[list[h5py.Dataset], Array, Array]
 # The layout of APS-U -------------------------------------------------------------------------
 
 
-def _aps_u(file: h5py.File, path: Path) -> tuple[list[h5py.Dataset], Array, Array]:
-    q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0", path)
-    phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1", path)
-    _check_grid(file, (len(q_list), len(phi_list)), path)
-    cells, what = _cells(file, len(q_list), len(phi_list), path)
+def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
+    q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0")
+    phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1")
+    _check_grid(file, (len(q_list), len(phi_list)))
+    cells, what = _cells(file, len(q_list), len(phi_list))
     index = "xpcs/twotime/processed_bins"
-    bins = _bins(file, index, path)
-    _check_bins(bins, len(cells), index, what, path)
-    group = _group(file, "xpcs/twotime/correlation_map", path)
+    bins = _bins(file, index)
+    _check_bins(bins, len(cells), index, what)
+    group = _group(file, "xpcs/twotime/correlation_map")
     cell = cells[bins - 1]
-    names = _names_of_bins(group, bins, index, r"^c2_([0-9]+)$", path)
+    names = _names_of_bins(group, bins, index, r"^c2_([0-9]+)$")
     sets = [group[name] for name in names]
     return sets, q_list[cell // len(phi_list)], phi_list[cell % len(phi_list)]
 
 
-def _check_grid(file: h5py.File, sizes: tuple[int, int], path: Path) -> None:
+def _check_grid(file: h5py.File, sizes: tuple[int, int]) -> None:
     """The grid must be of q and phi, and as large as its own lists."""
     names, numbers = "xpcs/qmap/map_names", "xpcs/qmap/dynamic_num_pts"
     if names in file:
@@ -207,35 +206,35 @@ def _check_grid(file: h5py.File, sizes: tuple[int, int], path: Path) -> None:
         ]
         if given[:2] != ["q", "phi"]:
             raise ApsFormatError(
-                f"{path}: {names} is {given}; wanted ['q', 'phi'], bins of wavevector and angle"
+                f"{names} is {given}; wanted ['q', 'phi'], bins of wavevector and angle"
             )
     if numbers in file:
-        points = _whole_numbers(file, numbers, path)
+        points = _whole_numbers(file, numbers)
         if points.tolist() != list(sizes):
             raise ApsFormatError(
-                f"{path}: {numbers} is {points.tolist()}, but dynamic_v_list_dim0 has {sizes[0]} "
+                f"{numbers} is {points.tolist()}, but dynamic_v_list_dim0 has {sizes[0]} "
                 f"values and dynamic_v_list_dim1 {sizes[1]}; wanted the same numbers"
             )
 
 
-def _cells(file: h5py.File, n_q: int, n_phi: int, path: Path) -> tuple[Array, str]:
+def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
     """The cell of the (q, phi) grid of each bin: bins are numbered without the empty cells."""
     name, most = "xpcs/qmap/dynamic_index_mapping", n_q * n_phi
     if name not in file:
         return np.arange(most), f"{n_q} q times {n_phi} phi"
-    cells = _whole_numbers(file, name, path)
+    cells = _whole_numbers(file, name)
     if cells.min() < 0 or cells.max() >= most or len(np.unique(cells)) != len(cells):
         raise ApsFormatError(
-            f"{path}: {name} has {len(cells)} cells from {cells.min()} to {cells.max()}; wanted "
+            f"{name} has {len(cells)} cells from {cells.min()} to {cells.max()}; wanted "
             f"different cells of 0 to {most - 1} ({n_q} q times {n_phi} phi)"
         )
     return cells, f"{len(cells)} cells of dynamic_index_mapping"
 
 
-def _check_bins(bins: Array, most: int, name: str, what: str, path: Path) -> None:
+def _check_bins(bins: Array, most: int, name: str, what: str) -> None:
     if bins.min() < 1 or bins.max() > most:
         raise ApsFormatError(
-            f"{path}: {name} has {bins.size} bins from {bins.min()} to {bins.max()}; wanted bins "
+            f"{name} has {bins.size} bins from {bins.min()} to {bins.max()}; wanted bins "
             f"of 1 to {most} ({what})"
         )
 
@@ -243,18 +242,16 @@ def _check_bins(bins: Array, most: int, name: str, what: str, path: Path) -> Non
 # Both layouts --------------------------------------------------------------------------------
 
 
-def _group(file: h5py.File, name: str, path: Path) -> h5py.Group:
+def _group(file: h5py.File, name: str) -> h5py.Group:
     import h5py
 
     group = file[name]
     if not isinstance(group, h5py.Group):
-        raise ApsFormatError(f"{path}: {name} is a data set; wanted a group of matrices")
+        raise ApsFormatError(f"{name} is a data set; wanted a group of matrices")
     return group
 
 
-def _names_of_bins(
-    group: h5py.Group, bins: Array, index: str, pattern: str, path: Path
-) -> list[str]:
+def _names_of_bins(group: h5py.Group, bins: Array, index: str, pattern: str) -> list[str]:
     """The matrix of each bin: matrices count from 1 in the bins' order, or carry the bin's number.
 
     `pattern` finds the number in a name; names that it does not match are of something else.
@@ -268,53 +265,53 @@ def _names_of_bins(
         if set(numbered) == {int(b) for b in bins}:
             return [numbered[int(b)] for b in bins]
     raise ApsFormatError(
-        f"{path}: {group.name.lstrip('/')} has {len(found)} numbered matrices "
+        f"{group.name.lstrip('/')} has {len(found)} numbered matrices "
         f"({', '.join(natural_order(found)[:4])} ...) and {index} {len(bins)} bins "
         f"({', '.join(str(b) for b in bins[:4])} ...); wanted one matrix a bin, with the bin's "
         "number or counted from 1"
     )
 
 
-def _check_alike(sets: Sequence[Any], path: Path) -> None:
+def _check_alike(sets: Sequence[Any]) -> None:
     import h5py
 
     for item in sets:
         if not isinstance(item, h5py.Dataset):
-            raise ApsFormatError(f"{path}: {item.name} is a group; wanted a matrix")
+            raise ApsFormatError(f"{item.name} is a group; wanted a matrix")
         shape = () if item.shape is None else tuple(item.shape)
         if len(shape) != 2 or shape[0] != shape[1] or item.dtype.kind != "f":
             raise ApsFormatError(
-                f"{path}: {item.name} is {item.dtype} {list(shape)}; wanted a square matrix of "
+                f"{item.name} is {item.dtype} {list(shape)}; wanted a square matrix of "
                 "floating-point numbers"
             )
         if shape != tuple(sets[0].shape) or item.dtype != sets[0].dtype:
             raise ApsFormatError(
-                f"{path}: {item.name} is {item.dtype} {list(shape)} and {sets[0].name} is "
+                f"{item.name} is {item.dtype} {list(shape)} and {sets[0].name} is "
                 f"{sets[0].dtype} {list(sets[0].shape)}; wanted all matrices alike"
             )
 
 
-def _time_step(file: h5py.File, path: Path, layout: str) -> float | None:
+def _time_step(file: h5py.File, layout: str) -> float | None:
     """Seconds between the frames of a matrix; None where the file has no time."""
     places = {_NEXUS_TIMES: _NEXUS_STEPS}
     if layout == "aps":
         places = {_OLD_TIMES: _OLD_STEPS, **places}
     for times, steps in places.items():
         # The period, and the exposure alone where a detector gives no period.
-        seconds = max((_number(file, name, path) for name in times if name in file), default=0.0)
+        seconds = max((_number(file, name) for name in times if name in file), default=0.0)
         if seconds > 0:
             for name in steps:
                 # Left out, a step is 1, as in the software that writes these files.
-                seconds *= _number(file, name, path, least=1) if name in file else 1
+                seconds *= _number(file, name, least=1) if name in file else 1
             return seconds
     return None
 
 
-def _number(file: h5py.File, name: str, path: Path, least: float = 0) -> float:
-    values = np.ravel(_values(file, name, path))
+def _number(file: h5py.File, name: str, least: float = 0) -> float:
+    values = np.ravel(_values(file, name))
     number = float(values[0])
     if values.size != 1 or not np.isfinite(number) or number < least:
         raise ApsFormatError(
-            f"{path}: {name} is {values[:4].tolist()}; wanted one number of {least} or more"
+            f"{name} is {values[:4].tolist()}; wanted one number of {least} or more"
         )
     return number

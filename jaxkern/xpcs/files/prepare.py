@@ -242,11 +242,8 @@ class Prepared:
             side = (
                 rows[k - low, k + 1].astype(np.float64) + rows[k + 1 - low, k].astype(np.float64)
             ) / 2
-            # side[i] stands at i - low; row i takes i - 1 and i, where they exist.
             i = np.arange(first_row, stop_row)
-            before = side[np.clip(i - 1 - low, 0, len(side) - 1)]
-            after = side[np.clip(i - low, 0, len(side) - 1)]
-            shown[i - first_row, i] = (before + after) / 2
+            shown[i - first_row, i] = _between(side)[i - low]
         return shown
 
     def load(self) -> Array:

@@ -38,8 +38,7 @@ def simulate(
     Args:
       model: `Static`, `LaminarFlow` or one of your own.
       params: [p] of the model.
-      contrast: a number or [n_phi].
-      offset: a number or [n_phi].
+      contrast, offset: a number or [n_phi].
       noise: standard deviation of a point.
       diagonal_artifact: what is added to the diagonal.
       seed: of the noise.
@@ -162,16 +161,8 @@ def _slabs(
     if not noise >= 0:
         raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
     whole_number("seed", seed, 0)
-    scales = []
-    for name, given in (("contrast", contrast), ("offset", offset)):
-        value = np.asarray(given, np.float64)
-        if value.shape not in ((), (n_phi,)):
-            raise ValueError(
-                f"{name} has {value.size} values for {n_phi} angles; wanted a number or [{n_phi}]"
-            )
-        scales.append(np.broadcast_to(value, (n_phi,)))
     with jax.enable_x64(True):
-        evaluate = jax.jit(lambda index: g2_at(model, params, scales[0], scales[1], index))
+        evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
         for angle in range(n_phi):
             for first in range(0, n_t, TILE):
                 stop = min(first + TILE, n_t)

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
 from jaxkern.xpcs.files.aps_entries import natural_order
-
-# What the kernels read as it is; the rest is converted to float64 a chunk at a time.
-KERNEL_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
+from jaxkern.xpcs.model.ops import DATA_DTYPES
 
 
 @runtime_checkable
@@ -41,9 +39,9 @@ class Source(Protocol):
 
 
 def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which the kernels read data of this dtype."""
+    """The dtype in which the kernels read data of this dtype: its own, or float64."""
     native = dtype.newbyteorder("=")
-    return np.dtype(native if native in KERNEL_DTYPES else np.float64)
+    return np.dtype(native if native in DATA_DTYPES else np.float64)
 
 
 def quantization(source: Source) -> tuple[float, float]:

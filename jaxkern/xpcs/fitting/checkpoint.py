@@ -61,14 +61,12 @@ def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
         "fingerprint": np.frombuffer(json.dumps(fingerprint, sort_keys=True).encode(), np.uint8),
         "excluded": np.array(log.excluded, np.int64).reshape(-1, 2),
         "earlier": np.int64(log.earlier),
+        "points": np.array(log.points),
+        "states": np.array(log.states),
+        "extra": np.array(log.extra),
     }
     if log.start is not None:
         arrays["start"] = log.start
-    if log.points:
-        arrays["points"] = np.stack(log.points)
-        arrays["states"] = np.stack(log.states)
-    if log.extra:
-        arrays["extra"] = np.stack(log.extra)
     if log.partial is not None:
         arrays["partial_x"] = log.partial.x
         arrays["partial_states"] = log.partial.states
@@ -85,15 +83,13 @@ def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
     write_whole(path, _MAGIC + digest + payload)
 
 
-def load(
-    path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int] | None = None
-) -> PassLog:
+def load(path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int]) -> PassLog:
     """Reads a checkpoint of the fit with this fingerprint.
 
     Args:
       path: the file.
       fingerprint: of the fit.
-      sizes: free parameters, angles and numbers of a state; None compares them with each other.
+      sizes: free parameters, angles and numbers of a state.
 
     Raises:
       CheckpointError: if the file is damaged or belongs to another fit, with the reason.
@@ -134,12 +130,10 @@ def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
             excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
             start=arrays.get("start"),
             earlier=int(arrays["earlier"]),
+            points=list(arrays["points"]),
+            states=list(arrays["states"]),
+            extra=list(arrays["extra"]),
         )
-        if "points" in arrays:
-            log.points = list(arrays["points"])
-            log.states = list(arrays["states"])
-        if "extra" in arrays:
-            log.extra = list(arrays["extra"])
         if "partial_x" in arrays:
             log.partial = PartialPass(
                 arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])
@@ -147,22 +141,14 @@ def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
     return theirs, log
 
 
-def _check_shapes(log: PassLog, sizes: tuple[int, int, int] | None) -> None:
+def _check_shapes(log: PassLog, sizes: tuple[int, int, int]) -> None:
     """Raises ValueError for arrays that are not float64 of the fit's sizes."""
-    points, states = list(log.points), list(log.states)
-    if len(points) != len(states):
-        raise ValueError(f"{len(points)} points and {len(states)} states")
-    states += log.extra
-    if log.partial is not None:
-        # A pass at another point than the fit comes to is not gone on with, so x may be anything.
-        states.append(log.partial.states)
-    wanted = None if sizes is None else (sizes[1], sizes[2])
-    if wanted is None and states:
-        wanted = states[0].shape
-    if log.start is not None:
-        points.append(log.start)
-    size = sizes[0] if sizes is not None else points[0].size if points else 0
-    for array, shape in [(p, (size,)) for p in points] + [(s, wanted) for s in states]:
+    if len(log.points) != len(log.states):
+        raise ValueError(f"{len(log.points)} points and {len(log.states)} states")
+    points = log.points + ([] if log.start is None else [log.start])
+    # A pass at another point than the fit comes to is not gone on with, so x may be anything.
+    states = log.states + log.extra + ([] if log.partial is None else [log.partial.states])
+    for array, shape in [(p, sizes[:1]) for p in points] + [(s, sizes[1:]) for s in states]:
         if array.dtype != np.float64 or array.shape != shape:
             raise ValueError(f"{array.dtype} {list(array.shape)} where float64 {shape} belongs")
     counts = [log.earlier, *(n for pair in log.excluded for n in pair)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.fitting import checkpoint
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
-from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.pass_program import AngleSums, Basis, PassProgram, assemble_states
-from jaxkern.xpcs.fitting.passes import BadBlocks, Pass, PassContext
+from jaxkern.xpcs.fitting.pass_program import AngleSums, assemble_states
+from jaxkern.xpcs.fitting.problem import FitProblem
 from jaxkern.xpcs.fitting.solver import NormalPoint
 
 Array = NDArray[np.float64]
@@ -31,14 +29,7 @@ class StartAgain(Exception):
         self.x = x
 
 
-@dataclass(frozen=True)
-class ExtraPass:
-    """A pass at x (the free parameters) without some frames [n]."""
-
-    x: Array
-    frames: NDArray[np.bool_] | None = None
-
-
+@dataclass
 class CheckpointStore:
     """Saves the log every `frequency` chunks and after every pass, within a share of the time.
 
@@ -46,70 +37,59 @@ class CheckpointStore:
     waits for a later chunk.
     """
 
-    def __init__(
-        self, path: Path, fingerprint: dict[str, Any], frequency: int, max_overhead: float
-    ) -> None:
-        self._path = path
-        self._fingerprint = fingerprint
-        self._frequency = frequency
-        self._max_overhead = max_overhead
-        self.free_from = 0.0
+    path: Path
+    fingerprint: dict[str, Any]
+    frequency: int
+    max_overhead: float
+    free_from: float = 0.0
 
     def load(self, sizes: tuple[int, int, int]) -> PassLog:
         """The log so far; an empty one where there is no checkpoint."""
-        if not self._path.exists():
+        if not self.path.exists():
             return PassLog()
-        return checkpoint.load(self._path, self._fingerprint, sizes)
+        return checkpoint.load(self.path, self.fingerprint, sizes)
 
     def is_due(self, chunks: int) -> bool:
-        return chunks % self._frequency == 0 and time.monotonic() >= self.free_from
+        return chunks % self.frequency == 0 and time.monotonic() >= self.free_from
 
     def save(self, log: PassLog) -> None:
         start = time.monotonic()
-        checkpoint.save(self._path, self._fingerprint, log)
+        checkpoint.save(self.path, self.fingerprint, log)
         end = time.monotonic()
-        self.free_from = end + (end - start) * (1.0 / self._max_overhead - 1.0)
+        self.free_from = end + (end - start) * (1.0 / self.max_overhead - 1.0)
 
     def remove(self) -> None:
-        checkpoint.remove(self._path)
+        checkpoint.remove(self.path)
 
 
 class Evaluation:
     """x (the free parameters) -> `NormalPoint`, from the log where it has the pass already."""
 
     def __init__(
-        self,
-        layout: FitLayout,
-        basis: Basis,
-        program: PassProgram,
-        bad: BadBlocks,
-        base: Array,
-        free: NDArray[np.bool_],
-        *,
-        store: CheckpointStore | None = None,
-        after_pass: Callable[[int, float], None] | None = None,
-        after_extra: Callable[[int, int], None] | None = None,
+        self, problem: FitProblem, base: Array, store: CheckpointStore | None = None
     ) -> None:
-        self._layout = layout
-        self._basis = basis
-        self._program = program
-        self._bad = bad
+        self._problem = problem
+        self._layout = problem.layout
+        self._program = problem.context.program
+        self._bad = problem.bad
         self._base = base
-        self.free = free
+        self.free = problem.free
         self.store = store
-        self._after_pass = after_pass
-        self._after_extra = after_extra
-        # Set by the owner, since a way through the data reports its chunks to this object.
-        self.way: Pass
-        sizes = (int(free.sum()), layout.n_phi, basis.state_size)
+        sizes = (int(self.free.sum()), self._program.n_phi, self._program.state_size)
         self.log = PassLog() if store is None else store.load(sizes)
-        bad.excluded |= set(self.log.excluded)
+        self._bad.excluded |= set(self.log.excluded)
+        self._way = problem.data.way(
+            problem.context,
+            problem.bad,
+            problem.streaming,
+            after_chunk=self._after_chunk,
+            advance=problem.progress.update,
+        )
         self._served = 0
         self._excluded_before = 0
         self.seconds = 0.0  # in passes, without compiling
         self.peak_bytes = anonymous_bytes()
         self.best: tuple[float, Array, AngleSums] | None = None
-        self._best_phases: tuple[bytes, Array, Array] | None = None
         self._at_solution: tuple[bytes, AngleSums] | None = None
 
     def full(self, x: Array) -> Array:
@@ -120,9 +100,7 @@ class Evaluation:
 
     def __call__(self, x: Array) -> NormalPoint:
         log, served = self.log, self._served
-        replayed = served < len(log.points)
-        point = self._layout.split(self.full(x))
-        if replayed:
+        if served < len(log.points):
             if log.points[served].tobytes() != x.tobytes():
                 raise CheckpointError(
                     f"the checkpoint's pass {served} was at {log.points[served].tolist()} and this "
@@ -132,15 +110,16 @@ class Evaluation:
         else:
             states = self._compute(x)
         self._served += 1
-        sums = assemble_states(states, self._basis, point.contrast)
+        sums = self._sums_of(states, x)
         normal = self._layout.join(sums)
         if np.isfinite(normal.cost) and (self.best is None or normal.cost < self.best[0]):
             self.best = (normal.cost, x.copy(), sums)
-            if not replayed:
-                self._best_phases = self._program.phases
-        if self._after_pass is not None:
-            self._after_pass(log.earlier + self._served, normal.cost)
+        self._problem.progress.after_pass(log.earlier + self._served, normal.cost)
         return self.of_free(normal)
+
+    def _sums_of(self, states: Array, x: Array) -> AngleSums:
+        contrast = self._layout.split(self.full(x)).contrast
+        return assemble_states(states, self._problem.model, contrast)
 
     def of_free(self, normal: NormalPoint) -> NormalPoint:
         """The rows and columns of the free parameters."""
@@ -170,13 +149,13 @@ class Evaluation:
             partial = None
         log.partial = None
         start, compiled = time.perf_counter(), self._program.compile_seconds
-        states = self.way.states(self._layout.split(self.full(x)), key, partial)
+        states = self._way.states(self._layout.split(self.full(x)), key, partial)
         self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
         self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
         log.partial = None
         return states
 
-    def after_chunk(self, x: Array, states: Array, done: int) -> None:
+    def _after_chunk(self, x: Array, states: Array, done: int) -> None:
         """Saves the unfinished pass where a checkpoint is due."""
         self._check_excluded(x)
         if self.store is None or not self.store.is_due(done):
@@ -199,14 +178,12 @@ class Evaluation:
         log.partial, log.start = None, x.copy()
         log.excluded = sorted(self._bad.excluded)
         self._served = 0
-        self.best = self._best_phases = None
+        self.best = None
 
-    def phases(self, physics: Array) -> tuple[Array, Array] | None:
-        """The phases at these parameters, where a pass of this process left them."""
-        known = self._best_phases
-        if known is None or known[0] != physics.tobytes():
-            return None
-        return np.asarray(known[1]), np.asarray(known[2])
+    def phases(self, physics: Array) -> tuple[Array, Array]:
+        """The phases at these parameters."""
+        A, X, *_ = self._program.tables_at(physics)
+        return np.asarray(A), np.asarray(X)
 
     def sums(self, x: Array) -> AngleSums:
         """The sums at the solution, from a pass at the same point."""
@@ -216,34 +193,28 @@ class Evaluation:
             self._excluded_before = self._bad.total
             if self._at_solution is None or self._at_solution[0] != x.tobytes():
                 states = self._pass(x, np.append(x, -1.0))
-                point = self._layout.split(self.full(x))
-                sums = assemble_states(states, self._basis, point.contrast)
-                self._at_solution = (x.tobytes(), sums)
+                self._at_solution = (x.tobytes(), self._sums_of(states, x))
             return self._at_solution[1]
         return self.best[2]
 
-    def extra_passes(self, context: PassContext, passes: Sequence[ExtraPass]) -> list[AngleSums]:
-        """The sums of passes that follow the solver's, for its errors: the same in every life.
+    def extra_passes(self, passes: Sequence[tuple[Array, NDArray[np.bool_]]]) -> list[AngleSums]:
+        """The sums at some x without some frames [n], after the solver's: the same in every life.
 
         Blocks of rows that turn bad here are left out of the sums, as in `sums`.
         """
         log = self.log
         self._excluded_before = self._bad.total
         found = []
-        for number, wanted in enumerate(passes):
+        for number, (x, left_out) in enumerate(passes):
             if number < len(log.extra):
                 states = log.extra[number]
             else:
-                with contextlib.ExitStack() as left_out:
-                    if wanted.frames is not None:
-                        left_out.enter_context(context.without(wanted.frames))
-                    states = self._pass(wanted.x, np.append(wanted.x, number))
+                with self._problem.context.without(left_out):
+                    states = self._pass(x, np.append(x, number))
                 if self.store is not None:
                     log.extra.append(states.copy())
                     if self.store.is_due(0):
                         self.store.save(log)
-            if self._after_extra is not None:
-                self._after_extra(number + 1, len(passes))
-            contrast = self._layout.split(self.full(wanted.x)).contrast
-            found.append(assemble_states(states, self._basis, contrast))
+            self._problem.progress.after_extra(number + 1, len(passes))
+            found.append(self._sums_of(states, x))
         return found

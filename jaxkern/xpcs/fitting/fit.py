@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.fitting.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fitting.fingerprint import fingerprint_of
-from jaxkern.xpcs.fitting.input import FitData, open_data
-from jaxkern.xpcs.fitting.jackknife import check_errors, independent, jackknife
-from jaxkern.xpcs.fitting.noise import Noise, resolve_frames, resolve_noise
-from jaxkern.xpcs.fitting.options import SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.input import open_data
+from jaxkern.xpcs.fitting.jackknife import ERRORS, independent, jackknife
+from jaxkern.xpcs.fitting.noise import resolve_frames, resolve_noise
+from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import (
     FitLayout,
     Scaling,
@@ -31,39 +30,17 @@ from jaxkern.xpcs.fitting.parameters import (
     resolve_scaling,
     unknown_name,
 )
-from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings, basis_of
-from jaxkern.xpcs.fitting.passes import BadBlocks, PassContext
-from jaxkern.xpcs.fitting.progress import FitProgress
+from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
+from jaxkern.xpcs.fitting.passes import PassContext
+from jaxkern.xpcs.fitting.problem import FitProblem, FitProgress
 from jaxkern.xpcs.fitting.result import FitResult
 from jaxkern.xpcs.fitting.solver import Solution, StartNotFinite, solve
 from jaxkern.xpcs.fitting.starting import RowSample, estimate_contrast_offset
-from jaxkern.xpcs.fitting.summary import Outcome, summarize
+from jaxkern.xpcs.fitting.summary import summarize
 from jaxkern.xpcs.model.models import Model
+from jaxkern.xpcs.model.twin import LOSSES
 
 Array = NDArray[np.float64]
-
-LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
-
-
-@dataclass
-class _Problem:
-    """Everything that stays the same from start to start."""
-
-    model: Model
-    data: FitData
-    noise: Noise
-    sample: RowSample
-    layout: FitLayout
-    lower: Array
-    upper: Array
-    free: NDArray[np.bool_]
-    context: PassContext
-    options: SolverOptions
-    streaming: StreamingOptions
-    progress: FitProgress
-    fingerprint: dict[str, Any] | None
-    bad: BadBlocks
-    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 def fit(
@@ -169,8 +146,8 @@ def fit(
         max_nfev = whole_number("max_nfev", max_nfev, 1)
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
-    options = SolverOptions(ftol, xtol, gtol, max_nfev, x_scale)
-    check_errors(errors)
+    if errors not in ERRORS:
+        raise ValueError(f"errors is {errors!r}; wanted one of {', '.join(ERRORS)}")
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
     if not isinstance(model, Model):
@@ -187,7 +164,6 @@ def fit(
     with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, strategy, streaming.chunk_points, quantization)
         empty = opened.leave_out_empty_frames(streaming.on_bad_chunk)
-        frames = opened.frames
         noise = resolve_noise(sigma, weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma, symmetric)
         layout = _layout(
@@ -198,102 +174,57 @@ def fit(
         start = _start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
         free = _free(layout, hold)
         check_start(start, lower, upper, layout.names)
-        settings = PassSettings(loss, bool(mirrored.all()))
-        basis = basis_of(model)
-        program = PassProgram(model, settings, opened.sharding)
+        program = PassProgram(model, PassSettings(loss, bool(mirrored.all())), opened.sharding)
+        keep_u8 = opened.frames.astype(np.uint8)
+        context = PassContext(program, noise.sigma, keep_u8, float(f_scale), opened.step_zero)
+        if not isinstance(x_scale, str):
+            x_scale = np.broadcast_to(np.asarray(x_scale, np.float64), (layout.size,))
+        problem = FitProblem(
+            model=model,
+            data=opened,
+            noise=noise,
+            layout=layout,
+            lower=lower,
+            upper=upper,
+            free=free,
+            mirrored=mirrored,
+            context=context,
+            bad=opened.bad_blocks(noise.silent),
+            loss=loss,
+            absolute_sigma=absolute_sigma,
+            solver={
+                "ftol": ftol,
+                "xtol": xtol,
+                "gtol": gtol,
+                "max_nfev": max_nfev,
+                "x_scale": x_scale if isinstance(x_scale, str) else x_scale[free],
+            },
+            streaming=streaming,
+            progress=bar,
+            empty_frames=empty,
+            begin=begin,
+        )
         fingerprint = None
         if streaming.enable_checkpoints:
-            how = {
-                "start": start,
-                "lower": lower,
-                "upper": upper,
-                "hold": list(hold),
-                "scaling": layout.scaling,
-                "scales": np.stack([layout.contrast, layout.offset]),
-                "loss": [loss, f_scale],
-                "mirrored": mirrored.tolist(),
-                "tolerances": [ftol, xtol, gtol, max_nfev],
-                "x_scale": x_scale if isinstance(x_scale, str) else np.asarray(x_scale),
-                "strategy": [opened.strategy.value, opened.chunk_rows],
-                "on_bad_chunk": streaming.on_bad_chunk,
-                "multistart": [multistart, seed],
-            }
-            tables = program.tables_at(layout.split(start).physics)
-            fingerprint = fingerprint_of(
-                model, shape, opened.dtype, opened.sample, noise, tables, how
-            )
-        problem = _Problem(
-            model,
-            opened,
-            noise,
-            opened.sample,
-            layout,
-            lower,
-            upper,
-            free,
-            PassContext(
-                program,
-                shape[0],
-                basis.state_size,
-                noise.sigma,
-                frames.astype(np.uint8),
-                float(f_scale),
-                opened.step_zero,
-            ),
-            options,
-            streaming,
-            bar,
-            fingerprint,
-            opened.bad_blocks(noise.silent),
-        )
+            fingerprint = fingerprint_of(problem, start, hold, [multistart, seed])
+        evaluations: list[Evaluation] = []
         starts = _starts(start, lower, upper, layout, multistart, seed)
         solutions = {}
         for k, x0 in enumerate(starts):
             try:
-                solutions[k] = _solve(problem, x0, k)
+                solutions[k] = _solve(problem, fingerprint, x0, evaluations)
             except StartNotFinite:
                 # A start that was drawn may lie where the model overflows; the user's may not.
                 if k == 0:
                     raise
         costs = [solutions[k].point.cost if k in solutions else np.inf for k in range(len(starts))]
         best = int(np.argmin(costs))
-        evaluation = problem.evaluations[best]
         left_out = independent()
         if errors == "jackknife":
-            left_out = jackknife(
-                model,
-                evaluation,
-                layout,
-                problem.context,
-                problem.bad,
-                solutions[best].x,
-                upper[free],
-                robust=loss != "linear",
-            )
-        result = summarize(
-            Outcome(
-                model=model,
-                layout=layout,
-                data=opened,
-                noise=noise,
-                free=free,
-                lower=lower,
-                upper=upper,
-                mirrored=mirrored,
-                solution=solutions[best],
-                evaluation=evaluation,
-                evaluations=problem.evaluations,
-                program=program,
-                bad=problem.bad,
-                empty_frames=empty,
-                loss=loss,
-                absolute_sigma=absolute_sigma,
-                jackknife=left_out,
-                start_costs=tuple(costs) if multistart > 1 else (),
-                begin=begin,
-            )
-        )
-    stores = [(e.store, e.log) for e in problem.evaluations if e.store is not None]
+            left_out = jackknife(problem, evaluations[best], solutions[best].x)
+        start_costs = tuple(costs) if multistart > 1 else ()
+        result = summarize(problem, evaluations, best, solutions[best], left_out, start_costs)
+    stores = [(e.store, e.log) for e in evaluations if e.store is not None]
     try:
         for store, _ in stores:
             store.remove()
@@ -393,42 +324,25 @@ def _starts(
     return starts
 
 
-def _solve(problem: _Problem, x0: Array, number: int) -> Solution:
+def _solve(
+    problem: FitProblem,
+    fingerprint: dict[str, Any] | None,
+    x0: Array,
+    evaluations: list[Evaluation],
+) -> Solution:
     """One run of the solver, and again from its best point when blocks turn bad on the way."""
-    streaming, free = problem.streaming, problem.free
+    streaming, free, number = problem.streaming, problem.free, len(evaluations)
     store = None
-    if problem.fingerprint is not None:
+    if fingerprint is not None:
         name = "fit.checkpoint" if number == 0 else f"fit-{number}.checkpoint"
         store = CheckpointStore(
             Path(streaming.checkpoint_dir) / name,
-            problem.fingerprint,
+            fingerprint,
             streaming.checkpoint_frequency,
             streaming.max_checkpoint_overhead,
         )
-    evaluation = Evaluation(
-        problem.layout,
-        basis_of(problem.model),
-        problem.context.program,
-        problem.bad,
-        x0,
-        free,
-        store=store,
-        after_pass=problem.progress.after_pass,
-        after_extra=problem.progress.after_extra,
-    )
-    evaluation.way = problem.data.way(
-        problem.context,
-        problem.bad,
-        on_bad_chunk=streaming.on_bad_chunk,
-        retries=streaming.retries,
-        after_chunk=evaluation.after_chunk,
-        advance=problem.progress.advance,
-    )
-    problem.evaluations.append(evaluation)
-    options = problem.options
-    x_scale = options.x_scale
-    if not isinstance(x_scale, str):
-        x_scale = np.broadcast_to(np.asarray(x_scale, np.float64), (len(free),))[free]
+    evaluation = Evaluation(problem, x0, store)
+    evaluations.append(evaluation)
     x = x0[free] if evaluation.log.start is None else evaluation.log.start
     while True:
         try:
@@ -437,11 +351,7 @@ def _solve(problem: _Problem, x0: Array, number: int) -> Solution:
                 x,
                 lower=problem.lower[free],
                 upper=problem.upper[free],
-                x_scale=x_scale,
-                ftol=options.ftol,
-                xtol=options.xtol,
-                gtol=options.gtol,
-                max_nfev=options.max_nfev,
+                **problem.solver,
             )
         except StartAgain as changed:
             evaluation.start_again(changed.x)

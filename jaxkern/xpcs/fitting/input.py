@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.files.sources import (
-    KERNEL_DTYPES,
     LoadedSource,
     Source,
     StackSource,
@@ -22,7 +21,7 @@ from jaxkern.xpcs.files.sources import (
     values,
 )
 from jaxkern.xpcs.fitting.checkpoint import PartialPass
-from jaxkern.xpcs.fitting.faults import frames_without_numbers, listed
+from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import (
     BadBlocks,
     BadDataError,
@@ -36,6 +35,8 @@ from jaxkern.xpcs.fitting.passes import (
 from jaxkern.xpcs.fitting.starting import (
     BANDS,
     RowSample,
+    frames_without_numbers,
+    listed,
     mirrored_angles,
     read_sample,
     sample_rows,
@@ -47,6 +48,7 @@ from jaxkern.xpcs.fitting.strategy import (
     chunk_rows,
     parse_strategy,
 )
+from jaxkern.xpcs.model.ops import DATA_DTYPES
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
@@ -152,7 +154,9 @@ class FitData:
     def _find_mirrored(self) -> NDArray[np.bool_]:
         raise NotImplementedError
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         """The passes over these data."""
         raise NotImplementedError
 
@@ -235,10 +239,12 @@ class HostData(FitData):
                     found = angle, first + int(row), int(column), float(part[row, column])
         return found
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         chunks = chunks_of(self.shape, self.chunk_rows, self.frames)
         chunked = ChunkedPass(
-            context, self.source, chunks, bad, mirrored=self._all_mirrored, **chunking
+            context, self.source, chunks, bad, streaming, mirrored=self._all_mirrored, **told
         )
         self.ways.append(chunked)
         if self.strategy in (Strategy.CHUNKED, Strategy.STREAMING) or bad.excluded:
@@ -276,7 +282,7 @@ class DeviceData(FitData):
         super().__init__(frames)
         if data.ndim != 3:
             raise ValueError(f"data has the shape {data.shape}; wanted [n_phi, n, n]")
-        if data.dtype not in KERNEL_DTYPES:
+        if data.dtype not in DATA_DTYPES:
             data = data.astype(jnp.float64)
         n_phi, n, _ = data.shape
         self.shape = (n_phi, n, n)
@@ -350,7 +356,9 @@ class DeviceData(FitData):
         angle, row = np.unravel_index(int(far.argmax()), far.shape)
         return int(angle), int(row), int(columns[angle, row]), float(found[angle, row])
 
-    def way(self, context: PassContext, bad: BadBlocks, **chunking: Any) -> Pass:
+    def way(
+        self, context: PassContext, bad: BadBlocks, streaming: StreamingOptions, **told: Any
+    ) -> Pass:
         whole = WholePass(context, self._data)
         self.ways.append(whole)
         return _FiniteAtFirst(whole)

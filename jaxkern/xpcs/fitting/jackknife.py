@@ -25,16 +25,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import Evaluation, ExtraPass
+from jaxkern.xpcs.fitting.evaluation import Evaluation
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.pass_program import AngleSums
-from jaxkern.xpcs.fitting.passes import BadBlocks, BadDataError, PassContext, PassPoint
-from jaxkern.xpcs.fitting.solver import NormalPoint, rank_threshold
-from jaxkern.xpcs.model.models import Model
+from jaxkern.xpcs.fitting.passes import BadDataError
+from jaxkern.xpcs.fitting.problem import FitProblem
+from jaxkern.xpcs.fitting.solver import NormalPoint, normalized, rank_threshold
 
 Array = NDArray[np.float64]
 
@@ -82,12 +81,6 @@ def independent(*notes: str) -> Jackknife:
     return Jackknife(None, "independent", notes=notes)
 
 
-def check_errors(errors: str) -> None:
-    """Raises ValueError for a word that is none of `ERRORS`."""
-    if errors not in ERRORS:
-        raise ValueError(f"errors is {errors!r}; wanted one of {', '.join(ERRORS)}")
-
-
 def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
     """The frames [n] of each block; none where angles should be left out, or nothing can be."""
     used = np.flatnonzero(frames)
@@ -102,33 +95,22 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
     return blocks
 
 
-def jackknife(
-    model: Model,
-    evaluation: Evaluation,
-    layout: FitLayout,
-    context: PassContext,
-    bad: BadBlocks,
-    x: Array,
-    upper: Array,
-    *,
-    robust: bool,
-) -> Jackknife:
+def jackknife(problem: FitProblem, evaluation: Evaluation, x: Array) -> Jackknife:
     """Leaves out blocks of frames, or angles where frames are few or a block holds few decay times.
 
     Args:
-      model: that was fitted.
-      evaluation: of the fit that found x.
-      layout, context, bad: of the fit.
-      x: its solution, the free parameters.
-      upper: their upper bounds.
-      robust: whether the loss is another than the linear one.
+      problem: the fit.
+      evaluation: that found x.
+      x: the solution, the free parameters.
     """
-    used, sums = context.keep.astype(bool), evaluation.sums(x)
+    layout, bad, robust = problem.layout, problem.bad, problem.loss != "linear"
+    used, sums = problem.context.keep.astype(bool), evaluation.sums(x)
     n_phi = int((sums.count > 0).sum())  # without those that are left out
     blocks, notes = blocks_of_frames(used, n_phi), []
     if blocks:
         frames = used.sum() / len(blocks)
-        left = correlation_left(model, evaluation, layout.split(evaluation.full(x)), round(frames))
+        phases = evaluation.phases(layout.split(evaluation.full(x)).physics)
+        left = correlation_left(problem.model.shear_power, phases, round(frames))
         if left > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []
         elif left > SLOW:
@@ -144,11 +126,12 @@ def jackknife(
         )
     free = evaluation.free
     unusable, told = set(bad.excluded), len(bad.reasons)
-    shifts = _shifts(sums, layout, free, x, upper) if robust else []
-    passes = [ExtraPass(x, block) for block in blocks] + [ExtraPass(x + s) for s in shifts]
+    shifts = _shifts(sums, layout, free, x, problem.upper[free]) if robust else []
+    nothing = np.zeros_like(used)
+    passes = [(x, block) for block in blocks] + [(x + s, nothing) for s in shifts]
     found: list[AngleSums] = []
     try:
-        found = evaluation.extra_passes(context, passes)
+        found = evaluation.extra_passes(passes)
     except BadDataError:
         if len(bad.excluded) < bad.total:  # the fit was told to fail on bad data
             raise
@@ -180,12 +163,11 @@ def jackknife(
     return Jackknife(full, method, len(passes), own, tuple(notes))
 
 
-def correlation_left(model: Model, evaluation: Evaluation, point: PassPoint, lag: int) -> float:
+def correlation_left(shear_power: int, phases: tuple[Array, Array], lag: int) -> float:
     """(g2 - offset) / contrast of the model at a lag of some frames, on average."""
-    phases = evaluation.phases(point.physics)
-    A, X = jax.jit(model.phases)(point.physics) if phases is None else phases
+    A, X = phases
     distance = np.abs(A[..., lag:] - A[..., :-lag])
-    shear = np.sinc((X[:, lag:] - X[:, :-lag]) / np.pi) ** model.shear_power
+    shear = np.sinc((X[:, lag:] - X[:, :-lag]) / np.pi) ** shear_power
     return float(np.mean(np.exp(-2.0 * distance) * shear))
 
 
@@ -289,9 +271,8 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
         return None
     if not total.jtr.size:
         return np.zeros((len(rest), 0))
-    norms = np.sqrt(np.maximum(np.diag(total.jtj), 0.0))
-    norms = np.where(norms > 0, norms, 1.0)
-    values, vectors = np.linalg.eigh(total.jtj / np.outer(norms, norms))
+    scaled, norms = normalized(total.jtj)
+    values, vectors = np.linalg.eigh(scaled)
     kept = values > 10 * rank_threshold(len(norms)) * max(values[-1], np.finfo(float).tiny)
     root = vectors[:, kept] / np.sqrt(values[kept]) / norms[:, None]
     along = root.T @ curvature @ root
@@ -308,17 +289,9 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
     return np.stack(changes)
 
 
-@dataclass(frozen=True)
-class Errors:
-    """The covariance [p, p] of a fit, and by how much it exceeds that of independent noise."""
-
-    pcov: Array
-    inflation: float
-
-
 def errors_of(
     found: Jackknife, independent: Array, by_sigma: Array, pairs: float, n_scales: int
-) -> Errors:
+) -> tuple[Array, float]:
     """Joins the jackknife's covariance with that of independent noise.
 
     Args:
@@ -345,4 +318,4 @@ def errors_of(
             break
     if found.own is not None:
         pcov = pcov + inflation * pairs * found.own
-    return Errors(pcov, inflation)
+    return pcov, inflation

@@ -1,13 +1,12 @@
-"""Options of a fit that go together: how the data are gone through, and when the solver stops."""
+"""Options of a fit that go together: how it goes through large or unsafe data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.xpcs.fitting.passes import OnBadChunk
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class StreamingOptions:
     checkpoint_dir: str | Path = "checkpoints"
     max_checkpoint_overhead: float = 0.02
     chunk_points: int | None = None
-    on_bad_chunk: OnBadChunk = "exclude"
+    on_bad_chunk: Literal["exclude", "raise"] = "exclude"
     retries: int = 2
 
     def __post_init__(self) -> None:
@@ -46,14 +45,3 @@ class StreamingOptions:
             )
         if self.on_bad_chunk not in ("exclude", "raise"):
             raise ValueError(f"on_bad_chunk is {self.on_bad_chunk!r}; wanted 'exclude' or 'raise'")
-
-
-@dataclass(frozen=True)
-class SolverOptions:
-    """The arguments of `scipy.optimize.least_squares` that a fit passes on."""
-
-    ftol: float | None = 1e-8
-    xtol: float | None = 1e-8
-    gtol: float | None = 1e-8
-    max_nfev: int | None = None
-    x_scale: Any = "jac"

@@ -14,6 +14,7 @@ from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
+from jaxkern.xpcs.model.normal import joined
 
 Array = NDArray[np.float64]
 
@@ -80,28 +81,13 @@ class FitLayout:
         physics = np.ascontiguousarray(x[2 * scales :])
         if scales == 0:
             return PassPoint(physics, self.contrast, self.offset)
-        contrast = np.broadcast_to(x[:scales], n_phi) if scales == 1 else x[:scales]
-        offset = (
-            np.broadcast_to(x[scales : 2 * scales], n_phi)
-            if scales == 1
-            else x[scales : 2 * scales]
-        )
-        return PassPoint(physics, np.array(contrast), np.array(offset))
+        each = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
+        return PassPoint(physics, *each.copy())
 
     def join(self, sums: AngleSums) -> NormalPoint:
         """The normal equations of the whole vector from those of the angles."""
-        cost = float(sums.cost.sum())
-        if self.scaling == "constant":
-            return NormalPoint(sums.jtj.sum(0), sums.jtr.sum(0), cost)
-        if self.scaling == "fixed":
-            return NormalPoint(sums.jtj[:, 2:, 2:].sum(0), sums.jtr[:, 2:].sum(0), cost)
-        n_phi, size = self.n_phi, self.size
-        jtj, jtr = np.zeros((size, size)), np.zeros(size)
-        for k in range(n_phi):
-            places = np.concatenate([[k, n_phi + k], np.arange(2 * n_phi, size)])
-            jtj[np.ix_(places, places)] += sums.jtj[k]
-            jtr[places] += sums.jtr[k]
-        return NormalPoint(jtj, jtr, cost)
+        jtj, jtr = joined(sums.jtj, sums.jtr, self.scaling, np)
+        return NormalPoint(jtj, jtr, float(sums.cost.sum()))
 
 
 def physics_vector(given: Any, names: Sequence[str], defaults: Any, what: str = "p0") -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.model.models import Model, Tables
-from jaxkern.xpcs.model.normal import accumulate, state_size
+from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
+from jaxkern.xpcs.model.ops import state_size
 
 Array = NDArray[np.float64]
 
@@ -31,28 +32,6 @@ class PassSettings:
 
     loss: str
     symmetric: bool
-
-
-@dataclass(frozen=True)
-class Basis:
-    """Which parameters the columns of a state belong to."""
-
-    n_parameters: int
-    columns_A: tuple[int, ...]
-    columns_X: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return 2 + len(self.columns_A) + len(self.columns_X)
-
-    @property
-    def state_size(self) -> int:
-        return state_size(len(self.columns_A), len(self.columns_X))
-
-
-def basis_of(model: Model) -> Basis:
-    """The basis of a model."""
-    return Basis(len(model.parameter_names), model.columns_A, model.columns_X)
 
 
 @dataclass(frozen=True)
@@ -67,57 +46,23 @@ class AngleSums:
     mirrored: Array
 
 
-def assemble_states(states: Array, basis: Basis, contrast: Array) -> AngleSums:
-    """Sums over basis columns (states [n_phi, S]) as sums over parameters.
-
-    The derivative of g2 by a phase parameter is contrast times the sum of its columns.
-    """
-    n_phi, size = len(states), basis.size
-    packed = size * (size + 1) // 2
-    gram = np.zeros((n_phi, size, size))
-    rows, columns = np.triu_indices(size)
-    gram[:, rows, columns] = states[:, :packed]
-    gram[:, columns, rows] = states[:, :packed]
-    rhs = states[:, packed : packed + size]
-    chi2, cost, count, mirrored = states[:, packed + size :].T
-    physics = np.zeros((size, 2 + basis.n_parameters))
-    for column, parameter in enumerate(basis.columns_A + basis.columns_X):
-        physics[2 + column, 2 + parameter] = 1.0
-    change = physics[None] * contrast[:, None, None]
-    change[:, 1, 0] = change[:, 0, 1] = 1.0
-    turned = np.swapaxes(change, 1, 2)
-    return AngleSums(
-        jtj=turned @ gram @ change,
-        jtr=(turned @ rhs[..., None])[..., 0],
-        chi2=chi2,
-        cost=cost,
-        count=count,
-        mirrored=mirrored,
-    )
-
-
-def _of_angles(tables: Tables, angle: Any, count: int, n_phi: int) -> Tables:
-    """The tables of `count` angles from `angle` on; what is the same for all angles stays."""
-    if count == n_phi:
-        return tables
-
-    def part(table: Any, batched: bool) -> Any:
-        if not batched or table.shape[0] == 1:
-            return table
-        return jax.lax.dynamic_slice_in_dim(table, angle, count, 0)
-
-    return tables._replace(
-        A=part(tables.A, tables.A.ndim == 2),
-        X=part(tables.X, True),
-        tangents_A=part(tables.tangents_A, tables.tangents_A.ndim == 3),
-        tangents_X=part(tables.tangents_X, True),
-    )
+def assemble_states(states: Array, model: Model, contrast: Array) -> AngleSums:
+    """Sums over basis columns (states [n_phi, S]) as sums over parameters."""
+    columns = model.columns_A + model.columns_X
+    jtj, jtr, sums = sums_of_angles(states, columns, len(model.parameters), contrast, np)
+    return AngleSums(jtj, jtr, *sums.T)
 
 
 def _take(value: Any, angle: Any, count: int) -> Any:
-    if value.shape[0] == count:
+    """What belongs to `count` angles from `angle` on; what is the same for all angles stays."""
+    if value.shape[0] in (1, count):
         return value
     return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
+
+
+def _of_angles(tables: Tables, angle: Any, count: int) -> Tables:
+    own = ["X", "tangents_X"] + (["A", "tangents_A"] if tables.A.ndim == 2 else [])
+    return tables._replace(**{name: _take(getattr(tables, name), angle, count) for name in own})
 
 
 def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, Any]) -> Any:
@@ -127,10 +72,9 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
     sigma ([n_phi], or [k, m, n]), keep [n], f_scale and initial [k, S].
     """
     data, sigma = at["data"], at["sigma"]
-    count, n_phi = data.shape[0], model.geometry.n_phi
-    angle = at["angle"]
+    count, angle = data.shape[0], at["angle"]
     return accumulate(
-        _of_angles(tables, angle, count, n_phi),
+        _of_angles(tables, angle, count),
         _take(at["contrast"], angle, count),
         _take(at["offset"], angle, count),
         data,
@@ -146,10 +90,8 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
     )
 
 
-def _sharded(
-    model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """All states, and the phases, over a mesh: local sums of each device, added up."""
+def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]) -> Any:
+    """All states, over a mesh: local sums of each device, added up."""
     from jax.sharding import PartitionSpec as P
 
     angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
@@ -159,13 +101,13 @@ def _sharded(
     if full_sigma:
         specs["sigma"] = P(*spec)
 
-    def local(part: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def local(part: dict[str, Any]) -> Any:
         angles, rows, _ = part["data"].shape
-        first_angle = _device_index(mesh, angle_axes) * angles
+        first_angle = _device_index(angle_axes) * angles
         initial = part["initial"]
         mine = dict(part)
         mine["angle"] = first_angle
-        mine["first_row"] = _device_index(mesh, row_axes) * rows
+        mine["first_row"] = _device_index(row_axes) * rows
         mine["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
         tables = model.tables(part["params"])
         state = _chunk(model, settings, tables, mine)
@@ -173,12 +115,9 @@ def _sharded(
             jnp.zeros_like(initial), state, first_angle, 0
         )
         used = angle_axes + row_axes
-        return (jax.lax.psum(all_states, used) if used else all_states), tables.A, tables.X
+        return jax.lax.psum(all_states, used) if used else all_states
 
-    result: tuple[Any, Any, Any] = jax.shard_map(
-        local, mesh=mesh, in_specs=(specs,), out_specs=(P(), P(), P()), check_vma=False
-    )(at)
-    return result
+    return jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(at)
 
 
 def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
@@ -188,11 +127,8 @@ def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def _device_index(mesh: Any, axes: Sequence[str]) -> Any:
-    index = jnp.int32(0)
-    for name in axes:
-        index = index * mesh.shape[name] + jax.lax.axis_index(name)
-    return index
+def _device_index(axes: tuple[str, ...]) -> Any:
+    return jax.lax.axis_index(axes) if axes else jnp.int32(0)
 
 
 # Models with equal numbers are equal, so a second fit of the same kind finds its programs here.
@@ -223,11 +159,11 @@ class PassProgram:
     def __init__(self, model: Model, settings: PassSettings, sharding: Any = None) -> None:
         self._model = model
         self._settings = settings
+        self.n_phi = model.geometry.n_phi
+        self.state_size = state_size(len(model.columns_A), len(model.columns_X))
         self._sharding = sharding
         self._tables: tuple[bytes, Any] | None = None
         self.compile_seconds = 0.0
-        self.run_seconds = 0.0
-        self.phases: tuple[bytes, Array, Array] | None = None
 
     def _program(
         self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
@@ -255,7 +191,6 @@ class PassProgram:
             fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
             program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
             self._tables = (key, program(params))
-            self.phases = (key, self._tables[1][0], self._tables[1][1])
         return self._tables[1]
 
     def __call__(self, at: dict[str, Any]) -> Array:
@@ -267,9 +202,7 @@ class PassProgram:
             program = self._program(
                 "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, at
             )
-            start = time.perf_counter()
-            states, phases_A, phases_X = program(at)
-            self.phases = (params.tobytes(), phases_A, phases_X)
+            states = program(at)
         else:
             tables = self.tables_at(params)
             rest = {name: value for name, value in at.items() if name != "params"}
@@ -281,8 +214,5 @@ class PassProgram:
                 return _chunk(model, settings, full, at)
 
             program = self._program("chunk", accumulated, _has_cpu_kernel(), tables, rest)
-            start = time.perf_counter()
             states = program(tables, rest)
-        result = np.asarray(states)
-        self.run_seconds += time.perf_counter() - start
-        return result
+        return np.asarray(states)

@@ -7,15 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.memory import anonymous_bytes
-from jaxkern.xpcs.files.sources import RowBuffers, Source, kernel_dtype, lies_ready, values
+from jaxkern.xpcs.files.sources import (
+    LoadedSource,
+    RowBuffers,
+    Source,
+    StackSource,
+    kernel_dtype,
+    lies_ready,
+    values,
+)
 from jaxkern.xpcs.fitting.checkpoint import PartialPass
+from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.pass_program import PassProgram
 from jaxkern.xpcs.model.twin import SIGMA_FLOOR
 
@@ -23,8 +32,6 @@ Array = NDArray[np.float64]
 
 # What is larger was never measured, and its square may overflow.
 _NO_NUMBER = 1e100
-
-OnBadChunk = Literal["exclude", "raise"]
 
 
 class BadDataError(ValueError):
@@ -49,8 +56,6 @@ class PassContext:
     """
 
     program: PassProgram
-    n_phi: int
-    state_size: int
     sigma: Array | Source
     keep: NDArray[np.uint8]
     f_scale: float
@@ -65,6 +70,10 @@ class PassContext:
             yield
         finally:
             self.keep = keep
+
+    def no_states(self) -> Array:
+        """The states [n_phi, S] before the first chunk."""
+        return np.zeros((self.program.n_phi, self.program.state_size))
 
     def operands(self, point: PassPoint) -> dict[str, Any]:
         return {
@@ -93,12 +102,9 @@ class WholePass:
         if isinstance(context.sigma, np.ndarray):
             self._sigma: Any = context.sigma
         else:
-            source = context.sigma
-            n = source.shape[1]
-            self._sigma = getattr(source, "array", None)
-            if self._sigma is None:
-                self._sigma = np.stack([source.read(k, 0, n) for k in range(context.n_phi)])
-            self._sigma = jax.device_put(np.asarray(self._sigma, np.float64), data.sharding)
+            given = context.sigma
+            source = given if isinstance(given, StackSource) else LoadedSource(given)
+            self._sigma = jax.device_put(source.array.astype(np.float64), data.sharding)
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
         del x, partial
@@ -111,7 +117,7 @@ class WholePass:
                 "first_row": np.int32(0),
                 "data": self._data,
                 "sigma": self._sigma,
-                "initial": np.zeros((context.n_phi, context.state_size)),
+                "initial": context.no_states(),
             }
         )
 
@@ -159,8 +165,8 @@ class ChunkedPass:
 
     Chunks that lie in memory as the kernel wants them need no reading and no thread.
 
-    Rows that hold NaN, or that cannot be read after `retries` more attempts, are left out in
-    blocks of `bad.row_block` rows, or fail the pass.
+    Rows that hold NaN, or that cannot be read after some more attempts, are left out in blocks of
+    `bad.row_block` rows, or fail the pass, as `streaming` says.
     """
 
     def __init__(
@@ -169,22 +175,15 @@ class ChunkedPass:
         source: Source,
         chunks: list[Chunk],
         bad: BadBlocks,
+        streaming: StreamingOptions,
         *,
         mirrored: bool,
-        on_bad_chunk: OnBadChunk = "exclude",
-        retries: int = 2,
-        after_chunk: Callable[[Array, Array, int], None] | None = None,
-        advance: Callable[[int, int], None] | None = None,
+        after_chunk: Callable[[Array, Array, int], None],
+        advance: Callable[[int, int], None],
     ) -> None:
-        self._context = context
-        self._source = source
-        self._chunks = chunks
-        self._bad = bad
-        self._mirrored = mirrored
-        self._on_bad_chunk = on_bad_chunk
-        self._retries = retries
-        self._after_chunk = after_chunk
-        self._advance = advance
+        self._context, self._source, self._chunks, self._bad = context, source, chunks, bad
+        self._streaming, self._mirrored = streaming, mirrored
+        self._after_chunk, self._advance = after_chunk, advance
         self._in_memory = bool(getattr(source, "in_memory", False))
         self._ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
         # What is read again is read here while the other thread may be reading ahead.
@@ -194,7 +193,7 @@ class ChunkedPass:
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
         context = self._context
-        states = np.zeros((context.n_phi, context.state_size))
+        states = context.no_states()
         done = 0
         if partial is not None:
             states, done = partial.states.copy(), partial.chunks
@@ -215,10 +214,9 @@ class ChunkedPass:
                 self.n_chunks += 1
                 if place % 16 == 0:
                     self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-                if self._after_chunk is not None and place + 1 < len(self._chunks):
+                if place + 1 < len(self._chunks):
                     self._after_chunk(x, states, place + 1)
-                if self._advance is not None:
-                    self._advance(place + 1, len(self._chunks))
+                self._advance(place + 1, len(self._chunks))
         if len(self._bad.excluded) >= self._bad.total:
             raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
         return states
@@ -269,7 +267,7 @@ class ChunkedPass:
 
     def _run(self, operands: dict[str, Any], chunk: Chunk, loaded: Any, initial: Array) -> Array:
         """The state after a chunk, whatever is wrong with it."""
-        for attempt in range(self._retries + 1):
+        for attempt in range(self._streaming.retries + 1):
             if loaded is None and self._bad.in_chunk(chunk):
                 break
             if attempt > 0:
@@ -284,10 +282,9 @@ class ChunkedPass:
                 return state
         return self._without_bad_blocks(operands, chunk, initial)
 
-    def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> list[int]:
-        """Blocks of a chunk with a point that counts but is not finite, or beyond all measure."""
+    def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> bool:
+        """Whether a point that counts is not finite, or beyond all measure."""
         block = self._bad.row_block
-        found = []
         for first in range(0, len(rows), block):
             part = values(self._source, rows[first : first + block])
             wanted = self._counting(chunk.first_row + first, len(part))
@@ -296,8 +293,8 @@ class ChunkedPass:
                 wanted &= ~(deviation <= SIGMA_FLOOR)
                 part = part + deviation
             if not (np.abs(part[wanted]) < _NO_NUMBER).all():
-                found.append((chunk.first_row + first) // block)
-        return found
+                return True
+        return False
 
     def _counting(self, first_row: int, count: int) -> NDArray[np.bool_]:
         keep = self._context.keep.astype(bool)
@@ -336,7 +333,7 @@ class ChunkedPass:
         return self._call(operands, chunk, rows, sigma, initial)
 
     def _report(self, place: tuple[int, int], reason: str) -> None:
-        if self._on_bad_chunk == "raise":
+        if self._streaming.on_bad_chunk == "raise":
             raise BadDataError(
                 f"{reason}; on_bad_chunk='exclude' leaves such rows out, keep masks bad frames"
             )

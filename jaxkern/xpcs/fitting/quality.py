@@ -53,6 +53,18 @@ class Residuals:
         # Squares of what a flipped bit makes of a number shall not overflow.
         return cls(sample.rows, np.clip(z, -1e100, 1e100), counts)
 
+    def autocorrelation(self) -> float | None:
+        """That of neighbours along the rows, where it is beyond chance; else None."""
+        # Mirrored points are the same number: only those above the diagonal.
+        above = np.arange(self.z.shape[2] - 1) > self.rows[:, None]
+        pairs = self.counts[:, :, 1:] & self.counts[:, :, :-1] & above
+        count = int(pairs.sum())
+        power = float((self.z[:, :, 1:] ** 2)[pairs].sum())
+        if count < 100 or power == 0.0:
+            return None
+        found = float((self.z[:, :, 1:] * self.z[:, :, :-1])[pairs].sum()) / power
+        return found if found > max(0.05, 6.0 / np.sqrt(count)) else None
+
     def of_frames(self) -> Array:
         """The mean square residual [n] of each frame; NaN for those that do not count."""
         count = self.counts.sum((0, 1))

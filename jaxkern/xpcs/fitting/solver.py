@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +55,10 @@ class Solution:
     status: int
     message: str
     nfev: int
-    optimality: float
     costs: tuple[float, ...]  # of the evaluated points, in order
 
 
-def _normalized(jtj: Array) -> tuple[Array, Array]:
+def normalized(jtj: Array) -> tuple[Array, Array]:
     """jtj with unit diagonal, and the column norms that were divided out (1 for a zero column)."""
     norms = np.sqrt(np.maximum(np.diag(jtj), 0.0))
     norms = np.where(norms > 0, norms, 1.0)
@@ -79,16 +78,16 @@ def compress(point: NormalPoint) -> tuple[Array, Array]:
     and directions that the data do not determine get zero rows.
     """
     size = len(point.jtr)
-    normalized, norms = _normalized(point.jtj)
+    scaled, norms = normalized(point.jtj)
     gradient = point.jtr / norms
     try:
-        lower = np.linalg.cholesky(normalized)
+        lower = np.linalg.cholesky(scaled)
         if np.diag(lower).min() ** 2 < rank_threshold(size):
             raise np.linalg.LinAlgError
         factor = lower.T
         head = -np.linalg.solve(lower, gradient)
     except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(normalized)
+        values, vectors = np.linalg.eigh(scaled)
         kept = values > rank_threshold(size) * values[-1]
         root = np.sqrt(np.where(kept, values, 0.0))
         factor = root[:, None] * vectors.T
@@ -141,21 +140,18 @@ def solve(
     evaluate: Evaluate,
     x0: Array,
     *,
-    lower: Array | None = None,
-    upper: Array | None = None,
-    x_scale: Array | Literal["jac"] = "jac",
-    ftol: float | None = 1e-8,
-    xtol: float | None = 1e-8,
-    gtol: float | None = 1e-8,
-    max_nfev: int | None = None,
+    lower: Any = -np.inf,
+    upper: Any = np.inf,
+    x_scale: Any = "jac",
+    **options: Any,
 ) -> Solution:
     """Minimizes cost / 2 from `x0` within bounds; one call of `evaluate` a visited point.
 
     Args:
       evaluate: the pass over the data, x [p] -> `NormalPoint`.
       x0: start [p], within the bounds.
-      lower, upper: bounds [p]; None for none.
-      x_scale, ftol, xtol, gtol, max_nfev: as in `scipy.optimize.least_squares`.
+      lower, upper: bounds [p].
+      x_scale, options: ftol, xtol, gtol and max_nfev, as in `scipy.optimize.least_squares`.
 
     Raises:
       ValueError: for a start outside the bounds.
@@ -173,24 +169,16 @@ def solve(
     """
     from scipy.optimize import least_squares
 
-    size = len(x0)
-    bounds = (
-        np.full(size, -np.inf) if lower is None else lower,
-        np.full(size, np.inf) if upper is None else upper,
-    )
     problem = _Compressed(evaluate)
     # The trust region moves a start that lies on a bound inside, so the first point may not be x0.
     found: Any = least_squares(
         problem.residual,
         np.asarray(x0, np.float64),
         jac=problem.jacobian,
-        bounds=bounds,
+        bounds=(lower, upper),
         method="trf",
         x_scale=x_scale,
-        ftol=ftol,
-        xtol=xtol,
-        gtol=gtol,
-        max_nfev=max_nfev,
+        **options,
     )
     return Solution(
         x=found.x,
@@ -198,7 +186,6 @@ def solve(
         status=int(found.status),
         message=str(found.message),
         nfev=len(problem.costs),
-        optimality=float(found.optimality),
         costs=tuple(problem.costs),
     )
 
@@ -226,8 +213,8 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     inverse = np.zeros((full, full))
     if free.size == 0:
         return Covariance(inverse, (), ())
-    normalized, norms = _normalized(jtj[np.ix_(free, free)])
-    values, vectors = np.linalg.eigh(normalized)
+    unit, norms = normalized(jtj[np.ix_(free, free)])
+    values, vectors = np.linalg.eigh(unit)
     null = values <= 10 * rank_threshold(len(free)) * max(values[-1], np.finfo(float).tiny)
     scaled = np.where(null, 0.0, 1.0 / np.where(null, 1.0, values))
     part = (vectors * scaled) @ vectors.T / norms[:, None] / norms[None, :]

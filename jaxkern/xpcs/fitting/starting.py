@@ -1,4 +1,4 @@
-"""What is read off the data before a fit: noise, contrast, offset, and whether they are mirrored.
+"""What is read off the data before a fit: noise, contrast, offset, faults, and their symmetry.
 
 Everything but the mirror check looks at a few bands of three rows only, of frames that count and
 follow each other.
@@ -6,8 +6,11 @@ follow each other.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +64,17 @@ def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -
                 continue
             found[angle, place : place + 3] = values(source, band)
     return RowSample(rows, found, frames)
+
+
+def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
+    """Rows [n_phi, len(rows), n] of every angle of a source; zeros for one that cannot be read."""
+    n_phi, n, _ = source.shape
+    found = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for place, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                found[angle, place] = source.read(angle, row, row + 1)[0]
+    return found
 
 
 def estimate_sigma(sample: RowSample) -> Array:
@@ -120,6 +134,37 @@ def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
     return contrast, offset
 
 
+def frames_without_numbers(sample: RowSample) -> NDArray[np.intp]:
+    """Frames that are NaN in every sampled row of some angle, as a column.
+
+    Angles without any number are no matter of frames; nor are rows without any, such as those that
+    cannot be read.
+    """
+    numbers = np.isfinite(sample.values)
+    columns = np.arange(numbers.shape[2])
+    away = sample.good & (sample.rows[:, None] != columns)
+    # A frame without numbers that was sampled as a row says nothing of the columns.
+    rows = (numbers & away).any(axis=2)
+    seen = (rows[:, :, None] & away).any(axis=1)
+    found = (numbers & rows[:, :, None] & away).any(axis=1)
+    return np.flatnonzero((seen & ~found).any(axis=0))
+
+
+def listed(frames: Sequence[int], most: int = 10) -> str:
+    """The numbers of frames for a message, the first ones of many."""
+    more = f" and {len(frames) - most} more" if len(frames) > most else ""
+    return ", ".join(map(str, frames[:most])) + more
+
+
+def angles_without_signal(sample: RowSample) -> NDArray[np.bool_]:
+    """[n_phi]: angles with the same number at every sampled point, such as 0 throughout."""
+    away = sample.rows[:, None] != np.arange(sample.values.shape[2])
+    counts = (sample.good & sample.good[sample.rows][:, None] & away) & np.isfinite(sample.values)
+    lowest = np.min(sample.values, axis=(1, 2), where=counts, initial=np.inf)
+    highest = np.max(sample.values, axis=(1, 2), where=counts, initial=-np.inf)
+    return np.asarray(lowest == highest)
+
+
 def mirrored_angles(source: Source) -> NDArray[np.bool_]:
     """[n_phi]: whether each matrix equals its transpose to the last bit (NaN equals NaN)."""
     n_phi, n, _ = source.shape
@@ -173,41 +218,3 @@ def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20)
                 upper = upper + a[row] * np.dot(bits[row + 1 :], b[row + 1 :])
                 lower = lower + b[row] * np.dot(bits[:row], a[:row])
     return bool(upper == lower)
-
-
-@dataclass(frozen=True)
-class ResidualCheck:
-    """Correlation of neighbouring residuals, over the sampled rows."""
-
-    autocorrelation: float
-    count: int
-
-    @property
-    def suspicious(self) -> bool:
-        return self.count > 0 and self.autocorrelation > max(0.05, 6.0 / np.sqrt(self.count))
-
-
-def check_residuals(sample: RowSample, fitted: Array, sigma: Array) -> ResidualCheck:
-    """Lag-one autocorrelation along the rows of (values - fitted) / sigma.
-
-    Args:
-      sample: the bands of rows.
-      fitted: the model at the same points.
-      sigma: what divides the residuals, broadcast to the values' shape.
-    """
-    lag = np.abs(np.arange(sample.values.shape[2])[None, :] - sample.rows[:, None])
-    counts = sample.good[None, :] & sample.good[sample.rows][:, None] & (lag > 0)
-    sigma = np.broadcast_to(sigma, sample.values.shape)
-    usable = counts[None] & np.isfinite(sample.values) & (sigma > 1e-10)
-    residual = np.where(usable, sample.values - fitted, 0.0) / np.where(usable, sigma, 1.0)
-    # Squares of what a flipped bit makes of a number shall not overflow.
-    residual = np.clip(residual, -1e100, 1e100)
-    pairs = usable[:, :, 1:] & usable[:, :, :-1]
-    # Mirrored points are the same number: only those above the diagonal.
-    pairs &= (np.arange(1, residual.shape[2])[None, :] - 1 > sample.rows[:, None])[None]
-    count = int(pairs.sum())
-    power = float((residual[:, :, 1:] ** 2)[pairs].sum())
-    if count < 100 or power == 0.0:
-        return ResidualCheck(0.0, 0)
-    product = float((residual[:, :, 1:] * residual[:, :, :-1])[pairs].sum())
-    return ResidualCheck(product / power, count)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_DATA_DTYPES = ("float64", "float32", "float16", "uint16")
+from jaxkern.xpcs.model.ops import DATA_DTYPES
 
 
 def is_concrete(value: Any) -> bool:
@@ -44,8 +44,9 @@ def data_of(data: Any, shape: tuple[int | None, ...]) -> jax.Array:
     )
     if not fits:
         raise ValueError(f"data has shape {array.shape}; wanted [n_phi, n_t, n_t] = ({wanted})")
-    if array.dtype.name not in _DATA_DTYPES:
-        raise ValueError(f"data is {array.dtype}; wanted one of {', '.join(_DATA_DTYPES)}")
+    if array.dtype not in DATA_DTYPES:
+        names = ", ".join(d.__name__ for d in DATA_DTYPES)
+        raise ValueError(f"data is {array.dtype}; wanted one of {names}")
     if isinstance(data, np.ndarray) and data.shape[-1] == data.shape[-2] > 2:
         # Where that costs nothing; `fit` looks at all kinds of data, and at more of them.
         empty = [~part.any(axis=-1) for part in (data[:, 0, 1:], data[:, 1:, 0])]

@@ -19,8 +19,7 @@ from jaxkern.xpcs.model.geometry import Geometry
 SHEAR_POWERS = (0, 2, 4)
 RATE_FLOOR = 1e-10
 
-CONTRAST_DEFAULT, CONTRAST_BOUNDS = 0.5, (0.0, 1.0)
-OFFSET_DEFAULT, OFFSET_BOUNDS = 1.0, (0.5, 1.5)
+CONTRAST_BOUNDS, OFFSET_BOUNDS = (0.0, 1.0), (0.5, 1.5)
 
 
 class Parameter(NamedTuple):

@@ -8,6 +8,7 @@ one for each tangent table of the phases; `assemble` makes the Jacobian's column
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,8 @@ import numpy as np
 
 from jaxkern.xpcs.model import checks, ops
 from jaxkern.xpcs.model.models import Model, Tables
-from jaxkern.xpcs.model.ops import state_size as state_size
-from jaxkern.xpcs.model.twin import LOSSES, ROW_BLOCK
-
-__all__ = [
-    "LOSSES",
-    "ROW_BLOCK",
-    "NormalEquations",
-    "accumulate",
-    "assemble",
-    "normal_equations",
-    "state_size",
-]
+from jaxkern.xpcs.model.ops import state_size
+from jaxkern.xpcs.model.twin import LOSSES
 
 SCALINGS = ("individual", "constant", "fixed")
 _SYMMETRIC = (False, True, "auto")
@@ -87,8 +78,7 @@ def accumulate(
 
     Args:
       tables: a model's `Tables`.
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
       sigma: standard deviations: one number, [n_phi], or the shape of the data.
       shear_power: 0, 2 or 4.
@@ -167,13 +157,51 @@ def accumulate(
     return state
 
 
-def unpack(state: Any, basis: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def unpack(state: Any, basis: int) -> tuple[Any, Any, Any]:
     """Products [n_phi, B, B], products with the residual [n_phi, B] and the 4 sums [n_phi, 4]."""
     upper = np.triu_indices(basis)
     place = np.zeros((basis, basis), np.int32)
     place[upper] = place.T[upper] = np.arange(len(upper[0]))
     packed = len(upper[0])
     return state[:, place], state[:, packed : packed + basis], state[:, packed + basis :]
+
+
+def sums_of_angles(
+    state: Any, columns: Sequence[int], n_parameters: int, contrast: Any, xp: Any
+) -> tuple[Any, Any, Any]:
+    """Sums over each angle's own [contrast, offset, physics..] from those over its basis.
+
+    J^T J [n_phi, 2 + p, 2 + p], J^T r [n_phi, 2 + p] and the 4 sums [n_phi, 4]; `columns` are the
+    parameters of the basis' tangents, `xp` is NumPy or jax.numpy.
+    """
+    gram, rhs, sums = unpack(state, 2 + len(columns))
+    select = np.zeros((2 + len(columns), 2 + n_parameters))
+    select[1, 0] = select[0, 1] = 1.0
+    for row, column in enumerate(columns):
+        select[2 + row, 2 + column] = 1.0
+    # The derivative of g2 by a phase parameter is contrast times the sum of its columns.
+    scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
+    change = (select * scale[:, None, :]).astype(state.dtype)
+    exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
+    turned = xp.swapaxes(change, 1, 2)
+    return exact(exact(turned, gram), change), exact(turned, rhs[..., None])[..., 0], sums
+
+
+def joined(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
+    """Those of all parameters from the angles' own [n_phi, 2 + p, 2 + p] and [n_phi, 2 + p]."""
+    total_jtj, total_jtr = jtj.sum(0), jtr.sum(0)
+    if scaling == "constant":
+        return total_jtj, total_jtr
+    total_jtj, total_jtr = total_jtj[2:, 2:], total_jtr[2:]
+    if scaling == "fixed":
+        return total_jtj, total_jtr
+    scales = [[xp.diag(jtj[:, k, m]) for m in (0, 1)] for k in (0, 1)]
+    physics = jtj[:, 0, 2:], jtj[:, 1, 2:]
+    rows = [[*scales[k], physics[k]] for k in (0, 1)]
+    return (
+        xp.block([*rows, [physics[0].T, physics[1].T, total_jtj]]),
+        xp.concatenate([jtr[:, 0], jtr[:, 1], total_jtr]),
+    )
 
 
 def assemble(
@@ -194,43 +222,16 @@ def assemble(
     Raises:
       ValueError: for another scaling, and a state of a wrong shape.
     """
-    kind = checks.choice(scaling, "scaling", SCALINGS)
-    columns = (*tables.columns_A, *tables.columns_X)
-    basis = 2 + len(columns)
+    checks.choice(scaling, "scaling", SCALINGS)
     size = state_size(len(tables.columns_A), len(tables.columns_X))
     if state.ndim != 2 or state.shape[1] != size:
         raise ValueError(f"state has shape {state.shape}; wanted [n_phi, S] = [.., {size}]")
-    n_phi, dtype = state.shape[0], state.dtype
-    p = tables.n_parameters
-    gram, rhs, sums = unpack(state, basis)
-
-    # Columns of an angle's Jacobian [contrast, offset, physics..] from the basis.
-    select = np.zeros((basis, 2 + p))
-    select[1, 0] = select[0, 1] = 1.0
-    for row, column in enumerate(columns):
-        select[2 + row, 2 + column] += 1.0
-    scale = jnp.ones((n_phi, 2 + p), dtype)
-    scale = scale.at[:, 2:].set(checks.per_angle(contrast, "contrast", n_phi, dtype)[:, None])
-    chosen = jnp.asarray(select, dtype)
-    exact = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    jtj = exact("bk,abc,cl->akl", chosen, gram, chosen) * scale[:, :, None] * scale[:, None, :]
-    jtr = exact("bk,ab->ak", chosen, rhs) * scale
-
-    total_jtj, total_jtr = jnp.sum(jtj, axis=0), jnp.sum(jtr, axis=0)
-    if kind == 2:
-        total_jtj, total_jtr = total_jtj[2:, 2:], total_jtr[2:]
-    elif kind == 0:
-        each = [jnp.diag(jtj[:, k, m]) for k, m in ((0, 0), (0, 1), (1, 1))]
-        to_physics = jnp.concatenate([jtj[:, 0, 2:], jtj[:, 1, 2:]])
-        total_jtj = jnp.block(
-            [
-                [jnp.block([[each[0], each[1]], [each[1], each[2]]]), to_physics],
-                [to_physics.T, total_jtj[2:, 2:]],
-            ]
-        )
-        total_jtr = jnp.concatenate([jtr[:, 0], jtr[:, 1], total_jtr[2:]])
+    columns = (*tables.columns_A, *tables.columns_X)
+    scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
+    jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
+    jtj, jtr = joined(jtj, jtr, scaling, jnp)
     chi2, cost, count, mirrored = jnp.sum(sums, axis=0)
-    return NormalEquations(total_jtj, total_jtr, chi2, cost, count, mirrored)
+    return NormalEquations(jtj, jtr, chi2, cost, count, mirrored)
 
 
 def normal_equations(
@@ -260,8 +261,7 @@ def normal_equations(
     Args:
       model: a `Model` with p parameters.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
       scaling: "individual" (2 n_phi + p parameters), "constant" (2 + p; contrast and offset are one
@@ -301,38 +301,27 @@ def normal_equations(
                 "for each"
             )
     turn = checks.f_scale_of(f_scale, dtype)
-    arrays = (params, contrast, offset, measured, deviations, keep, turn, quantization)
-    ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
+    ne: NormalEquations = _normal_equations(
+        model,
+        scaling,
+        params,
+        contrast,
+        offset,
+        measured,
+        deviations,
+        symmetric=symmetric,
+        keep=keep,
+        loss=loss,
+        f_scale=turn,
+        quantization=quantization,
+    )
     return ne
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("symmetric", "loss"))
 def _normal_equations(
-    model: Model,
-    scaling: str,
-    symmetric: bool | str,
-    loss: str,
-    params: Any,
-    contrast: Any,
-    offset: Any,
-    data: Any,
-    sigma: Any,
-    keep: Any,
-    f_scale: Any,
-    quantization: Any,
+    model: Model, scaling: str, params: Any, contrast: Any, *operands: Any, **options: Any
 ) -> NormalEquations:
     tables = model.tables(params)
-    state = accumulate(
-        tables,
-        contrast,
-        offset,
-        data,
-        sigma,
-        shear_power=model.shear_power,
-        keep=keep,
-        loss=loss,
-        f_scale=f_scale,
-        symmetric=symmetric,
-        quantization=quantization,
-    )
+    state = accumulate(tables, contrast, *operands, shear_power=model.shear_power, **options)
     return assemble(state, tables, contrast, scaling)

@@ -9,7 +9,7 @@ All are for one angle; angles are the batch axis. With dg2 linear in (dA, dX, dc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ from jaxkern.core.op import Op
 from jaxkern.xpcs.model import twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
 
-_Struct = jax.ShapeDtypeStruct
-_DATA_DTYPES = ("float64", "float32", "float16", "uint16")
+DATA_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
+"""Of measured correlations, as the kernels read them."""
 
 # Multiplies, adds and their like of one point: f alone, and f with both slopes.
 _FLOPS_F, _FLOPS_SLOPES = 16, 30
@@ -43,151 +43,72 @@ def state_size(k_A: int, k_X: int) -> int:
 # Abstract evaluation.
 
 
-def _expect(op: str, **operands: tuple[Any, tuple[int, ...], Any]) -> None:
-    for name, (given, shape, dtype) in operands.items():
-        if tuple(given.shape) != shape or np.dtype(given.dtype) != np.dtype(dtype):
+def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
+    """The abstract evaluation of an op, of one sample.
+
+    An operand is "name:sizes" or "name:sizes:dtype", a result "sizes". The first operand that has a
+    size tells it; S is that of a state; sigma may be one number. Reals are of the first's dtype.
+    """
+    rows = [(*row.split(":"), "real")[:3] for row in operands.split()]
+
+    def evaluate(*given: Any, shear_power: int, sigma_rank: int = 2, **_: int) -> Any:
+        real = np.dtype(given[0].dtype)
+        if real not in (np.float32, np.float64):
+            raise ValueError(f"{op}: A is {real.name}; wanted float32 or float64")
+        if shear_power not in SHEAR_POWERS:
+            raise ValueError(f"{op}: shear_power={shear_power!r}; wanted one of {SHEAR_POWERS}")
+        if sigma_rank not in (0, 2):
             raise ValueError(
-                f"{op}: {name} is {np.dtype(given.dtype).name}{list(given.shape)} of one sample; "
-                f"wanted {np.dtype(dtype).name}{list(shape)}"
+                f"{op}: sigma_rank={sigma_rank!r}; wanted 0 (one sigma) or 2 (a matrix)"
             )
+        sizes = {"2": 2, "3": 3}
+        for (name, axes, kind), x in zip(rows, given, strict=True):
+            places = axes.split(",") if axes and (name != "sigma" or sigma_rank) else []
+            if name == "initial":
+                sizes["S"] = state_size(sizes["kA"], sizes["kX"])
+            if len(places) == len(x.shape):
+                for place, size in zip(places, x.shape, strict=True):
+                    sizes.setdefault(place, size)
+            found = np.dtype(x.dtype)
+            dtype = np.dtype({"real": real, "stored": found}.get(kind, kind))
+            wanted = [sizes.get(place, place) for place in places]
+            if list(x.shape) != wanted or found != dtype:
+                raise ValueError(
+                    f"{op}: {name} is {found.name}{list(x.shape)} of one sample; wanted "
+                    f"{dtype.name}[{', '.join(map(str, wanted))}]"
+                )
+        shapes = [[sizes[place] for place in axes.split(",") if place] for axes in results]
+        structs = tuple(jax.ShapeDtypeStruct(shape, real) for shape in shapes)
+        return structs if len(structs) > 1 else structs[0]
+
+    return evaluate
 
 
-def _phases(op: str, A: Any, X: Any, shear_power: int, leading: int = 0) -> tuple[int, Any]:
-    """n and the dtype of all reals."""
-    dtype = np.dtype(A.dtype)
-    if dtype not in (np.float32, np.float64):
-        raise ValueError(f"{op}: A is {dtype.name}; wanted float32 or float64")
-    if len(A.shape) != 1 or len(X.shape) != 1 + leading:
-        raise ValueError(
-            f"{op}: A has shape {tuple(A.shape)} and X {tuple(X.shape)} of one sample; wanted [n] "
-            f"and {'[m, n]' if leading else '[n]'}"
-        )
-    if shear_power not in SHEAR_POWERS:
-        raise ValueError(f"{op}: shear_power={shear_power!r}; wanted one of {SHEAR_POWERS}")
-    n = A.shape[0]
-    _expect(op, X=(X, (*X.shape[:leading], n), dtype))
-    return n, dtype
+_sums_of_chunk = _abstract(
+    "two_time_normal_equations",
+    "A:n X:n tangents_A:kA,n tangents_X:kX,n contrast: offset: data:m,n:stored quantization:2 "
+    "sigma:m,n keep:n:uint8 f_scale: first_row::int32 initial:S",
+    "S",
+)
 
 
-def _sigma_shape(op: str, sigma_rank: int, *shape: int) -> tuple[int, ...]:
-    if sigma_rank not in (0, 2):
-        raise ValueError(f"{op}: sigma_rank={sigma_rank!r}; wanted 0 (one sigma) or 2 (a matrix)")
-    return shape if sigma_rank else ()
-
-
-def _abstract_g2(A: Any, X: Any, contrast: Any, offset: Any, *, shear_power: int) -> Any:
-    op = "two_time_g2"
-    n, dtype = _phases(op, A, X, shear_power)
-    _expect(op, contrast=(contrast, (), dtype), offset=(offset, (), dtype))
-    return _Struct((n, n), dtype)
-
-
-def _abstract_tangent(
-    A: Any,
-    X: Any,
-    contrast: Any,
-    dA: Any,
-    dX: Any,
-    dcontrast: Any,
-    doffset: Any,
-    *,
-    shear_power: int,
-) -> Any:
-    op = "two_time_g2_tangent"
-    n, dtype = _phases(op, A, X, shear_power)
-    _expect(op, contrast=(contrast, (), dtype), dA=(dA, (n,), dtype), dX=(dX, (n,), dtype))
-    _expect(op, dcontrast=(dcontrast, (), dtype), doffset=(doffset, (), dtype))
-    return _Struct((n, n), dtype)
-
-
-def _abstract_cotangent(A: Any, X: Any, contrast: Any, G: Any, *, shear_power: int) -> Any:
-    op = "two_time_g2_cotangent"
-    n, dtype = _phases(op, A, X, shear_power)
-    _expect(op, contrast=(contrast, (), dtype), G=(G, (n, n), dtype))
-    return tuple(_Struct(shape, dtype) for shape in ((n,), (n,), (), ()))
-
-
-def _abstract_residual(
-    A: Any,
-    X: Any,
-    contrast: Any,
-    offset: Any,
-    data: Any,
-    sigma: Any,
-    *,
-    shear_power: int,
-    sigma_rank: int,
-) -> Any:
-    op = "two_time_residual"
-    n, dtype = _phases(op, A, X, shear_power)
-    _expect(op, contrast=(contrast, (), dtype), offset=(offset, (), dtype))
-    deviations = _sigma_shape(op, sigma_rank, n, n)
-    _expect(op, data=(data, (n, n), dtype), sigma=(sigma, deviations, dtype))
-    return _Struct((n, n), dtype)
-
-
-def _abstract_at(
-    A: Any, X: Any, contrast: Any, offset: Any, index: Any, *, shear_power: int
-) -> Any:
-    op = "two_time_g2_at"
-    _, dtype = _phases(op, A, X, shear_power, leading=1)
-    m = X.shape[0]
-    points = index.shape[0] if len(index.shape) else 0
-    _expect(op, contrast=(contrast, (m,), dtype), offset=(offset, (m,), dtype))
-    _expect(op, index=(index, (points, 3), np.int32))
-    return _Struct((points,), dtype)
-
-
-def _abstract_normal(
-    A: Any,
-    X: Any,
-    tangents_A: Any,
-    tangents_X: Any,
-    contrast: Any,
-    offset: Any,
-    data: Any,
-    quantization: Any,
-    sigma: Any,
-    keep: Any,
-    f_scale: Any,
-    first_row: Any,
-    initial: Any,
-    *,
-    shear_power: int,
-    loss: int,
-    symmetric: int,
-    sigma_rank: int,
-) -> Any:
-    op = "two_time_normal_equations"
-    n, dtype = _phases(op, A, X, shear_power)
-    k_A, k_X = (x.shape[0] if len(x.shape) else 0 for x in (tangents_A, tangents_X))
-    m = data.shape[0] if len(data.shape) else 0
-    if np.dtype(data.dtype).name not in _DATA_DTYPES:
-        raise ValueError(f"{op}: data is {np.dtype(data.dtype)}; wanted one of {_DATA_DTYPES}")
+def _abstract_normal(*operands: Any, loss: int, symmetric: int, **static: int) -> Any:
+    op, data = "two_time_normal_equations", operands[6]
+    if np.dtype(data.dtype) not in DATA_DTYPES:
+        names = [d.__name__ for d in DATA_DTYPES]
+        raise ValueError(f"{op}: data is {np.dtype(data.dtype)}; wanted one of {names}")
     if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
         raise ValueError(
             f"{op}: loss={loss!r} and symmetric={symmetric!r}; wanted 0 to 4 and 0 to 2"
         )
+    result = _sums_of_chunk(*operands, **static)
+    m, n = data.shape
     if symmetric == 2 and m != n:
         raise ValueError(
             f"{op}: symmetric=2 compares mirrored tiles of whole matrices, but data has {m} rows "
             f"of {n}; say 0 or 1 for chunks of rows"
         )
-    _expect(
-        op,
-        tangents_A=(tangents_A, (k_A, n), dtype),
-        tangents_X=(tangents_X, (k_X, n), dtype),
-        contrast=(contrast, (), dtype),
-        offset=(offset, (), dtype),
-        data=(data, (m, n), data.dtype),
-        quantization=(quantization, (2,), dtype),
-        sigma=(sigma, _sigma_shape(op, sigma_rank, m, n), dtype),
-        keep=(keep, (n,), np.uint8),
-        f_scale=(f_scale, (), dtype),
-        first_row=(first_row, (), np.int32),
-        initial=(initial, (state_size(k_A, k_X),), dtype),
-    )
-    return _Struct(initial.shape, dtype)
+    return result
 
 
 # csrc/xpcs/arithmetic.h: kMaxTables.
@@ -305,7 +226,7 @@ def _attributes(**static: int) -> dict[str, Any]:
 two_time_g2 = Op(
     "jaxkern.two_time_g2",
     version=1,
-    abstract=_abstract_g2,
+    abstract=_abstract("two_time_g2", "A:n X:n contrast: offset:", "n,n"),
     impl=twin.two_time_g2,
     attributes=_attributes,
     jvp=_g2_jvp,
@@ -315,7 +236,9 @@ two_time_g2 = Op(
 two_time_g2_tangent = Op(
     "jaxkern.two_time_g2_tangent",
     version=1,
-    abstract=_abstract_tangent,
+    abstract=_abstract(
+        "two_time_g2_tangent", "A:n X:n contrast: dA:n dX:n dcontrast: doffset:", "n,n"
+    ),
     impl=twin.two_time_g2_tangent,
     attributes=_attributes,
     transpose=_tangent_transpose,
@@ -325,7 +248,7 @@ two_time_g2_tangent = Op(
 two_time_g2_cotangent = Op(
     "jaxkern.two_time_g2_cotangent",
     version=1,
-    abstract=_abstract_cotangent,
+    abstract=_abstract("two_time_g2_cotangent", "A:n X:n contrast: G:n,n", "n", "n", "", ""),
     impl=twin.two_time_g2_cotangent,
     attributes=_attributes,
     cost=_per_point(_FLOPS_SLOPES + 10, 1),
@@ -334,7 +257,7 @@ two_time_g2_cotangent = Op(
 two_time_residual = Op(
     "jaxkern.two_time_residual",
     version=1,
-    abstract=_abstract_residual,
+    abstract=_abstract("two_time_residual", "A:n X:n contrast: offset: data:n,n sigma:n,n", "n,n"),
     impl=twin.two_time_residual,
     attributes=_attributes,
     jvp=_residual_jvp,
@@ -344,7 +267,7 @@ two_time_residual = Op(
 two_time_g2_at = Op(
     "jaxkern.two_time_g2_at",
     version=1,
-    abstract=_abstract_at,
+    abstract=_abstract("two_time_g2_at", "A:n X:m,n contrast:m offset:m index:k,3:int32", "k"),
     impl=twin.two_time_g2_at,
     attributes=_attributes,
     cost=_at_cost,

@@ -1,5 +1,5 @@
 // The ring for Python: every wait is without the interpreter's lock, and can be interrupted.
-#include "ring/bind.h"
+#include "ring/ring.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "bind/objects.h"
 #include "ring/dlpack.h"
 #include "ring/program_ring.h"
-#include "ring/ring.h"
 
 namespace nb = nanobind;
 

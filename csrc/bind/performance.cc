@@ -1,10 +1,9 @@
 // The CPU's probes for Python; they run without the interpreter's lock.
-#include "performance/bind.h"
-
 #include <nanobind/stl/string.h>
 
 #include <string>
 
+#include "bind/objects.h"
 #include "performance/probe.h"
 
 namespace nb = nanobind;

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "bind/objects.h"
 #include "ring/assembly.h"
-#include "ring/bind.h"
 
 namespace nb = nanobind;
 

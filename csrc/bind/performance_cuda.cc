@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "performance/bind.h"
+#include "bind/objects.h"
 #include "performance/cuda.h"
 
 namespace nb = nanobind;

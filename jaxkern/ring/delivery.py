@@ -11,7 +11,7 @@ from jaxkern.core import compat
 from jaxkern.ring.structure import Structure, packed
 
 
-class Placement:
+class Delivery:
     """How leaves become arrays where the ring delivers."""
 
     def __init__(self, structure: Structure, device: Any):

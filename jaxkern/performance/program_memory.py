@@ -15,7 +15,7 @@ from jaxkern.performance.collectives import (
     find_collectives,
     time_collectives,
 )
-from jaxkern.performance.hlo import Program
+from jaxkern.performance.hlo import HloModule
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def measured_collectives(
     built: CompiledProgram, args: tuple[Any, ...], timed: bool
 ) -> tuple[list[Collective], tuple[str, ...]]:
     """Collectives of a program, timed where it can be run on its arguments; and notes."""
-    found = find_collectives(Program(built.compiled.as_text() or ""))
+    found = find_collectives(HloModule(built.compiled.as_text() or ""))
     leaves = jax.tree.leaves(args)
     donated = any(info.donated for info in jax.tree.leaves(built.lowered.args_info))
     structs = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)

@@ -1,0 +1,67 @@
+"""What native threads can do of a pipeline: rows of arrays, and a node's producer on one field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxkern.core import registry
+from jaxkern.pipeline.graph import Derivation, SeededProducer, Vertex
+from jaxkern.pipeline.nodes import SourceNode
+
+
+class NativeWork(NamedTuple):
+    """What native threads can do of a plan: all that its worker threads would.
+
+    Attributes:
+      source: the only vertex that reads records.
+      arrays: field -> array [records, ...].
+      producers: field -> what makes its records of rows; the other fields are copied.
+    """
+
+    source: Vertex
+    arrays: Mapping[str, np.ndarray]
+    producers: dict[str, SeededProducer]
+
+
+def native_work(
+    frontier: Sequence[Vertex],
+    compiled: Mapping[Vertex, str],
+    derivations: Mapping[Vertex, Derivation],
+) -> NativeWork | None:
+    """What native threads make of a plan; None where its batches need Python or a JAX program.
+
+    Args:
+      frontier, compiled, derivations: of the plan.
+    """
+    if len(frontier) != 1 or registry.module("cpu") is None:
+        return None
+    (last,) = frontier
+    source = last if isinstance(last.node, SourceNode) else last.inputs[0]
+    arrays = _row_arrays(source.node) if isinstance(source.node, SourceNode) else None
+    if arrays is None:
+        return None
+    if last is source:
+        return NativeWork(source, arrays, {})
+    if compiled.get(last) != "host":
+        return None
+    fields = {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+        for name, array in arrays.items()
+        if array.flags.aligned
+    }
+    made = last.node.record_producer(fields, derivations.get(last))
+    return None if made is None else NativeWork(source, arrays, dict([made]))
+
+
+def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
+    arrays = node.source.row_arrays()
+    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
+        return None
+    for array in arrays.values():
+        if not array.dtype.isnative or (array.size and not array[0].flags.c_contiguous):
+            return None
+    return arrays
