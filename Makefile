@@ -16,7 +16,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all train-check bench bench-all bench-ops bench-streaming bench-native \
+.PHONY: demo train test test-slow test-all test-torchvision train-check bench bench-all bench-ops bench-streaming bench-native \
 	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
@@ -41,6 +41,12 @@ test-slow:
 
 test-all:
 	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
+
+# Beside torchvision, without its own dependencies: any build of torch will do.
+test-torchvision: .venv-torchvision/bin/python
+	.venv-torchvision/bin/python -m pip install -q torch==2.13.0
+	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
+	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
 
 train-check: EXTRA = test,train
 train-check: install
