@@ -19,6 +19,7 @@ from jaxkern.core import memory
 from jaxkern.core.axes import flat_axes, rows_on
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.quantities import scaled
+from jaxkern.core.timing import call_seconds
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.placement import default_device
 from jaxkern.pipeline.resizing import Resized
@@ -175,18 +176,15 @@ class FunctionTrial(_Trial):
     def turn(self, size: int, calls: int) -> float:
         """Seconds per call, from its dispatch to its result: the median, behind one untimed."""
         # Arguments live for one turn only, so that no two sizes hold memory at a time.
-        leaves = [self._leaf(place, size) for place in range(len(self._leaves))]
-        times = []
-        for call in range(calls + 1):
-            for place, donated in enumerate(self._donated):
-                if call > 0 and donated:
-                    leaves[place] = self._leaf(place, size)
-            args = jax.block_until_ready(self._tree.unflatten(leaves))
-            started = time.perf_counter()
-            result = jax.block_until_ready(self._compiled[size](*args))
-            times.append(time.perf_counter() - started)
-            del args, result
-        return statistics.median(times[1:])
+        kept = [None if d else self._leaf(place, size) for place, d in enumerate(self._donated)]
+
+        def fresh() -> Any:
+            return self._tree.unflatten(
+                self._leaf(place, size) if donated else kept[place]
+                for place, donated in enumerate(self._donated)
+            )
+
+        return statistics.median(call_seconds(self._compiled[size], calls=calls, fresh=fresh))
 
     def _sample(self, leaf: Any, axis: int | None) -> Any:
         """A leaf with values; one that is shared by the batch is where the batch is."""
