@@ -282,9 +282,9 @@ class Search:
             f"Larger sizes than {max(rates)} were not timed: {ended}"
             + ("; throughput was still growing, and one of them may be better." if growing else ".")
         )
-        few = "; that is few, and the figures are uncertain: give more seconds"
         count = len(self._rounds)
-        reasons.append(f"Times are medians over {count} interleaved rounds{few * (count < 3)}.")
+        few = ", too few to be certain of: give more seconds" if count < 3 else ""
+        reasons.append(f"Times are medians over {count} interleaved rounds{few}.")
         device, many = self._trial.device, self._trial.multiple
         where = f"{device.device_kind} ({device.platform})"
         return BatchSizeRecommendation(
@@ -306,10 +306,8 @@ class Search:
                     return f"there are only {self._trial.most} records for a batch"
                 if not self._sizes and self._flat():
                     return f"two doublings up to {last} had brought no gain"
-                needed = self._compiled[last].compile_seconds
-                needed += (
-                    size / last * (self._costs[last] + _ROUNDS_KEPT * sum(self._costs.values()))
-                )
+                turns = self._costs[last] + _ROUNDS_KEPT * sum(self._costs.values())
+                needed = self._compiled[last].compile_seconds + size / last * turns
                 if not self._sizes and self._clock() + needed > self._deadline:
                     return f"{size} would not have been done in seconds={self._seconds:g}"
             problem = self._run_first(size, last)
