@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,9 +166,12 @@ def _fit(chosen: argparse.Namespace) -> int:
     config = _settings(chosen)
     with analysis.open_measurement(config, chosen.config.parent) as measurement:
         _print_measurement(measurement, chosen.quiet)
-        result = analysis.fit_measurement(
-            config, measurement, chosen.output_dir, progress=not chosen.quiet
-        )
+        with warnings.catch_warnings():
+            # The report has this too.
+            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+            result = analysis.fit_measurement(
+                config, measurement, chosen.output_dir, progress=not chosen.quiet
+            )
         paths = analysis.save(config, measurement, result, chosen.output_dir)
         if config.output.plots and not chosen.no_plots:
             paths += analysis.plot_measurement(config, measurement, chosen.output_dir)

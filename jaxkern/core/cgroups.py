@@ -1,4 +1,4 @@
-"""The control groups of this process, whose files tell what it may use."""
+"""Control groups of this process, which may allot it less than the machine has."""
 
 from __future__ import annotations
 
@@ -8,24 +8,20 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def groups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """Folders of a controller's groups, innermost first, with the root of each hierarchy.
+def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
+    """Folders of the groups that may bound ``"cpu"`` or ``"memory"``, versions 2 and 1.
 
-    Of version 2, which has one hierarchy for all, and of version 1, which has some, each of a few
-    controllers.
+    Innermost first, with all above it up to the root of its hierarchy.
     """
     folders = []
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in told(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         base = root
-        if controllers:
+        if controllers:  # version 1
             if controller not in controllers.split(","):
                 continue
-            base = root / controllers if (root / controllers).is_dir() else root / controller
+            joint = root / controllers
+            base = joint if joint.is_dir() else root / controller
         here = base / path.lstrip("/")
         while base in here.parents:
             folders.append(here)
@@ -34,11 +30,9 @@ def groups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) ->
     return folders or [root, root / controller]
 
 
-def told(folder: Path, *names: str) -> str:
-    """What the first of a group's files says that is there; empty where none is."""
-    for name in names:
-        try:
-            return (folder / name).read_text().strip()
-        except OSError:
-            continue
-    return ""
+def told(path: Path) -> str:
+    """What a file of the system says; nothing where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxkern.core import cgroups
 from jaxkern.core.arguments import decimal
+from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, told
 
 # More than any machine has, and what a C int holds.
 MOST_THREADS = 2**31 - 1
@@ -63,18 +63,19 @@ def schedulable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def cgroup_cpus(root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> int | None:
+def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """Whole CPUs that the control group's quota amounts to (rounded up); None without a quota.
 
     Reads ``cpu.max`` of version 2 and ``cpu.cfs_quota_us`` of version 1, of the process's own group
     and of those above it.
     """
-    quotas = [_quota(folder) for folder in cgroups.groups("cpu", root, membership)]
+    quotas = [_quota(folder) for folder in group_folders("cpu", root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota(folder: Path) -> int | None:
-    quota, _, period = cgroups.told(folder, "cpu.max", "cpu.cfs_quota_us").partition(" ")
-    period = period or cgroups.told(folder, "cpu.cfs_period_us")
-    allowed, every = decimal(quota), decimal(period)  # None: "max", or -1
+    both = told(folder / "cpu.max").split()
+    if len(both) != 2:
+        both = [told(folder / "cpu.cfs_quota_us"), told(folder / "cpu.cfs_period_us")]
+    allowed, every = map(decimal, both)  # None: "max", or -1
     return max(1, -(-allowed // every)) if allowed is not None and every else None

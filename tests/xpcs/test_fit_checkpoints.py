@@ -238,7 +238,7 @@ def test_damaged_files_are_refused(case, interrupted):
         ({"sigma": 0.1}, "sigma"),
         ({"loss": "huber"}, "loss"),
         ({"scaling": "constant"}, "scaling"),
-        ({"ftol": 1e-3}, "tolerances"),
+        ({"ftol": 1e-3}, "ftol"),
         ({"keep": np.arange(N) != 5}, "frames"),
         ({"strategy": "CHUNKED"}, "strategy"),
     ],
@@ -303,7 +303,7 @@ def test_what_is_saved_comes_back(tmp_path):
         earlier=6,
     )
     checkpoint.save(path, {"a": [1, 2.5, None]}, log)
-    loaded = checkpoint.load(path, {"a": [1, 2.5, None]})
+    loaded = checkpoint.load(path, {"a": [1, 2.5, None]}, (3, 2, 7))
     np.testing.assert_array_equal(loaded.points, log.points)
     np.testing.assert_array_equal(loaded.states, log.states)
     np.testing.assert_array_equal(loaded.partial.x, log.partial.x)

@@ -28,8 +28,7 @@ from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
-from jaxkern.xpcs.fitting.result import FitResult
-from jaxkern.xpcs.fitting.result_files import load_result, save_result
+from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.geometry import Geometry
 from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
 

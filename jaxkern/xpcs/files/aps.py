@@ -118,28 +118,25 @@ class ApsFile:
         stored = self._sets[angle]
         try:
             matrix = self._matrix(angle)
-            rows = np.array(matrix[first_row:stop_row, :])
+            rows = matrix[first_row:stop_row, :]
             columns = matrix[:, first_row:stop_row].T
         except OSError as error:
             raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
-        inside = np.array(rows[:, first_row:stop_row])
-        upper = (columns[:, :first_row], np.triu(inside, 1).T, rows[:, stop_row:])
-        lower = (rows[:, :first_row], np.tril(inside, -1), columns[:, stop_row:])
-        stored_below = any(part.any() for part in lower)
-        stored_above = not stored_below or any(part.any() for part in upper)
-        if stored_below and stored_above and not _mirrored(upper, lower):
+        below = np.arange(n_t) < np.arange(first_row, stop_row)[:, None]
+        beside = np.arange(n_t) != np.arange(first_row, stop_row)[:, None]
+        # What each triangle says of these rows, with its mirror image.
+        upper, lower = np.where(below, columns, rows), np.where(below, rows, columns)
+        stored_below = np.any(lower, where=beside)
+        stored_above = not stored_below or np.any(upper, where=beside)
+        tolerance = max(_MIRRORED, 4 * np.finfo(self.dtype).eps)
+        whole = stored_below and stored_above
+        if whole and not np.allclose(upper, lower, rtol=tolerance, atol=0, equal_nan=True):
             raise ApsFormatError(
                 f"{self.path}: {stored.name} holds numbers in both triangles that are not each "
                 f"other's mirror images (rows {first_row} to {stop_row}); wanted one triangle and "
                 "zeros, or a symmetric matrix"
             )
-        if stored_above:
-            rows[:, :first_row] = upper[0]
-        else:
-            rows[:, stop_row:] = lower[2]
-        half = upper[1] if stored_above else lower[1]
-        rows[:, first_row:stop_row] = half + half.T + np.diag(np.diag(inside))
-        return np.asarray(rows)
+        return np.asarray(upper if stored_above else lower)
 
     def _matrix(self, angle: int) -> Any:
         """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
@@ -226,10 +223,3 @@ def _damage_told(path: Path) -> Iterator[None]:
         raise ApsFormatError(
             f"{path} is damaged, or links to what is not there: {reason}"
         ) from error
-
-
-def _mirrored(upper: Sequence[Array], lower: Sequence[Array]) -> bool:
-    return all(
-        np.allclose(a, b, rtol=max(_MIRRORED, 4 * np.finfo(a.dtype).eps), atol=0, equal_nan=True)
-        for a, b in zip(upper, lower, strict=True)
-    )

@@ -38,8 +38,7 @@ def simulate(
     Args:
       model: `Static`, `LaminarFlow` or one of your own.
       params: [p] of the model.
-      contrast: a number or [n_phi].
-      offset: a number or [n_phi].
+      contrast, offset: a number or [n_phi].
       noise: standard deviation of a point.
       diagonal_artifact: what is added to the diagonal.
       seed: of the noise.

@@ -83,15 +83,13 @@ def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
     write_whole(path, _MAGIC + digest + payload)
 
 
-def load(
-    path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int] | None = None
-) -> PassLog:
+def load(path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int]) -> PassLog:
     """Reads a checkpoint of the fit with this fingerprint.
 
     Args:
       path: the file.
       fingerprint: of the fit.
-      sizes: free parameters, angles and numbers of a state; None compares them with each other.
+      sizes: free parameters, angles and numbers of a state.
 
     Raises:
       CheckpointError: if the file is damaged or belongs to another fit, with the reason.
@@ -143,22 +141,14 @@ def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
     return theirs, log
 
 
-def _check_shapes(log: PassLog, sizes: tuple[int, int, int] | None) -> None:
+def _check_shapes(log: PassLog, sizes: tuple[int, int, int]) -> None:
     """Raises ValueError for arrays that are not float64 of the fit's sizes."""
-    points, states = list(log.points), list(log.states)
-    if len(points) != len(states):
-        raise ValueError(f"{len(points)} points and {len(states)} states")
-    states += log.extra
-    if log.partial is not None:
-        # A pass at another point than the fit comes to is not gone on with, so x may be anything.
-        states.append(log.partial.states)
-    wanted = None if sizes is None else (sizes[1], sizes[2])
-    if wanted is None and states:
-        wanted = states[0].shape
-    if log.start is not None:
-        points.append(log.start)
-    size = sizes[0] if sizes is not None else points[0].size if points else 0
-    for array, shape in [(p, (size,)) for p in points] + [(s, wanted) for s in states]:
+    if len(log.points) != len(log.states):
+        raise ValueError(f"{len(log.points)} points and {len(log.states)} states")
+    points = log.points + ([] if log.start is None else [log.start])
+    # A pass at another point than the fit comes to is not gone on with, so x may be anything.
+    states = log.states + log.extra + ([] if log.partial is None else [log.partial.states])
+    for array, shape in [(p, sizes[:1]) for p in points] + [(s, sizes[1:]) for s in states]:
         if array.dtype != np.float64 or array.shape != shape:
             raise ValueError(f"{array.dtype} {list(array.shape)} where float64 {shape} belongs")
     counts = [log.earlier, *(n for pair in log.excluded for n in pair)]

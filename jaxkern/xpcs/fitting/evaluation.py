@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +27,6 @@ class StartAgain(Exception):
     def __init__(self, x: Array) -> None:
         super().__init__("blocks turned bad in the middle of the fit")
         self.x = x
-
-
-@dataclass(frozen=True)
-class ExtraPass:
-    """A pass at x (the free parameters) without some frames [n]."""
-
-    x: Array
-    frames: NDArray[np.bool_] | None = None
 
 
 @dataclass
@@ -92,7 +83,7 @@ class Evaluation:
             problem.bad,
             problem.streaming,
             after_chunk=self._after_chunk,
-            advance=problem.progress.advance,
+            advance=problem.progress.update,
         )
         self._served = 0
         self._excluded_before = 0
@@ -206,26 +197,24 @@ class Evaluation:
             return self._at_solution[1]
         return self.best[2]
 
-    def extra_passes(self, passes: Sequence[ExtraPass]) -> list[AngleSums]:
-        """The sums of passes that follow the solver's, for its errors: the same in every life.
+    def extra_passes(self, passes: Sequence[tuple[Array, NDArray[np.bool_]]]) -> list[AngleSums]:
+        """The sums at some x without some frames [n], after the solver's: the same in every life.
 
         Blocks of rows that turn bad here are left out of the sums, as in `sums`.
         """
         log = self.log
         self._excluded_before = self._bad.total
         found = []
-        for number, wanted in enumerate(passes):
+        for number, (x, left_out) in enumerate(passes):
             if number < len(log.extra):
                 states = log.extra[number]
             else:
-                with contextlib.ExitStack() as left_out:
-                    if wanted.frames is not None:
-                        left_out.enter_context(self._problem.context.without(wanted.frames))
-                    states = self._pass(wanted.x, np.append(wanted.x, number))
+                with self._problem.context.without(left_out):
+                    states = self._pass(x, np.append(x, number))
                 if self.store is not None:
                     log.extra.append(states.copy())
                     if self.store.is_due(0):
                         self.store.save(log)
             self._problem.progress.after_extra(number + 1, len(passes))
-            found.append(self._sums_of(states, wanted.x))
+            found.append(self._sums_of(states, x))
         return found

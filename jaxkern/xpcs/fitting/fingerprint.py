@@ -7,41 +7,53 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.xpcs.fitting.checkpoint import digest
-from jaxkern.xpcs.fitting.noise import Noise
-from jaxkern.xpcs.fitting.starting import RowSample, rows_of
-from jaxkern.xpcs.model.models import Model
+from jaxkern.xpcs.fitting.problem import FitProblem
+from jaxkern.xpcs.fitting.starting import rows_of
+
+Array = NDArray[np.float64]
 
 
 def fingerprint_of(
-    model: Model,
-    shape: tuple[int, int, int],
-    dtype: Any,
-    sample: RowSample,
-    noise: Noise,
-    tables: Sequence[Any],
-    options: dict[str, Any],
+    problem: FitProblem, start: Array, hold: Sequence[str], multistart: Sequence[int]
 ) -> dict[str, Any]:
     """Data, model, options and software of a fit, as what JSON can hold.
 
     The data count by their shape, dtype and the sampled rows, which are read in any case, and so
-    does sigma where it is given point by point. A model counts by its `tables` at the start: what a
+    does sigma where it is given point by point. A model counts by its tables at the start: what a
     user's function computes, whatever it is made of.
     """
     import scipy
 
     from jaxkern.core.version import __version__
 
-    geometry = model.geometry
+    model, data, layout, noise = problem.model, problem.data, problem.layout, problem.noise
+    geometry, sample = model.geometry, data.sample
     native = registry.module("cpu")
     sigma: Any = noise.per_angle
     if sigma is None:
         sigma = rows_of(noise.sigma, sample.rows)
+    tables = problem.context.program.tables_at(layout.split(start).physics)
+    options = {
+        "start": start,
+        "lower": problem.lower,
+        "upper": problem.upper,
+        "hold": list(hold),
+        "scaling": layout.scaling,
+        "scales": np.stack([layout.contrast, layout.offset]),
+        "loss": [problem.loss, problem.context.f_scale],
+        "mirrored": problem.mirrored.tolist(),
+        "strategy": [data.strategy.value, data.chunk_rows],
+        "on_bad_chunk": problem.streaming.on_bad_chunk,
+        "multistart": multistart,
+        **problem.solver,
+    }
     return {
-        "data": [list(shape), np.dtype(dtype).str, digest(sample.rows, sample.values)],
+        "data": [list(data.shape), np.dtype(data.dtype).str, digest(sample.rows, sample.values)],
         "frames": digest(sample.good),
         "sigma": digest(sigma),
         "model": [type(model).__qualname__, list(model.parameter_names), model.shear_power],

@@ -18,7 +18,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.fitting.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fitting.fingerprint import fingerprint_of
 from jaxkern.xpcs.fitting.input import open_data
-from jaxkern.xpcs.fitting.jackknife import check_errors, independent, jackknife
+from jaxkern.xpcs.fitting.jackknife import ERRORS, independent, jackknife
 from jaxkern.xpcs.fitting.noise import resolve_frames, resolve_noise
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import (
@@ -32,8 +32,7 @@ from jaxkern.xpcs.fitting.parameters import (
 )
 from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
 from jaxkern.xpcs.fitting.passes import PassContext
-from jaxkern.xpcs.fitting.problem import FitProblem
-from jaxkern.xpcs.fitting.progress import FitProgress
+from jaxkern.xpcs.fitting.problem import FitProblem, FitProgress
 from jaxkern.xpcs.fitting.result import FitResult
 from jaxkern.xpcs.fitting.solver import Solution, StartNotFinite, solve
 from jaxkern.xpcs.fitting.starting import RowSample, estimate_contrast_offset
@@ -147,7 +146,8 @@ def fit(
         max_nfev = whole_number("max_nfev", max_nfev, 1)
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
-    check_errors(errors)
+    if errors not in ERRORS:
+        raise ValueError(f"errors is {errors!r}; wanted one of {', '.join(ERRORS)}")
     if symmetric not in ("auto", True, False):
         raise ValueError(f"symmetric is {symmetric!r}; wanted 'auto', True or False")
     if not isinstance(model, Model):
@@ -164,7 +164,6 @@ def fit(
     with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, strategy, streaming.chunk_points, quantization)
         empty = opened.leave_out_empty_frames(streaming.on_bad_chunk)
-        frames = opened.frames
         noise = resolve_noise(sigma, weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma, symmetric)
         layout = _layout(
@@ -176,31 +175,10 @@ def fit(
         free = _free(layout, hold)
         check_start(start, lower, upper, layout.names)
         program = PassProgram(model, PassSettings(loss, bool(mirrored.all())), opened.sharding)
-        keep_u8 = frames.astype(np.uint8)
+        keep_u8 = opened.frames.astype(np.uint8)
         context = PassContext(program, noise.sigma, keep_u8, float(f_scale), opened.step_zero)
         if not isinstance(x_scale, str):
             x_scale = np.broadcast_to(np.asarray(x_scale, np.float64), (layout.size,))
-        fingerprint = None
-        if streaming.enable_checkpoints:
-            how = {
-                "start": start,
-                "lower": lower,
-                "upper": upper,
-                "hold": list(hold),
-                "scaling": layout.scaling,
-                "scales": np.stack([layout.contrast, layout.offset]),
-                "loss": [loss, f_scale],
-                "mirrored": mirrored.tolist(),
-                "tolerances": [ftol, xtol, gtol, max_nfev],
-                "x_scale": x_scale,
-                "strategy": [opened.strategy.value, opened.chunk_rows],
-                "on_bad_chunk": streaming.on_bad_chunk,
-                "multistart": [multistart, seed],
-            }
-            tables = program.tables_at(layout.split(start).physics)
-            fingerprint = fingerprint_of(
-                model, shape, opened.dtype, opened.sample, noise, tables, how
-            )
         problem = FitProblem(
             model=model,
             data=opened,
@@ -222,17 +200,19 @@ def fit(
                 "x_scale": x_scale if isinstance(x_scale, str) else x_scale[free],
             },
             streaming=streaming,
-            fingerprint=fingerprint,
             progress=bar,
             empty_frames=empty,
             begin=begin,
         )
+        fingerprint = None
+        if streaming.enable_checkpoints:
+            fingerprint = fingerprint_of(problem, start, hold, [multistart, seed])
         evaluations: list[Evaluation] = []
         starts = _starts(start, lower, upper, layout, multistart, seed)
         solutions = {}
         for k, x0 in enumerate(starts):
             try:
-                solutions[k] = _solve(problem, x0, evaluations)
+                solutions[k] = _solve(problem, fingerprint, x0, evaluations)
             except StartNotFinite:
                 # A start that was drawn may lie where the model overflows; the user's may not.
                 if k == 0:
@@ -344,15 +324,20 @@ def _starts(
     return starts
 
 
-def _solve(problem: FitProblem, x0: Array, evaluations: list[Evaluation]) -> Solution:
+def _solve(
+    problem: FitProblem,
+    fingerprint: dict[str, Any] | None,
+    x0: Array,
+    evaluations: list[Evaluation],
+) -> Solution:
     """One run of the solver, and again from its best point when blocks turn bad on the way."""
     streaming, free, number = problem.streaming, problem.free, len(evaluations)
     store = None
-    if problem.fingerprint is not None:
+    if fingerprint is not None:
         name = "fit.checkpoint" if number == 0 else f"fit-{number}.checkpoint"
         store = CheckpointStore(
             Path(streaming.checkpoint_dir) / name,
-            problem.fingerprint,
+            fingerprint,
             streaming.checkpoint_frequency,
             streaming.max_checkpoint_overhead,
         )

@@ -21,7 +21,6 @@ from jaxkern.xpcs.files.sources import (
     values,
 )
 from jaxkern.xpcs.fitting.checkpoint import PartialPass
-from jaxkern.xpcs.fitting.faults import frames_without_numbers, listed
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import (
     BadBlocks,
@@ -36,6 +35,8 @@ from jaxkern.xpcs.fitting.passes import (
 from jaxkern.xpcs.fitting.starting import (
     BANDS,
     RowSample,
+    frames_without_numbers,
+    listed,
     mirrored_angles,
     read_sample,
     sample_rows,

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import Evaluation, ExtraPass
+from jaxkern.xpcs.fitting.evaluation import Evaluation
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import BadDataError
@@ -81,12 +81,6 @@ def independent(*notes: str) -> Jackknife:
     return Jackknife(None, "independent", notes=notes)
 
 
-def check_errors(errors: str) -> None:
-    """Raises ValueError for a word that is none of `ERRORS`."""
-    if errors not in ERRORS:
-        raise ValueError(f"errors is {errors!r}; wanted one of {', '.join(ERRORS)}")
-
-
 def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
     """The frames [n] of each block; none where angles should be left out, or nothing can be."""
     used = np.flatnonzero(frames)
@@ -133,7 +127,8 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, x: Array) -> Jackknif
     free = evaluation.free
     unusable, told = set(bad.excluded), len(bad.reasons)
     shifts = _shifts(sums, layout, free, x, problem.upper[free]) if robust else []
-    passes = [ExtraPass(x, block) for block in blocks] + [ExtraPass(x + s) for s in shifts]
+    nothing = np.zeros_like(used)
+    passes = [(x, block) for block in blocks] + [(x + s, nothing) for s in shifts]
     found: list[AngleSums] = []
     try:
         found = evaluation.extra_passes(passes)

@@ -18,8 +18,12 @@ from jaxkern.xpcs.files.sources import (
     check_not_negative,
     weights_to_sigma,
 )
-from jaxkern.xpcs.fitting.faults import angles_without_signal
-from jaxkern.xpcs.fitting.starting import SIGMA_METHOD, RowSample, estimate_sigma
+from jaxkern.xpcs.fitting.starting import (
+    SIGMA_METHOD,
+    RowSample,
+    angles_without_signal,
+    estimate_sigma,
+)
 
 Array = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,11 +103,11 @@ def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dic
 
     def local(part: dict[str, Any]) -> Any:
         angles, rows, _ = part["data"].shape
-        first_angle = _device_index(mesh, angle_axes) * angles
+        first_angle = _device_index(angle_axes) * angles
         initial = part["initial"]
         mine = dict(part)
         mine["angle"] = first_angle
-        mine["first_row"] = _device_index(mesh, row_axes) * rows
+        mine["first_row"] = _device_index(row_axes) * rows
         mine["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
         tables = model.tables(part["params"])
         state = _chunk(model, settings, tables, mine)
@@ -127,11 +127,8 @@ def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def _device_index(mesh: Any, axes: Sequence[str]) -> Any:
-    index = jnp.int32(0)
-    for name in axes:
-        index = index * mesh.shape[name] + jax.lax.axis_index(name)
-    return index
+def _device_index(axes: tuple[str, ...]) -> Any:
+    return jax.lax.axis_index(axes) if axes else jnp.int32(0)
 
 
 # Models with equal numbers are equal, so a second fit of the same kind finds its programs here.

@@ -178,17 +178,12 @@ class ChunkedPass:
         streaming: StreamingOptions,
         *,
         mirrored: bool,
-        after_chunk: Callable[[Array, Array, int], None] | None = None,
-        advance: Callable[[int, int], None] | None = None,
+        after_chunk: Callable[[Array, Array, int], None],
+        advance: Callable[[int, int], None],
     ) -> None:
-        self._context = context
-        self._source = source
-        self._chunks = chunks
-        self._bad = bad
-        self._mirrored = mirrored
-        self._streaming = streaming
-        self._after_chunk = after_chunk
-        self._advance = advance
+        self._context, self._source, self._chunks, self._bad = context, source, chunks, bad
+        self._streaming, self._mirrored = streaming, mirrored
+        self._after_chunk, self._advance = after_chunk, advance
         self._in_memory = bool(getattr(source, "in_memory", False))
         self._ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
         # What is read again is read here while the other thread may be reading ahead.
@@ -219,10 +214,9 @@ class ChunkedPass:
                 self.n_chunks += 1
                 if place % 16 == 0:
                     self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-                if self._after_chunk is not None and place + 1 < len(self._chunks):
+                if place + 1 < len(self._chunks):
                     self._after_chunk(x, states, place + 1)
-                if self._advance is not None:
-                    self._advance(place + 1, len(self._chunks))
+                self._advance(place + 1, len(self._chunks))
         if len(self._bad.excluded) >= self._bad.total:
             raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
         return states
@@ -288,10 +282,9 @@ class ChunkedPass:
                 return state
         return self._without_bad_blocks(operands, chunk, initial)
 
-    def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> list[int]:
-        """Blocks of a chunk with a point that counts but is not finite, or beyond all measure."""
+    def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> bool:
+        """Whether a point that counts is not finite, or beyond all measure."""
         block = self._bad.row_block
-        found = []
         for first in range(0, len(rows), block):
             part = values(self._source, rows[first : first + block])
             wanted = self._counting(chunk.first_row + first, len(part))
@@ -300,8 +293,8 @@ class ChunkedPass:
                 wanted &= ~(deviation <= SIGMA_FLOOR)
                 part = part + deviation
             if not (np.abs(part[wanted]) < _NO_NUMBER).all():
-                found.append((chunk.first_row + first) // block)
-        return found
+                return True
+        return False
 
     def _counting(self, first_row: int, count: int) -> NDArray[np.bool_]:
         keep = self._context.keep.astype(bool)

@@ -1,4 +1,4 @@
-"""What stays the same through all starts and passes of a fit."""
+"""What stays the same through all starts and passes of a fit, and what tells of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.input import FitData
 from jaxkern.xpcs.fitting.noise import Noise
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.passes import BadBlocks, PassContext
-from jaxkern.xpcs.fitting.progress import FitProgress
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
+
+
+class FitProgress(ProgressBar):
+    """The progress bar of a fit: passes and cost, and the chunks of the running pass."""
+
+    def __init__(self, wanted: bool) -> None:
+        super().__init__(wanted, "fit: pass 1", "chunk")
+
+    def after_pass(self, number: int, cost: float) -> None:
+        """Pass `number` is finished."""
+        self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
+
+    def after_extra(self, number: int, total: int) -> None:
+        """Pass `number` of the `total` for the errors is finished."""
+        self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")
 
 
 @dataclass(frozen=True)
@@ -24,8 +39,7 @@ class FitProblem:
     """A fit but for its start: data, noise, parameters, and how to go through and report them.
 
     `lower` and `upper` bound all fitted parameters, of which those of `free` move; `mirrored`
-    [n_phi] says whose data are; `solver` holds the arguments of SciPy's least_squares;
-    `fingerprint` is None without checkpoints.
+    [n_phi] says whose data are; `solver` holds the arguments of SciPy's least_squares.
     """
 
     model: Model
@@ -42,7 +56,6 @@ class FitProblem:
     absolute_sigma: bool
     solver: dict[str, Any]
     streaming: StreamingOptions
-    fingerprint: dict[str, Any] | None
     progress: FitProgress
     empty_frames: tuple[int, ...]
     begin: float

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,21 +140,18 @@ def solve(
     evaluate: Evaluate,
     x0: Array,
     *,
-    lower: Array | None = None,
-    upper: Array | None = None,
-    x_scale: Array | Literal["jac"] = "jac",
-    ftol: float | None = 1e-8,
-    xtol: float | None = 1e-8,
-    gtol: float | None = 1e-8,
-    max_nfev: int | None = None,
+    lower: Any = -np.inf,
+    upper: Any = np.inf,
+    x_scale: Any = "jac",
+    **options: Any,
 ) -> Solution:
     """Minimizes cost / 2 from `x0` within bounds; one call of `evaluate` a visited point.
 
     Args:
       evaluate: the pass over the data, x [p] -> `NormalPoint`.
       x0: start [p], within the bounds.
-      lower, upper: bounds [p]; None for none.
-      x_scale, ftol, xtol, gtol, max_nfev: as in `scipy.optimize.least_squares`.
+      lower, upper: bounds [p].
+      x_scale, options: ftol, xtol, gtol and max_nfev, as in `scipy.optimize.least_squares`.
 
     Raises:
       ValueError: for a start outside the bounds.
@@ -172,24 +169,16 @@ def solve(
     """
     from scipy.optimize import least_squares
 
-    size = len(x0)
-    bounds = (
-        np.full(size, -np.inf) if lower is None else lower,
-        np.full(size, np.inf) if upper is None else upper,
-    )
     problem = _Compressed(evaluate)
     # The trust region moves a start that lies on a bound inside, so the first point may not be x0.
     found: Any = least_squares(
         problem.residual,
         np.asarray(x0, np.float64),
         jac=problem.jacobian,
-        bounds=bounds,
+        bounds=(lower, upper),
         method="trf",
         x_scale=x_scale,
-        ftol=ftol,
-        xtol=xtol,
-        gtol=gtol,
-        max_nfev=max_nfev,
+        **options,
     )
     return Solution(
         x=found.x,

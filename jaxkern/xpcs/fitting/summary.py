@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import Evaluation
-from jaxkern.xpcs.fitting.faults import listed
 from jaxkern.xpcs.fitting.jackknife import Jackknife, errors_of
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
@@ -23,7 +22,7 @@ from jaxkern.xpcs.fitting.result import (
     scaled_covariance,
 )
 from jaxkern.xpcs.fitting.solver import Solution, covariance
-from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR, rows_of
+from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR, listed, rows_of
 
 Array = NDArray[np.float64]
 

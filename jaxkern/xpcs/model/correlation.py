@@ -34,8 +34,7 @@ def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax
     Args:
       model: a `Model`; it makes the phases A [n_t] and X [n_phi, n_t].
       params: its parameters [p], in its units.
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
 
     Returns:
       [n_phi, n_t, n_t], f64 (f32 in JAX's 32-bit mode).
@@ -69,8 +68,7 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
     Args:
       model: a `Model` whose phase A is the same for all angles.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       index: integers [M, 3] of (phi, i, j).
 
     Returns:
@@ -130,8 +128,7 @@ def residual(
     Args:
       model: a `Model`.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: measured correlations [n_phi, n_t, n_t], floats.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
 

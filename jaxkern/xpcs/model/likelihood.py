@@ -52,8 +52,7 @@ def log_likelihood(
     Args:
       model: a `Model` with p parameters.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
       symmetric: True, False or "auto", as in `normal_equations`.

@@ -78,8 +78,7 @@ def accumulate(
 
     Args:
       tables: a model's `Tables`.
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
       sigma: standard deviations: one number, [n_phi], or the shape of the data.
       shear_power: 0, 2 or 4.
@@ -262,8 +261,7 @@ def normal_equations(
     Args:
       model: a `Model` with p parameters.
       params: its parameters [p].
-      contrast: one number, or one for each angle [n_phi].
-      offset: one number, or one for each angle [n_phi].
+      contrast, offset: one number, or one for each angle [n_phi].
       data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
       scaling: "individual" (2 n_phi + p parameters), "constant" (2 + p; contrast and offset are one
@@ -303,38 +301,27 @@ def normal_equations(
                 "for each"
             )
     turn = checks.f_scale_of(f_scale, dtype)
-    arrays = (params, contrast, offset, measured, deviations, keep, turn, quantization)
-    ne: NormalEquations = _normal_equations(model, scaling, symmetric, loss, *arrays)
+    ne: NormalEquations = _normal_equations(
+        model,
+        scaling,
+        params,
+        contrast,
+        offset,
+        measured,
+        deviations,
+        symmetric=symmetric,
+        keep=keep,
+        loss=loss,
+        f_scale=turn,
+        quantization=quantization,
+    )
     return ne
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("symmetric", "loss"))
 def _normal_equations(
-    model: Model,
-    scaling: str,
-    symmetric: bool | str,
-    loss: str,
-    params: Any,
-    contrast: Any,
-    offset: Any,
-    data: Any,
-    sigma: Any,
-    keep: Any,
-    f_scale: Any,
-    quantization: Any,
+    model: Model, scaling: str, params: Any, contrast: Any, *operands: Any, **options: Any
 ) -> NormalEquations:
     tables = model.tables(params)
-    state = accumulate(
-        tables,
-        contrast,
-        offset,
-        data,
-        sigma,
-        shear_power=model.shear_power,
-        keep=keep,
-        loss=loss,
-        f_scale=f_scale,
-        symmetric=symmetric,
-        quantization=quantization,
-    )
+    state = accumulate(tables, contrast, *operands, shear_power=model.shear_power, **options)
     return assemble(state, tables, contrast, scaling)
