@@ -16,7 +16,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all train-check bench bench-all bench-ops bench-streaming bench-native \
+.PHONY: demo train test test-slow test-all faults train-check bench bench-all bench-ops bench-streaming bench-native \
 	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
@@ -41,6 +41,12 @@ test-slow:
 
 test-all:
 	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
+
+# Puts small faults into the sources and shows that a test of each package fails: FAULTFLAGS="ring".
+faults: EXTRA = test
+faults: install
+	$(BIN)/python -m pip install -q nanobind 'cmake>=3.26' ninja
+	$(BIN)/python tests/faults/run.py $(FAULTFLAGS)
 
 train-check: EXTRA = test,train
 train-check: install

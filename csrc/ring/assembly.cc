@@ -26,7 +26,7 @@ constexpr const char* kThreadName = "jaxkern-batch";
 // them there. Beyond, a store would read memory only to overwrite it.
 constexpr int64_t kCachedBytes = int64_t{8} << 20;
 
-std::string text(int64_t value) { return std::to_string(value); }
+constexpr auto text = [](auto value) { return std::to_string(value); };
 
 // Parameters of one producer for the records of one `submit`.
 struct Operands {
@@ -105,8 +105,8 @@ void Assembly::State::check() const {
                                 "0 or more");
   }
   if (leaves.empty() || leaves.size() + (options.mask ? 1 : 0) != wanted.size()) {
-    throw std::invalid_argument("the ring has " + text(static_cast<int64_t>(wanted.size())) +
-                                " leaves and " + text(static_cast<int64_t>(leaves.size())) +
+    throw std::invalid_argument("the ring has " + text(wanted.size()) + " leaves and " +
+                                text(leaves.size()) +
                                 " arrays fill them; wanted one array a leaf, and at least one");
   }
   if (options.mask && wanted.back().bytes != options.batch) {
@@ -115,7 +115,7 @@ void Assembly::State::check() const {
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Rows& rows = leaves[i].rows;
-    const std::string name = "array " + text(static_cast<int64_t>(i));
+    const std::string name = "array " + text(i);
     if (rows.count != leaves[0].rows.count || rows.count < 0 || rows.bytes < 0 ||
         static_cast<int32_t>(rows.cast) < 0 || static_cast<int32_t>(rows.cast) >= kCasts ||
         (rows.base == nullptr && rows.count > 0 && rows.bytes > 0)) {
@@ -133,9 +133,9 @@ void Assembly::State::check() const {
       record = abi.output_bytes;
     }
     if (__builtin_mul_overflow(record, options.batch, &all) || all != wanted[i].bytes) {
-      throw std::invalid_argument("leaf " + text(static_cast<int64_t>(i)) + " of the ring has " +
-                                  text(wanted[i].bytes) + " bytes; " + text(options.batch) +
-                                  " records of " + name + " make " + text(record) + " each");
+      throw std::invalid_argument("leaf " + text(i) + " of the ring has " + text(wanted[i].bytes) +
+                                  " bytes; " + text(options.batch) + " records of " + name +
+                                  " make " + text(record) + " each");
     }
   }
 }
@@ -323,17 +323,14 @@ int64_t Assembly::submit(const int64_t* records, int64_t count,
     const auto wanted = static_cast<size_t>(producer ? producer.abi().operands : 0);
     const size_t given = i < operands.size() ? operands[i].size() : 0;
     if (given != wanted) {
-      throw std::invalid_argument("leaf " + text(static_cast<int64_t>(i)) + " was given " +
-                                  text(static_cast<int64_t>(given)) +
-                                  " parameter arrays; its producer takes " +
-                                  text(static_cast<int64_t>(wanted)));
+      throw std::invalid_argument("leaf " + text(i) + " was given " + text(given) +
+                                  " parameter arrays; its producer takes " + text(wanted));
     }
     for (size_t k = 0; k < wanted; ++k) {
       const AssemblyOperand& operand = operands[i][k];
       const int64_t bytes = producer.abi().operand_bytes[k];
       if (operand.record_bytes != bytes || (operand.records != count && operand.records != 1)) {
-        throw std::invalid_argument("parameter array " + text(static_cast<int64_t>(k)) +
-                                    " of leaf " + text(static_cast<int64_t>(i)) + " has " +
+        throw std::invalid_argument("parameter array " + text(k) + " of leaf " + text(i) + " has " +
                                     text(operand.records) + " records of " +
                                     text(operand.record_bytes) + " bytes; wanted " + text(count) +
                                     " or 1 of " + text(bytes));

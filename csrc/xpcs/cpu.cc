@@ -9,12 +9,48 @@
 namespace jaxkern::xpcs {
 namespace {
 
-int64_t blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
-
-// A row block of an angle.
-struct Unit {
-  int64_t angle, block;
+// The rows of one angle, and the sums that a kernel makes of each row block.
+struct AngleRows {
+  int64_t rows;
+  int32_t size;
+  double* total;  // [size]: the blocks' sums are added to it, one after the other; or null
 };
+
+struct RowBlock {
+  size_t angle;
+  int64_t row, rows;
+  double* sums;
+};
+
+// run(block) for the row blocks of every angle, in parallel.
+template <typename Run>
+void for_row_blocks(const Executor& executor, const std::vector<AngleRows>& angles,
+                    const Run& run) {
+  std::vector<std::vector<double>> sums;
+  int64_t most = 0;
+  for (const AngleRows& angle : angles) {
+    sums.emplace_back((angle.rows + kRowBlock - 1) / kRowBlock * angle.size);
+    most = std::max(most, angle.rows);
+  }
+  // The longest rows of the upper triangle first, so that the threads end together.
+  std::vector<RowBlock> blocks;
+  for (int64_t row = 0; row < most; row += kRowBlock) {
+    for (size_t k = 0; k < angles.size(); ++k) {
+      const auto [rows, size, total] = angles[k];
+      if (row >= rows) continue;
+      blocks.push_back(
+          {k, row, std::min(kRowBlock, rows - row), sums[k].data() + row / kRowBlock * size});
+    }
+  }
+  parallel_for(executor, static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) run(blocks[b]);
+  });
+  for (size_t k = 0; k < angles.size(); ++k) {
+    for (size_t i = 0; angles[k].total != nullptr && i < sums[k].size(); ++i) {
+      angles[k].total[i % angles[k].size] += sums[k][i];
+    }
+  }
+}
 
 }  // namespace
 
@@ -56,61 +92,27 @@ std::vector<double> padded(const Reals& tables, int64_t count, int64_t n) {
 
 void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
                       const std::vector<double*>& states) {
-  // The longest rows of the upper triangle first, so that the threads end together.
-  std::vector<Unit> units;
-  std::vector<int64_t> first(work.size());
-  int64_t size = 0, most = 0;
-  for (const NormalWork& w : work) most = std::max(most, blocks_of(w.rows));
-  for (int64_t block = 0; block < most; ++block) {
-    for (size_t k = 0; k < work.size(); ++k) {
-      if (block < blocks_of(work[k].rows)) units.push_back({static_cast<int64_t>(k), block});
-    }
-  }
+  std::vector<AngleRows> angles;
   for (size_t k = 0; k < work.size(); ++k) {
-    first[k] = size;
-    size += blocks_of(work[k].rows) * work[k].layout.size();
+    angles.push_back({work[k].rows, work[k].layout.size(), states[k]});
   }
-  std::vector<double> sums(size);
-  parallel_for(executor, static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const NormalWork& w = work[units[u].angle];
-      const int64_t row = units[u].block * kRowBlock;
-      normal_block(w, w.first_row + row, std::min(kRowBlock, w.rows - row),
-                   sums.data() + first[units[u].angle] + units[u].block * w.layout.size(),
-                   thread_scratch<kScratchBytes>());
-    }
+  for_row_blocks(executor, angles, [&](const RowBlock& block) {
+    const NormalWork& w = work[block.angle];
+    normal_block(w, w.first_row + block.row, block.rows, block.sums,
+                 thread_scratch<kScratchBytes>());
   });
-  for (size_t k = 0; k < work.size(); ++k) {
-    const double* block = sums.data() + first[k];
-    const int32_t length = work[k].layout.size();
-    for (int64_t b = 0; b < blocks_of(work[k].rows); ++b, block += length) {
-      for (int32_t i = 0; i < length; ++i) states[k][i] += block[i];
-    }
-  }
 }
 
 void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
             double (*sums)[2]) {
-  std::vector<Unit> units;
+  std::vector<AngleRows> angles;
   for (size_t k = 0; k < work.size(); ++k) {
-    for (int64_t block = 0; block < blocks_of(work[k].phases.n); ++block) {
-      units.push_back({static_cast<int64_t>(k), block});
-    }
+    angles.push_back({work[k].phases.n, 2, sums == nullptr ? nullptr : sums[k]});
   }
-  std::vector<double> shares(2 * units.size());
-  parallel_for(executor, static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const MatrixWork& w = work[units[u].angle];
-      const int64_t row = units[u].block * kRowBlock;
-      matrix_block(op, w, row, std::min(kRowBlock, w.phases.n - row), shares.data() + 2 * u,
-                   thread_scratch<kScratchBytes>());
-    }
+  for_row_blocks(executor, angles, [&](const RowBlock& block) {
+    matrix_block(op, work[block.angle], block.row, block.rows, block.sums,
+                 thread_scratch<kScratchBytes>());
   });
-  if (op != MatrixOp::kCotangent) return;
-  for (size_t k = 0; k < work.size(); ++k) sums[k][0] = sums[k][1] = 0;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (int c = 0; c < 2; ++c) sums[units[u].angle][c] += shares[2 * u + c];
-  }
 }
 
 }  // namespace jaxkern::xpcs

@@ -26,12 +26,12 @@ class PhaseTables {
 // Copies `count` tables of n values into doubles with kPadding zeros behind each.
 std::vector<double> padded(const Reals& tables, int64_t count, int64_t n);
 
-// states[k] = initial[k] + the sums of work[k]'s row blocks, one after the other; [layout.size()].
+// Adds the sums of work[k]'s row blocks to states[k], one after the other; [layout.size()].
 void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
                       const std::vector<double*>& states);
 
-// Runs a matrix op over every angle. The cotangent also writes sums[k] = {of the contrast, of the
-// offset}.
+// Runs a matrix op over every angle. The cotangent also adds its scalars to sums[k]: the
+// contrast's, then the offset's.
 void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
             double (*sums)[2] = nullptr);
 

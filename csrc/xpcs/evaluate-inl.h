@@ -17,6 +17,16 @@ struct alignas(64) RowBuffers {
   double f[kPitch], h[kPitch], s[kPitch];
 };
 
+// `count` values from element `at` on.
+inline void read_reals(const Reals& from, int64_t at, int64_t count, double* out) {
+  if (from.single) {
+    const float* values = static_cast<const float*>(from.data) + at;
+    for (int64_t j = 0; j < count; ++j) out[j] = values[j];
+  } else {
+    std::memcpy(out, static_cast<const double*>(from.data) + at, count * sizeof(double));
+  }
+}
+
 struct alignas(64) ColumnFactors {
   double reference = 0;
   bool filled = false;

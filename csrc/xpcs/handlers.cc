@@ -67,9 +67,9 @@ ffi::Error run(const Executor& executor, const TwoTimeG2Tangent& o) {
 ffi::Error run(const Executor& executor, const TwoTimeResidual& o) {
   return run_matrix(executor, MatrixOp::kResidual, o, [&](MatrixWork& work, int64_t i) {
     work.offset = real_at(o.offset, i);
-    work.data = o.data.at<char>(i);
+    work.data = reals_at(o.data, i);
     if (o.sigma_rank == 2) {
-      work.sigma_matrix = o.sigma.at<char>(i);
+      work.sigma_matrix = reals_at(o.sigma, i);
     } else {
       work.sigma = real_at(o.sigma, i);
     }
@@ -83,7 +83,7 @@ ffi::Error run(const Executor& executor, const TwoTimeG2Cotangent& o) {
   (void)run_matrix(
       executor, MatrixOp::kCotangent, o,
       [&](MatrixWork& work, int64_t i) {
-        work.data = o.cotangent.at<char>(i);
+        work.data = reals_at(o.cotangent, i);
         work.phase_a = phases.data() + 2 * i * o.n;
         work.phase_x = work.phase_a + o.n;
       },

@@ -11,49 +11,44 @@ struct alignas(64) MatrixScratch {
   alignas(64) double columns[kTile][kRowBlock];
 };
 
-inline void read_matrix(const void* matrix, bool single, int64_t at, int64_t count, double* out) {
-  if (single) {
-    const float* from = static_cast<const float*>(matrix) + at;
-    for (int64_t j = 0; j < count; ++j) out[j] = from[j];
-  } else {
-    std::memcpy(out, static_cast<const double*>(matrix) + at, count * sizeof(double));
-  }
+// A cache line, past the caches.
+#if defined(__AVX__)
+inline void stream_line(float* to, const double* from) {
+  for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + k, _mm256_cvtpd_ps(_mm256_loadu_pd(from + k)));
 }
+inline void stream_line(double* to, const double* from) {
+  for (int k = 0; k < 8; k += 4) _mm256_stream_pd(to + k, _mm256_loadu_pd(from + k));
+}
+#elif defined(__SSE2__)
+inline void stream_line(float* to, const double* from) {
+  for (int k = 0; k < 16; ++k) to[k] = static_cast<float>(from[k]);
+}
+inline void stream_line(double* to, const double* from) {
+  for (int k = 0; k < 8; k += 2) _mm_stream_pd(to + k, _mm_loadu_pd(from + k));
+}
+#endif
 
 // Writes past the caches where whole cache lines are written; the ends of a row go through them,
 // since the neighbouring tile writes the rest of their lines.
-inline void write_matrix(void* matrix, bool single, int64_t at, int64_t count, const double* from) {
-  if (single) {
-    float* to = static_cast<float*>(matrix) + at;
-    int64_t j = 0;
-#if defined(__AVX__)
-    for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) {
-      to[j] = static_cast<float>(from[j]);
-    }
-    for (; j + 16 <= count; j += 16) {
-      for (int k = 0; k < 16; k += 4) {
-        _mm_stream_ps(to + j + k, _mm256_cvtpd_ps(_mm256_loadu_pd(from + j + k)));
-      }
-    }
-#endif
-    for (; j < count; ++j) to[j] = static_cast<float>(from[j]);
-    return;
-  }
-  double* to = static_cast<double*>(matrix) + at;
+template <typename Real>
+inline void write_row(Real* to, int64_t count, const double* from) {
   int64_t j = 0;
-#if defined(__AVX__)
-  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) to[j] = from[j];
-  for (; j + 8 <= count; j += 8) {
-    _mm256_stream_pd(to + j, _mm256_loadu_pd(from + j));
-    _mm256_stream_pd(to + j + 4, _mm256_loadu_pd(from + j + 4));
+#if defined(__SSE2__)
+  constexpr int64_t kLine = 64 / sizeof(Real);
+  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) {
+    to[j] = static_cast<Real>(from[j]);
   }
-#elif defined(__SSE2__)
-  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) to[j] = from[j];
-  for (; j + 8 <= count; j += 8) {
-    for (int k = 0; k < 8; k += 2) _mm_stream_pd(to + j + k, _mm_loadu_pd(from + j + k));
-  }
+  for (; j + kLine <= count; j += kLine) stream_line(to + j, from + j);
 #endif
-  for (; j < count; ++j) to[j] = from[j];
+  for (; j < count; ++j) to[j] = static_cast<Real>(from[j]);
+}
+
+inline void write_matrix(const MatrixWork& work, int64_t at, int64_t count, const double* from) {
+  if (work.single) {
+    write_row(static_cast<float*>(work.out) + at, count, from);
+  } else {
+    write_row(static_cast<double*>(work.out) + at, count, from);
+  }
 }
 
 inline void g2_row(const MatrixWork& work, const Tile& tile, const RowBuffers& row, double* out) {
@@ -80,9 +75,9 @@ inline void tangent_row(const MatrixWork& work, const Tile& tile, int64_t row,
 inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_t row,
                                 MatrixScratch* s) {
   const int64_t from = row * work.phases.n + tile.start;
-  read_matrix(work.data, work.single, from, tile.width, s->data);
-  const bool matrix = work.sigma_matrix != nullptr;
-  if (matrix) read_matrix(work.sigma_matrix, work.single, from, tile.width, s->sigma);
+  read_reals(work.data, from, tile.width, s->data);
+  const bool matrix = work.sigma_matrix.data != nullptr;
+  if (matrix) read_reals(work.sigma_matrix, from, tile.width, s->sigma);
   for (int64_t at = 0; at < tile.width; at += kDoubles) {
     const Doubles sigma = matrix ? load(s->sigma + at) : splat(work.sigma);
     const Doubles r =
@@ -96,7 +91,7 @@ inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_
 // h, since a and h change sign when i and j change places; and sum G f, sum G.
 inline void cotangent_row(const MatrixWork& work, const Tile& tile, int64_t row, int64_t i,
                           double* sums, MatrixScratch* s) {
-  read_matrix(work.data, work.single, row * work.phases.n + tile.start, tile.width, s->data);
+  read_reals(work.data, row * work.phases.n + tile.start, tile.width, s->data);
   const int64_t lanes = tile.vectors() * kDoubles;
   for (double* buffer : {s->data, s->turned[i], s->row.f, s->row.s, s->row.h}) {
     std::fill(buffer + tile.width, buffer + lanes, 0.0);
@@ -136,11 +131,11 @@ inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, M
       for (int64_t j = 0; j < i; ++j) s->tile[i][j] = s->tile[j][i];
     }
     for (int64_t i = 0; i < rows; ++i) {
-      write_matrix(work.out, work.single, (row0 + i) * n + start, tile.width, s->tile[i]);
+      write_matrix(work, (row0 + i) * n + start, tile.width, s->tile[i]);
     }
     transpose(s->tile[0], kPitch, rows, tile.width, s->columns[0], kRowBlock);
     for (int64_t j = own; j < tile.width; ++j) {
-      write_matrix(work.out, work.single, (start + j) * n + row0, rows, s->columns[j]);
+      write_matrix(work, (start + j) * n + row0, rows, s->columns[j]);
     }
   }
 }
@@ -163,7 +158,7 @@ inline void whole_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_
     s->factors.filled = false;
     if (cotangent) {
       for (int64_t j = 0; j < tile.width; ++j) {
-        read_matrix(work.data, work.single, (start + j) * n + row0, rows, s->columns[j]);
+        read_reals(work.data, (start + j) * n + row0, rows, s->columns[j]);
       }
       transpose(s->columns[0], kRowBlock, tile.width, rows, s->turned[0], kPitch);
     }
@@ -175,7 +170,7 @@ inline void whole_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_
       } else {
         evaluate_row<false>(work.phases, tile, side, row, &s->factors, &s->row);
         residual_matrix_row(work, tile, row, s);
-        write_matrix(work.out, work.single, row * n + start, tile.width, s->value);
+        write_matrix(work, row * n + start, tile.width, s->value);
       }
     }
   }

@@ -23,15 +23,9 @@ inline void prefetch_rows(const NormalWork& work, const Tile& tile, int64_t row0
 // `count` values from element `at` of the data, as doubles.
 inline void read_data(const NormalWork& work, int64_t at, int64_t count, double* out) {
   switch (work.data_type) {
-    case DataType::kF64: {
-      std::memcpy(out, static_cast<const double*>(work.data) + at, count * sizeof(double));
-      return;
-    }
-    case DataType::kF32: {
-      const float* from = static_cast<const float*>(work.data) + at;
-      for (int64_t j = 0; j < count; ++j) out[j] = from[j];
-      return;
-    }
+    case DataType::kF64:
+    case DataType::kF32:
+      return read_reals({work.data, work.data_type == DataType::kF32}, at, count, out);
     case DataType::kF16: {
       const uint16_t* from = static_cast<const uint16_t*>(work.data) + at;
       int64_t j = 0;
@@ -50,10 +44,6 @@ inline void read_data(const NormalWork& work, int64_t at, int64_t count, double*
       return;
     }
   }
-}
-
-inline void read_sigma(const Reals& sigma, int64_t at, int64_t count, double* out) {
-  for (int64_t j = 0; j < count; ++j) out[j] = sigma[at + j];
 }
 
 // Whether a tile equals its mirror image; leaves both in `here` and `there`. Values that are not
@@ -89,7 +79,7 @@ inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t r
            s->here, s->there);
   if (with_sigma) {
     equal = fill([&](int64_t at, int64_t count,
-                     double* out) { read_sigma(work.sigma_matrix, at, count, out); },
+                     double* out) { read_reals(work.sigma_matrix, at, count, out); },
                  s->sigma_here, s->sigma_there) &&
             equal;
   }
@@ -190,7 +180,7 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
       std::fill(sums, sums + kTile, 0.0);
     const bool matrix = work.sigma_matrix.data != nullptr;
     const double* sigma = !matrix ? nullptr : compared ? s->sigma_here[i] : s->sigma;
-    if (matrix && !compared) read_sigma(work.sigma_matrix, at, t.tile.width, s->sigma);
+    if (matrix && !compared) read_reals(work.sigma_matrix, at, t.tile.width, s->sigma);
     weigh_row(work, t, second != nullptr ? 1 : t.multiplicity, data, sigma, s);
     if (second != nullptr) weigh_row(work, t, 1, second, matrix ? s->sigma_there[i] : nullptr, s);
   } else {

@@ -74,17 +74,17 @@ struct NormalWork {
 // What a matrix op writes or reads for each point of one angle.
 struct MatrixWork {
   Phases phases;
-  bool single = false;  // of the matrices below
   double contrast = 0, offset = 0;
-  void* out = nullptr;         // [n, n]
-  const void* data = nullptr;  // [n, n]: data, or a cotangent
+  void* out = nullptr;  // [n, n]
+  bool single = false;  // `out` is float, not double
+  Reals data;           // [n, n]: data, or a cotangent
   // Tangents, [n + kPadding] each, or null.
   const double* tangent_a = nullptr;
   const double* tangent_x = nullptr;
   double tangent_contrast = 0, tangent_offset = 0;
   // Of the residual.
   double sigma = 1;
-  const void* sigma_matrix = nullptr;  // [n, n] or null
+  Reals sigma_matrix;  // [n, n] or null
   // Of the cotangent: [n] each, and the block's share of the other two.
   double* phase_a = nullptr;
   double* phase_x = nullptr;

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkern.core.timing import call_seconds
-from jaxkern.execution.jitted import Jitted
+from jaxkern.execution.jit import Jitted
 from jaxkern.execution.operator import Operator
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import xla_bridge
+from jax._src import config, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 
 # Public in jax.extend, which imports Pallas: half of what importing jaxkern would take.
 from jax._src.core import Primitive as Primitive
-from jax._src.core import eval_trace, trace_state_clean, trace_state_strong_ref
+from jax._src.core import trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
@@ -24,6 +24,7 @@ from jax._src.custom_partitioning_sharding_rule import (
 from jax._src.interpreters.mlir import lower_with_sharding_in_types
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir.dialects import hlo  # type: ignore[attr-defined]
+from jax._src.mesh import get_concrete_mesh
 from jax.interpreters import mlir
 
 ir = mlir.ir
@@ -233,10 +234,14 @@ def is_tracing() -> bool:
     return not trace_state_clean()
 
 
-# ``CURRENT_TRACE.value is NO_TRACE`` tells the same in a quarter of the time.
-CURRENT_TRACE, NO_TRACE = trace_state_strong_ref, eval_trace
+def program_context() -> tuple[Any, ...]:
+    """What a compiled program depends on beside its arguments: options of JAX, a mesh, a backend.
 
-
-#: How many entries the cache of a ``jax.jit`` function has, in some 50 ns. The function's own bound
-#: method would hide it from the garbage collector on 0.10.
-jit_cache_size: Callable[[Any], int] = _jax.PjitFunction._cache_size
+    Comparable and hashable; what is in the key of ``jax.jit``'s own cache.
+    """
+    return (
+        config.trace_context(),
+        get_concrete_mesh(),
+        config.optimization_level.value,
+        config.memory_fitting_level.value,
+    )

@@ -1,4 +1,4 @@
-"""How long JAX compiles in a ``with`` block, and which of the traces that it reports are none."""
+"""How long JAX compiles in a ``with`` block."""
 
 from __future__ import annotations
 
@@ -47,13 +47,3 @@ class CompileClock:
         trace: TracebackType | None,
     ) -> None:
         jax.monitoring.unregister_event_duration_listener(self._heard)
-
-
-class _Refusal(threading.local):
-    """Whether this thread leaves the trace of a function that has refused its arguments."""
-
-    under_way = False
-
-
-#: Set by `execution.jit`, for which such a trace only tells that another program is wanted.
-REFUSAL = _Refusal()

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from jaxkern.core.arguments import decimal
+from jaxkern.core.cgroups import told
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -17,13 +18,10 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     """The processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
     fields: dict[str, str] = {}
-    try:
-        for line in cpuinfo.read_text().splitlines():
-            name, colon, value = line.partition(":")
-            if colon:
-                fields.setdefault(name.strip(), value.strip())
-    except OSError:
-        pass
+    for line in told(cpuinfo).splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
     if "model name" in fields:
         return fields["model name"]
     # Arm's kernels give numbers instead of a name.
@@ -41,15 +39,10 @@ def last_level_caches(cpus: Path = _CPUS) -> list[int]:
     """Bytes of each last-level cache, which some or all processors share; empty if not told."""
     caches: dict[tuple[int, str], int] = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
-        try:
-            kind = (index / "type").read_text().strip()
-            level = int((index / "level").read_text())
-            size = (index / "size").read_text().strip()
-            shared = (index / "shared_cpu_list").read_text().strip()
-        except (OSError, ValueError):
-            continue
-        number = decimal(size[:-1])
-        if kind != "Instruction" and number is not None and size[-1] in _UNITS:
+        names = ("type", "level", "size", "shared_cpu_list")
+        kind, at, size, shared = (told(index / name) for name in names)
+        level, number = decimal(at), decimal(size[:-1])
+        if kind != "Instruction" and level and number is not None and size[-1] in _UNITS:
             caches[(level, shared)] = number * _UNITS[size[-1]]
     last = max((level for level, _ in caches), default=0)
     return [size for (level, _), size in caches.items() if level == last]
@@ -61,9 +54,9 @@ def busy_seconds(stat: Path = _STAT) -> float | None:
     Includes what a virtual machine's host took away.
     """
     try:
-        name, *ticks = stat.read_text().splitlines()[0].split()
+        name, *ticks = told(stat).splitlines()[0].split()
         user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
     if name != "cpu":
         return None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from jaxkern.core.arguments import decimal
+from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, told
 
 GIB = 2**30
 
@@ -34,36 +35,15 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_bytes(
-    root: Path = Path("/sys/fs/cgroup"), process: str = "/proc/self/cgroup"
-) -> list[int]:
-    """Limits of this process's cgroups and of those above them, versions 2 and 1."""
-    try:
-        lines = Path(process).read_text().splitlines()
-    except OSError:
-        return []
-    found: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                text = "max"
-            # Version 1 writes a number beyond any memory where there is no limit.
-            limit = decimal(text)
-            if limit is not None and limit < 2**60:
-                found.append(limit)
-            if place == base:
-                break
-    return found
+def _cgroup_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[int]:
+    """Limits of this process's cgroups and of those above them."""
+    found = [
+        decimal(told(folder / name))
+        for folder in group_folders("memory", root, membership)
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    # Version 1 writes a number beyond any memory where there is no limit.
+    return [limit for limit in found if limit is not None and limit < 2**60]
 
 
 def _slurm_bytes() -> list[int]:
@@ -80,13 +60,7 @@ def _slurm_bytes() -> list[int]:
 
 def status_bytes(field: str) -> int | None:
     """A figure of this process in bytes, such as its ``VmRSS``; None where it is not told."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    return _told_bytes(Path("/proc/self/status"), field)
 
 
 def anonymous_bytes() -> int:
@@ -97,10 +71,13 @@ def anonymous_bytes() -> int:
 def available_bytes() -> int:
     """What this process may still take: up to its own limit, and of what the machine has free."""
     room = int(min(memory_limit() * GIB, machine_bytes())) - anonymous_bytes()
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                room = min(room, int(line.split()[1]) * 1024)
-    except OSError:
-        pass
-    return max(room, 0)
+    free = _told_bytes(Path("/proc/meminfo"), "MemAvailable")
+    return max(room if free is None else min(room, free), 0)
+
+
+def _told_bytes(path: Path, field: str) -> int | None:
+    """Bytes of a line such as ``RssAnon:  1024 kB``; None where it is not told."""
+    for line in told(path).splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return None

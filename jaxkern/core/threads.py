@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxkern.core.arguments import decimal
+from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, told
 
 # More than any machine has, and what a C int holds.
 MOST_THREADS = 2**31 - 1
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def num_threads(environment: Mapping[str, str] | None = None) -> int:
@@ -64,50 +63,19 @@ def schedulable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def cgroup_cpus(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """Whole CPUs that the control group's quota amounts to (rounded up); None without a quota.
 
     Reads ``cpu.max`` of version 2 and ``cpu.cfs_quota_us`` of version 1, of the process's own group
     and of those above it.
     """
-    quotas = []
-    for folder in _groups(root, membership):
-        quota = _quota(folder)
-        if quota is not None:
-            quotas.append(quota)
-    return min(quotas) if quotas else None
-
-
-def _groups(root: Path, membership: Path) -> list[Path]:
-    """Folders of this process's CPU groups, innermost first, with the root of each hierarchy."""
-    folders = []
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / controllers if controllers and (root / controllers).is_dir() else root
-        if controllers and base == root:
-            base = root / "cpu"
-        here = base / path.lstrip("/")
-        while base in here.parents:
-            folders.append(here)
-            here = here.parent
-        folders.append(base)
-    return folders or [root, root / "cpu"]
+    quotas = [_quota(folder) for folder in group_folders("cpu", root, membership)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota(folder: Path) -> int | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    allowed, every = decimal(quota), decimal(period)  # None: "max", or -1
+    both = told(folder / "cpu.max").split()
+    if len(both) != 2:
+        both = [told(folder / "cpu.cfs_quota_us"), told(folder / "cpu.cfs_period_us")]
+    allowed, every = map(decimal, both)  # None: "max", or -1
     return max(1, -(-allowed // every)) if allowed is not None and every else None

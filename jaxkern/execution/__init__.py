@@ -1,7 +1,9 @@
 """How computations run: compiled ahead and counted, over graphs, threads and meshes, in time."""
 
 from jaxkern.execution.graph import SymbolicError as SymbolicError
+from jaxkern.execution.jit import Precompilation as Precompilation
 from jaxkern.execution.jit import jit as jit
+from jaxkern.execution.jit import precompile as precompile
 from jaxkern.execution.jit_options import CacheInfo as CacheInfo
 from jaxkern.execution.jit_options import JITOptions as JITOptions
 from jaxkern.execution.mapping import pmap as pmap
@@ -19,8 +21,6 @@ from jaxkern.execution.options import check_timeout as check_timeout
 from jaxkern.execution.options import current_options as current_options
 from jaxkern.execution.options import execution_options as execution_options
 from jaxkern.execution.options import remaining_seconds as remaining_seconds
-from jaxkern.execution.precompile import Precompilation as Precompilation
-from jaxkern.execution.precompile import precompile as precompile
 from jaxkern.execution.structural import structural_jit as structural_jit
 from jaxkern.execution.trace import ExecutionTrace as ExecutionTrace
 from jaxkern.execution.trace import Span as Span

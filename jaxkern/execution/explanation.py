@@ -15,7 +15,7 @@ def explanation(name: str, schedule: Schedule, strategy: str, workers: int | Non
     for operation in operations:
         needs = ", ".join(operations[i].name for i in operation.after) or "the inputs"
         lines.append(
-            f"  {operation.name:{width}}  {'host' if operation.host else 'jax'}  "
+            f"  {operation.name:{width}}  {'host' if operation.host else 'jax':4}  "
             f"part {where[operation.index]}  needs {needs}  ({operation.reason})"
         )
     for depth, level in enumerate(schedule.graph.levels()):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxkern.execution.operator import CHILDREN, Operator, is_array, is_operator
+from jaxkern.execution.operator import CHILDREN, Operator, is_array, is_operator, name_of
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions
 
 
@@ -174,7 +174,7 @@ class Recorder:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds a call; of a composite with host operators inside, the calls inside it."""
-        name = _name(op)
+        name = name_of(op)
         if isinstance(op, Operator) and _is_composite(op):
             scope, self._scope = self._scope, (*self._scope, name)
             try:
@@ -189,7 +189,7 @@ class Recorder:
         args = self._with_inputs(args)
         host = not any(map(self._is_jax, placeholders(args)))
         reason = f"arithmetic of {'host' if host else 'JAX'} values"
-        return self._add(_name(fn), fn, args, {}, host, reason)
+        return self._add(name_of(fn), fn, args, {}, host, reason)
 
     def _is_jax(self, value: Placeholder) -> bool:
         source, _ = place(value)
@@ -297,13 +297,6 @@ def resolved(tree: Any, values: dict[int, Any]) -> Any:
         return functools.reduce(python.getitem, path, values[source])
 
     return jax.tree.map(value, tree)
-
-
-def _name(op: Any) -> str:
-    if isinstance(op, Operator):
-        fn = getattr(op, "fn", None)
-        return type(op).__name__ if fn is None else _name(fn)
-    return str(getattr(op, "__name__", type(op).__name__))
 
 
 def _is_composite(op: Operator) -> bool:

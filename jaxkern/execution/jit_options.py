@@ -20,7 +20,7 @@ class JITOptions:
       cache_size: the most compiled programs that are kept; the least recently used ones go first.
       background: compile for ``sample_input`` in a thread instead of at once. A call that comes
         earlier waits for it.
-      static_argnames: arguments to fix in the program though they are numbers or arrays of them.
+      static_argnames: arguments to fix in the program though they are numbers or tuples of them.
       donate_argnames: arguments whose memory the result may take; they cannot be used again.
 
     Raises:
@@ -57,7 +57,8 @@ class CacheInfo:
     """The state of a cache of compiled programs.
 
     Attributes:
-      hits, misses: calls that found a program, and calls that compiled one.
+      hits, misses: calls that found a program, and calls that compiled one. (What JAX has to
+        compile again after ``jax.clear_caches`` is no miss.)
       evictions: programs that were let go to stay within ``max_programs``.
       programs, max_programs: kept now, and at most. One signature has several where its arguments
         come with different shardings or in different contexts (`jaxkern.backend`, 64-bit types).

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.axes import flat_axes
 from jaxkern.core.failures import note
-from jaxkern.execution.operator import Operator, is_array
+from jaxkern.execution.operator import Operator, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.supervision import supervised
 from jaxkern.execution.threads import Task, run_tasks
@@ -35,7 +35,7 @@ class _Mapped:
         self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
         #: whether it maps Python work; also read where a map is mapped, or called in a graph
         self.host = bool(host) or getattr(fn, "host", False) is True
-        self._fn_name = getattr(fn, "__name__", type(fn).__name__)
+        self._fn_name = name_of(fn)
         self.__name__ = f"{self.kind}({self._fn_name})"
 
     def __repr__(self) -> str:
@@ -54,6 +54,7 @@ class _Mapped:
         leaves, tree = jax.tree.flatten(args)
         size = _size(self.kind, args, leaves, axes)
         if self.host:
+            refuse_traced(self, args)
             return self._on_host(leaves, tree, axes, size)
         program = self._program(size)
         active = ACTIVE.get()
@@ -220,13 +221,8 @@ def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
         )
     if len(kinds) > 1:
         # NumPy would turn numbers into text.
-        mixed = np.empty((len(parts), *shape), object)
-        for index, part in enumerate(parts):
-            values = np.asarray(part) if shape else part
-            for place in np.ndindex(shape):
-                mixed[(index, *place)] = values[place] if shape else values
-        return np.moveaxis(mixed, 0, axis)
-    if any(isinstance(part, jax.Array) for part in parts):
+        parts = [np.asarray(part, object) for part in parts]
+    elif any(isinstance(part, jax.Array) for part in parts):
         return jnp.stack(parts, axis)
     return np.stack([np.asarray(part) for part in parts], axis)
 

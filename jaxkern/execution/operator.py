@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from jaxkern.core.compat import is_tracing
 from jaxkern.core.static import StaticArguments
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.supervision import supervised
@@ -37,7 +38,8 @@ class Operator:
         (reads, writes, sleeps, asks a server): such work runs on threads. What does not say so is
         JAX code, which graphs and maps trace and compile.
 
-    Raises: TypeError, when it is flattened, for an unhashable attribute that holds no array.
+    Raises: TypeError, when it is flattened, for an unhashable attribute that holds no array; when a
+    host operator is called on values that JAX traces.
 
     >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
     >>> class Scale(ex.Operator):
@@ -60,20 +62,20 @@ class Operator:
 
     def __call__(self, inputs: Any) -> Any:
         active = ACTIVE.get()
+        if active is not None and active.recorder is not None:
+            return active.recorder.call(self, inputs)
+        if self.host:
+            refuse_traced(self, inputs)
         if active is None:
             return self.forward(inputs=inputs)
-        if active.recorder is not None:
-            return active.recorder.call(self, inputs)
         forward = self.forward
         if hasattr(forward, "supervises"):  # of jit and of structural_jit
             return forward(inputs=inputs)
-        return supervised(active, type(self).__name__, "operator", forward, inputs=inputs)
+        return supervised(active, name_of(self), "operator", forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_with_keys(
-            cls, _flatten_with_keys, cls._unflatten, flatten_func=_flatten
-        )
+        jax.tree_util.register_pytree_with_keys(cls, _flatten, cls._unflatten)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.pop(CHILDREN, None)
@@ -127,7 +129,7 @@ def _is_data(value: Any) -> bool:
     return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
 
 
-def _flatten_with_keys(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
+def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
     children, fixed = [], []
     kept = op.__dict__.get(CHILDREN, ())
     for name, value in sorted(op.__dict__.items()):
@@ -137,11 +139,6 @@ def _flatten_with_keys(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]
             fixed.append((name, _fixed(op, name, value)))
     names = tuple([key.name for key, _ in children])
     return children, (names, StaticArguments(fixed))
-
-
-def _flatten(op: Operator) -> tuple[list[Any], _Structure]:
-    children, structure = _flatten_with_keys(op)
-    return [child for _, child in children], structure
 
 
 def _fixed(op: Operator, name: str, value: Any) -> Any:
@@ -167,6 +164,22 @@ def is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return isinstance(value, Hashable)
+
+
+def name_of(step: Any) -> str:
+    """The name of an operator or a function, for graphs and messages."""
+    fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
+    return str(getattr(step, "__name__", type(step).__name__)) if fn is None else name_of(fn)
+
+
+def refuse_traced(step: Any, inputs: Any) -> None:
+    """Raises TypeError for host work on values of which only a trace of JAX knows."""
+    if is_tracing() and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
+        raise TypeError(
+            f"{name_of(step)} is host work (host = True), and JAX is tracing its inputs: it would "
+            "be done once, on no values, and left out of the program. Call it outside of that, in "
+            "a graph (structural_jit), or by jax.pure_callback"
+        )
 
 
 class _Function(Operator):

@@ -14,8 +14,8 @@ import jax
 
 from jaxkern.core.failures import note
 from jaxkern.execution.graph import Graph, Operation, Placeholder, place, placeholders, resolved
+from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
-from jaxkern.execution.jitted import Jitted
 from jaxkern.execution.operator import Operator
 from jaxkern.execution.options import ACTIVE, current_options
 from jaxkern.execution.supervision import supervised
@@ -135,7 +135,9 @@ def _parts(graph: Graph) -> list[Part]:
             used = placeholders([(operation.args, operation.kwargs) for operation in operations])
             others = {place(p): p for p in used if place(p)[0] not in group}
             part.outside = list(others.values())
-            part.program = Jitted(_program(operations, part.outside, part.wanted), JITOptions())
+            program = _program(operations, part.outside, part.wanted)
+            program.__name__ = name[:80]
+            part.program = Jitted(program, JITOptions())
         parts.append(part)
     return parts
 

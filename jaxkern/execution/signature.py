@@ -1,11 +1,11 @@
-"""The leaves of a call: which are operands of its program, which are fixed in it, and its key."""
+"""The leaves of a call and of its result: which are arrays, and which are fixed in the program."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,26 +14,67 @@ import numpy as np
 
 from jaxkern.core.compat import ArrayImpl
 from jaxkern.core.static import exact_key
-from jaxkern.execution.operator import Operator, is_hashable
+from jaxkern.execution.operator import Operator, is_array, is_hashable
 
-NUMBERS = (bool, int, float, complex)
+_NUMBERS = (bool, int, float, complex)
 
 
-class FixedArgument:
-    """An argument that ``static_argnames`` names: a leaf, whatever it is."""
+class Fixed:
+    """A value that belongs to the program; it equals those with the same types and bits."""
 
-    __slots__ = ("value",)
+    __slots__ = ("key", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.key = value, exact_key(value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FixedArgument) and (
-            other.value is self.value or bool(exact_key(other.value) == exact_key(self.value))
-        )
+        return isinstance(other, Fixed) and bool(self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.value)
+        return hash(self.key)
+
+
+def form(leaf: Any) -> Any:
+    """What of a leaf a program depends on; None where JAX traces it.
+
+    Arrays and numbers are operands, as in ``jax.jit``: their types count, and the shardings of
+    those that are bound to devices. Everything else is `Fixed`.
+    """
+    kind = type(leaf)
+    if kind is ArrayImpl:
+        return (leaf.aval, leaf.sharding) if leaf.committed else leaf.aval
+    if kind in _NUMBERS:
+        return kind
+    if kind is Fixed:
+        return leaf
+    if isinstance(leaf, str):  # those of NumPy are scalars too
+        return Fixed(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        return _numpy_aval(leaf.shape, leaf.dtype, x64)
+    if isinstance(leaf, jax.core.Tracer):
+        return None
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _aval(leaf) if leaf.sharding is None else (_aval(leaf), leaf.sharding)
+    if isinstance(leaf, jax.Array):
+        return (_aval(leaf), leaf.sharding) if leaf.committed else _aval(leaf)
+    for number in _NUMBERS:  # what JAX makes of subclasses such as IntEnum is that of the number
+        if isinstance(leaf, number):
+            return number
+    return Fixed(leaf)
+
+
+def _aval(leaf: Any) -> Any:
+    # Random keys make their type anew each time.
+    extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return (leaf.shape, leaf.dtype) if extended else jax.typeof(leaf)
+
+
+@functools.lru_cache(4096)
+def _numpy_aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
+    del x64  # what JAX makes of 64-bit types depends on it
+    # Structured and object arrays are refused by JAX, in its own words.
+    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 
 class FixedResult:
@@ -51,156 +92,38 @@ jax.tree_util.register_pytree_node(
 )
 
 
-# Those of the types that are fixed in a program which come most often: a set is asked quickly.
-FIXED = frozenset({str, FixedArgument, types.FunctionType, types.BuiltinFunctionType, type})
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """A call's leaves, taken apart."""
-
-    #: hashable; equal for calls that one program serves
-    key: tuple[Any, ...]
-    operands: list[Any]
-    #: where the operands stand among the leaves
-    positions: tuple[int, ...]
-    #: all leaves, None in the place of operands
-    fixed: tuple[Any, ...]
-    traced: bool
-
-
-@functools.lru_cache(4096)
-def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
-    del x64  # what JAX makes of 64-bit types depends on it
-    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
-
-
-def numpy_aval(array: Any) -> Any:
-    """What an array of NumPy is in JAX."""
-    return _aval(array.shape, array.dtype, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-
-
-def quick_key(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...] | None:
-    """The key that `split` finds; None where there are traced values or types that are rare.
-
-    It may be without a hash.
-    """
-    key: list[Any] = [tree]
-    for leaf in leaves:
-        kind = type(leaf)
-        if kind is ArrayImpl:
-            key.append(leaf.aval)
-        elif kind in NUMBERS:
-            key.append(kind)
-        elif kind in FIXED or isinstance(leaf, str):
-            key.append((kind, leaf))
-        elif isinstance(leaf, (np.ndarray, np.generic)):
-            key.append(numpy_aval(leaf))
-        elif isinstance(leaf, jax.Array):  # of random keys
-            if isinstance(leaf, jax.core.Tracer):
-                return None
-            key.append((leaf.shape, leaf.dtype))
-        elif isinstance(leaf, (jax.ShapeDtypeStruct, *NUMBERS)):
-            return None
-        else:
-            key.append((kind, leaf))
-    return tuple(key)
-
-
-def split(leaves: Sequence[Any], tree: Any, describe: Callable[[int], str]) -> Split:
-    """Tells operands from what is fixed.
-
-    Arrays and numbers are operands, as in ``jax.jit``; everything else is fixed.
-
-    Args:
-      describe: names the leaf of an index, for errors.
+def checked_call(fn: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+    """Calls a function under a trace of JAX, with the parts of its result that are no arrays fixed.
 
     Raises:
-      TypeError: for a fixed leaf without a hash, and for one that holds arrays.
+      TypeError: for a result without a hash, and where an operator's attributes have changed.
     """
-    key: list[Any] = [tree]
-    operands: list[Any] = []
-    positions: list[int] = []
-    fixed: list[Any] = [None] * len(leaves)
-    traced = False
-    for index, leaf in enumerate(leaves):
-        if type(leaf) is ArrayImpl:
-            key.append(leaf.aval)
-        elif isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-            traced = traced or isinstance(leaf, jax.core.Tracer)
-            # Random keys make their type anew each time, which takes 20 us.
-            extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-            key.append((leaf.shape, leaf.dtype) if extended else jax.typeof(leaf))
-        elif isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, str):
-            # Structured and object arrays are refused by JAX, in its own words.
-            key.append(numpy_aval(leaf))
-        elif isinstance(leaf, NUMBERS):
-            # What JAX makes of subclasses such as IntEnum is that of the number.
-            key.append(next(kind for kind in NUMBERS if isinstance(leaf, kind)))
-        else:
-            if not is_hashable(leaf):
-                if isinstance(leaf, FixedArgument):
-                    raise TypeError(
-                        f"{describe(index)} is a {type(leaf.value).__name__}, which has no hash, "
-                        "and static_argnames names it: no compiled program can be found for its "
-                        "value; pass a tuple or something else that is hashable, or make it an "
-                        "operand"
-                    )
-                raise TypeError(
-                    f"{describe(index)} is a {type(leaf).__name__}, which is no array and has no "
-                    "hash, so that no compiled program can be found for it; pass an array, a "
-                    "pytree of arrays, or something hashable"
-                )
-            fixed[index] = leaf
-            key.append((type(leaf), leaf))
-            continue
-        operands.append(leaf)
-        positions.append(index)
-    return Split(tuple(key), operands, tuple(positions), tuple(fixed), traced)
-
-
-def refuse_hidden_arrays(leaves: Sequence[Any], describe: Callable[[int], str]) -> None:
-    """Raises TypeError for an object, fixed in a program, with arrays that would be fixed too."""
-    for index, leaf in enumerate(leaves):
-        value = leaf.value if isinstance(leaf, FixedArgument) else leaf
-        name = _hidden_array(value)
-        if name is not None:
+    before = [(op, *jax.tree.flatten(op)) for op in operators_in((args, kwargs))]
+    result = fn(*args, **kwargs)
+    for op, leaves, tree in before:
+        now, tree_now = jax.tree.flatten(op)
+        same = len(now) == len(leaves) and all(map(operator.is_, now, leaves))
+        if not (same and tree == tree_now):  # type: ignore[operator]
             raise TypeError(
-                f"{describe(index)} is a {type(value).__name__}, no pytree, and holds an array in "
-                f"its attribute {name!r}: its value would be fixed in the compiled program and "
-                "later changes ignored. Make the class a jaxkern.execution.Operator or another "
-                "pytree, or pass the array as an argument"
+                f"forward of {type(op).__name__} changes an attribute of its operator, which a "
+                "compiled program cannot do: the change would be lost after the first call. "
+                "Return the new value, or make a new operator of it"
             )
+    return jax.tree.map(lambda leaf: _as_result(leaf, name), result)
 
 
-def refuse_hidden_in_function(fn: Any) -> None:
-    """The same for a callable object, and for the object that a method is bound to."""
-    if isinstance(fn, functools.partial):
-        for part in (fn.func, *fn.args, *fn.keywords.values()):
-            refuse_hidden_in_function(part)
-        return
-    owner = fn.__self__ if isinstance(fn, types.MethodType) else fn
-    hidden = _hidden_array(owner)
-    if hidden is not None:
+def _as_result(leaf: Any, name: str) -> Any:
+    # The texts of NumPy are scalars too.
+    if isinstance(leaf, _NUMBERS) or (is_array(leaf) and not isinstance(leaf, (str, bytes))):
+        return leaf
+    if hasattr(leaf, "__jax_array__"):
+        return leaf
+    if not is_hashable(leaf):
         raise TypeError(
-            f"{owner!r:.80} is no pytree and holds an array in its attribute {hidden!r}: its value "
-            "would be fixed in the compiled program and later changes ignored. Make the class a "
-            "jaxkern.execution.Operator or another pytree, or pass the array as an argument"
+            f"{name} returns a {type(leaf).__name__}, which is no array and has no hash; return "
+            "arrays, pytrees of arrays, or something hashable such as a string"
         )
-
-
-def refuse_hidden_in_operators(tree: Any) -> None:
-    """The same for plain objects that are attributes of operators."""
-    for op in operators_in(tree):
-        for name, value in vars(op).items():
-            hidden = _hidden_array(value)
-            if hidden is not None:
-                raise TypeError(
-                    f"attribute {name!r} of {type(op).__name__} is a {type(value).__name__}, no "
-                    f"pytree, and holds an array in its attribute {hidden!r}: its value would be "
-                    "fixed in the compiled program and later changes ignored. Make that class an "
-                    "Operator or another pytree too"
-                )
+    return FixedResult(leaf)
 
 
 def operators_in(tree: Any) -> list[Operator]:
@@ -211,6 +134,35 @@ def operators_in(tree: Any) -> list[Operator]:
             found.append(leaf)
             found.extend(operators_in(list(vars(leaf).values())))
     return found
+
+
+def refuse_hidden_arrays(place: str, value: Any) -> None:
+    """Raises TypeError for an object, fixed in a program, with arrays that would be fixed too."""
+    attribute = _hidden_array(value)
+    if attribute is not None:
+        raise TypeError(
+            f"{place} is a {type(value).__name__}, no pytree, and holds an array in its attribute "
+            f"{attribute!r}: its value would be fixed in the compiled program and later changes "
+            "ignored. Make the class a jaxkern.execution.Operator or another pytree, or pass the "
+            "array as an argument"
+        )
+
+
+def refuse_hidden_in_function(fn: Any) -> None:
+    """The same for a callable object, and for the object that a method is bound to."""
+    if isinstance(fn, functools.partial):
+        for part in (fn.func, *fn.args, *fn.keywords.values()):
+            refuse_hidden_in_function(part)
+    else:
+        owner = fn.__self__ if isinstance(fn, types.MethodType) else fn
+        refuse_hidden_arrays(f"{owner!r:.80}", owner)
+
+
+def refuse_hidden_in_operators(arguments: Any) -> None:
+    """The same for plain objects that are attributes of operators."""
+    for op in operators_in(arguments):
+        for name, value in vars(op).items():
+            refuse_hidden_arrays(f"attribute {name!r} of {type(op).__name__}", value)
 
 
 def _hidden_array(value: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ _WATCHFUL = ("graph", "vmap", "pmap")
 
 
 def supervised(
-    active: Active, name: str, category: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    active: Active, name: str, category: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """``fn(*args, **kwargs)`` under the options of ``active``, which is the context's."""
     options = active.options
@@ -26,32 +27,21 @@ def supervised(
         return fn(*args, **kwargs)
     check_timeout(name)
     if options.deadline is not None and not active.worker and category not in _WATCHFUL:
-        call = Task(name, lambda: _spanned(name, category, fn, args, kwargs))
-        return run_tasks([call], name)[0]
-    return _spanned(name, category, fn, args, kwargs)
-
-
-def _spanned(
-    name: str,
-    category: str,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    active = ACTIVE.get()
-    assert active is not None
-    trace = active.options.trace
-    if trace is None:
+        # In its thread, which is a worker of this one.
+        active = dataclasses.replace(active, worker=True)
+        call = functools.partial(supervised, active, name, category, fn, *args, **kwargs)
+        return run_tasks([Task(name, call)], name)[0]
+    if options.trace is None:
         # Under a deadline, what a device still computes counts as the call's own time.
         return jax.block_until_ready(fn(*args, **kwargs))
-    span = trace.begin(name, category, active.span)
+    span = options.trace.begin(name, category, active.span)
     token = ACTIVE.set(dataclasses.replace(active, span=span))
     try:
         result = jax.block_until_ready(fn(*args, **kwargs))
     except BaseException as error:
-        trace.end(span, error)
+        options.trace.end(span, error)
         raise
     finally:
         ACTIVE.reset(token)
-    trace.end(span)
+    options.trace.end(span)
     return result

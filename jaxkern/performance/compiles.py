@@ -16,7 +16,6 @@ import jax
 import jax.monitoring
 
 from jaxkern.core import compat
-from jaxkern.core.compile_clock import REFUSAL
 from jaxkern.performance.changes import Change, differences
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
@@ -35,6 +34,7 @@ _LOGGED = {
     "Writing ": "jax_explain_cache_misses",
     "Not writing persistent cache": "jax_explain_cache_misses",
 }
+_OF_CONTEXT = Change("", "context", "", "")
 
 
 @dataclass
@@ -154,7 +154,7 @@ class CompileWatch:
             changes = differences(call, before)
             if not changes:
                 same = f._function is None or f._function is call.function
-                changes = [Change("", "context" if same else "function", "", "")]
+                changes = [_OF_CONTEXT if same else Change("", "function", "", "")]
             f.changes.append(tuple(changes))
         f._function, f._arguments = call.function, call.arguments
 
@@ -166,9 +166,12 @@ class CompileWatch:
 
     def _compiling(self, name: str, location: str | None, placement: str) -> None:
         f = self._of(name, location)
-        if not f._traced_since_compile and f._placement not in (None, placement):
-            before = f._placement or ""
-            f.changes.append((Change("", "sharding", before, placement),))
+        if f._placement not in (None, placement):
+            changes = (Change("", "sharding", f._placement or "", placement),)
+            if not f._traced_since_compile:
+                f.changes.append(changes)
+            elif f.changes and f.changes[-1] == (_OF_CONTEXT,):  # `execution.jit` traces anew
+                f.changes[-1] = changes
         f._placement, f._traced_since_compile = placement, False
 
     def _compiled(self, name: str, location: str | None, seconds: float, cached: bool) -> None:
@@ -248,12 +251,8 @@ class _Tap(logging.Filter):
         with self.lock:
             if event == _TRACED:
                 call = self.begun(name)
-                if REFUSAL.under_way:
-                    return
                 location = here.locations[name] = "" if call is None else call.location
                 for watch in self.watches:
-                    if call is not None and _may_refuse(call):
-                        watch._traced(_whole(call))
                     watch._took(name, location, duration_secs, counted=call is not None)
                 return
             known = here.locations.get(name)
@@ -282,7 +281,7 @@ class _Tap(logging.Filter):
             if call is not None:
                 self.thread.pending.append(call)
                 with self.lock:
-                    for watch in self.watches if not _may_refuse(call) else ():
+                    for watch in self.watches:
                         watch._traced(_whole(call))
         elif text.startswith(_COMPILING) and isinstance(record.args, tuple):
             self.compiling(record.args)
@@ -347,19 +346,15 @@ def _options() -> dict[str, bool]:
 
 
 def _whole(call: compat.TracedCall) -> compat.TracedCall:
-    """The call of the user's function where JAX traces one that `execution.jit` made of it."""
-    user, fixed = getattr(call.function, "stands_for", (None, None))
+    """The call of the user's function, also where `execution.jit` made a program of it."""
+    fixed = getattr(call.function, "fixed_arguments", None)
     if fixed is None:
         return call
-    arguments = fixed.paths_of_whole(call.arguments)
-    earlier = [fixed.paths_of_whole(paths) for paths in call.earlier]
-    return call._replace(function=user, arguments=arguments, earlier=earlier)
-
-
-def _may_refuse(call: compat.TracedCall) -> bool:
-    """Whether the trace is one of `execution.jit` that ends at once where it guessed wrong."""
-    may_refuse = getattr(call.function, "may_refuse", None)
-    return may_refuse is not None and bool(may_refuse())
+    return call._replace(
+        function=call.function.target,
+        arguments={**call.arguments, **fixed},
+        earlier=[{**arguments, **fixed} for arguments in call.earlier],
+    )
 
 
 def _plain(name: str) -> str:

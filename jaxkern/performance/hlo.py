@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _ALIAS = re.compile(r"\{[0-9, ]*\}: \((\d+),")
 # Bits of the element types whose name does not end in them.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -48,6 +50,12 @@ class Instruction:
         """Its kind, such as ``"all-gather"``; the end of an asynchronous one is not counted."""
         kind = self.opcode.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
+
+    @property
+    def target(self) -> str | None:
+        """Of a custom call."""
+        found = _TARGET.search(self.text) if self.opcode == "custom-call" else None
+        return None if found is None else found[1]
 
 
 @dataclass
@@ -106,6 +114,11 @@ class HloModule:
             for name in called(instruction):
                 if name in self.computations:
                     yield from self._executed(self.computations[name], inner)
+
+    def custom_calls(self) -> Counter[str]:
+        """How often each target of a custom call stands in the program."""
+        every = (i for c in self.computations.values() for i in c.instructions)
+        return Counter(i.target for i in every if i.target is not None)
 
     def trips(self, loop: Instruction) -> int | None:
         """How often a while instruction runs its body; None where the program does not tell."""

@@ -32,12 +32,12 @@ def test_cgroup_limits(tmp_path):
     (tmp_path / "batch" / "job").mkdir(parents=True)
     (tmp_path / "batch" / "job" / "memory.max").write_text("max\n")
     (tmp_path / "batch" / "memory.max").write_text("1073741824\n")
-    assert memory._cgroup_bytes(tmp_path, str(process)) == [2**30]
+    assert memory._cgroup_bytes(tmp_path, process) == [2**30]
     process.write_text("5:memory:/job\n")
     (tmp_path / "memory" / "job").mkdir(parents=True)
     (tmp_path / "memory" / "job" / "memory.limit_in_bytes").write_text("268435456\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert memory._cgroup_bytes(tmp_path, str(process)) == [2**28]
+    assert memory._cgroup_bytes(tmp_path, process) == [2**28]
 
 
 def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):

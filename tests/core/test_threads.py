@@ -83,6 +83,8 @@ def test_version_2_takes_the_smallest_quota_above(tmp_path):
     assert threads.cgroup_cpus(root, membership) == 3
     _write(root / "job" / "step" / "cpu.max", "50000 100000\n")
     assert threads.cgroup_cpus(root, membership) == 1
+    _write(root / "job" / "step" / "cpu.max", "600000 100000\n")
+    assert threads.cgroup_cpus(root, membership) == 3
 
 
 def test_version_1(tmp_path):

@@ -12,7 +12,7 @@ from jaxkern import execution
 
 @pytest.mark.parametrize(
     "name",
-    ["operator", "options", "jit", "precompile", "mapping", "mesh", "microbatches", "structural"],
+    ["operator", "options", "jit", "mapping", "mesh", "microbatches", "structural"],
 )
 def test_modules_have_examples(name):
     assert ">>> " in inspect.getsource(importlib.import_module(f"jaxkern.execution.{name}"))

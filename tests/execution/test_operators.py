@@ -90,6 +90,22 @@ def test_samples_are_compiled_when_an_instance_is_made():
     assert Scale.forward.cache_info().misses == 0
 
 
+def test_host_work_is_never_traced():
+    seen = []
+    op = ex.operator(lambda x: seen.append(x) or x, host=True)
+    each = ex.vmap(op)
+    for function in (op, lambda x: 2 * op(x), ex.jit(lambda x: op(x)), lambda x: each(x[None])):
+        for transform in (jax.jit, jax.grad, lambda f: ex.vmap(lambda y: f(y))):
+            with pytest.raises(TypeError, match="is host work"):
+                transform(function)(
+                    jnp.ones(()) if transform in (jax.jit, jax.grad) else jnp.ones(2)
+                )
+    assert not seen
+    # Values that are known while JAX traces are for the program.
+    assert jax.jit(lambda x: x + op(2.0))(1.0) == 3
+    assert seen == [2.0]
+
+
 def test_bad_operators():
     class Counts(ex.Operator):
         def __init__(self):

@@ -45,6 +45,18 @@ def test_a_sharded_batch_stays_where_it_is(kind):
     np.testing.assert_array_equal(out, wanted)
 
 
+def test_several_draws_of_a_sharded_batch_leave_it_where_it_is():
+    several = CROPS.sample(jk.random.record_keys(0, 0, np.arange(24)), (20, 24))
+    several = jax.tree.map(lambda x: jnp.reshape(x, (3, 8, *x.shape[1:])), several)
+    draws = jax.vmap(CROPS.apply, in_axes=(None, 0))
+    wanted = draws(IMAGES, several)
+    _, (images,) = sharded(AxisType.Auto, IMAGES)
+    text = jax.jit(draws).lower(images, several).compile().as_text()
+    assert "jaxkern.image_chain" in text
+    assert "all-gather" not in text
+    np.testing.assert_array_equal(jax.jit(draws)(images, several), wanted)
+
+
 LABELS = np.eye(8, dtype=np.float32)
 RESIZED = im.Compose([im.Resize(12), im.CenterCrop(14), im.MixUp(0.4, per_sample=True)], "f4")
 CROPPED = im.Compose(
