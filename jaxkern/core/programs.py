@@ -12,12 +12,11 @@ import jax
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """The stages of one program, and what JAX warned about donated buffers on the way."""
+    """The stages of one program."""
 
     traced: Any
     lowered: Any
     compiled: Any
-    donation_warnings: tuple[str, ...]
 
     @property
     def platform(self) -> str:
@@ -34,7 +33,8 @@ class CompiledProgram:
 def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
     """Traces, lowers and compiles ``fn`` for ``args`` (arrays or ``jax.ShapeDtypeStruct``).
 
-    A jitted function keeps its own options (donation, static arguments, shardings).
+    A jitted function keeps its own options (donation, static arguments, shardings). What JAX warns
+    of donated buffers is for those who run the program.
 
     Raises:
       TypeError: when ``fn`` is not callable, or cannot be traced for these arguments.
@@ -42,8 +42,8 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
     if not callable(fn):
         raise TypeError(f"fn is {fn!r:.80}; wanted a function, jitted or not, and its arguments")
     jitted: Any = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*donated")
         try:
             traced = jitted.trace(*args)
         except (jax.errors.JAXTypeError, TypeError) as error:
@@ -55,13 +55,7 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
             ) from error
         lowered = traced.lower()
         compiled = lowered.compile()
-    donated = tuple(str(w.message) for w in caught if "donated" in str(w.message))
-    for warning in caught:
-        if "donated" not in str(warning.message):
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-    return CompiledProgram(traced, lowered, compiled, donated)
+    return CompiledProgram(traced, lowered, compiled)
 
 
 def memory_analysis(compiled: Any) -> Any:

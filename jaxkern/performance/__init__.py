@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from jaxkern.performance.compiles import CompileWatch as CompileWatch
     from jaxkern.performance.compiles import FunctionCompiles as FunctionCompiles
     from jaxkern.performance.compiles import watch_compiles as watch_compiles
-    from jaxkern.performance.memory_report import MemoryReport as MemoryReport
-    from jaxkern.performance.memory_report import memory_report as memory_report
     from jaxkern.performance.precision import Policy as Policy
     from jaxkern.performance.profile_server import ProfileServer as ProfileServer
     from jaxkern.performance.profile_server import start_profile_server as start_profile_server
+    from jaxkern.performance.program_memory import MemoryReport as MemoryReport
+    from jaxkern.performance.program_memory import memory_report as memory_report
     from jaxkern.performance.remat import RematReport as RematReport
     from jaxkern.performance.remat import RematRow as RematRow
     from jaxkern.performance.remat import remat_report as remat_report
@@ -71,7 +71,7 @@ _MODULES = {
         "FunctionCompiles",
         "watch_compiles",
     ),
-    "jaxkern.performance.memory_report": ("MemoryReport", "memory_report"),
+    "jaxkern.performance.program_memory": ("MemoryReport", "memory_report"),
     "jaxkern.performance.precision": ("Policy",),
     "jaxkern.performance.profile_server": ("ProfileServer", "start_profile_server"),
     "jaxkern.performance.remat": ("RematReport", "RematRow", "remat_report"),

@@ -15,7 +15,7 @@ from jaxkern.core.calls import inner_programs, op_calls, times
 from jaxkern.core.programs import CompiledProgram, compile_program
 from jaxkern.performance.collectives import Collective
 from jaxkern.performance.hlo import HloModule, Instruction
-from jaxkern.performance.memory_report import measured_collectives
+from jaxkern.performance.program_memory import measured_collectives
 
 Severity = Literal["warning", "info"]
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")

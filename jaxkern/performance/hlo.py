@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ COLLECTIVES = (
     "reduce-scatter",
 )
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
-_HEAD = re.compile(r"^\s*(ROOT )?%?([^\s=]+) = ")
+_HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) .*\{\s*$")
 _CALLED = re.compile(
@@ -25,6 +26,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _ALIAS = re.compile(r"\{[0-9, ]*\}: \((\d+),")
 # Bits of the element types whose name does not end in them.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -40,7 +42,6 @@ class Instruction:
     bytes: int
     operands: tuple[str, ...]
     op_name: str
-    root: bool
     text: str
 
     @property
@@ -48,6 +49,12 @@ class Instruction:
         """Its kind, such as ``"all-gather"``; the end of an asynchronous one is not counted."""
         kind = self.opcode.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
+
+    @property
+    def target(self) -> str | None:
+        """Of a custom call."""
+        found = _TARGET.search(self.text) if self.opcode == "custom-call" else None
+        return None if found is None else found[1]
 
 
 @dataclass
@@ -106,6 +113,11 @@ class HloModule:
             for name in called(instruction):
                 if name in self.computations:
                     yield from self._executed(self.computations[name], inner)
+
+    def custom_calls(self) -> Counter[str]:
+        """How often each target of a custom call stands in the program."""
+        every = (i for c in self.computations.values() for i in c.instructions)
+        return Counter(i.target for i in every if i.target is not None)
 
     def trips(self, loop: Instruction) -> int | None:
         """How often a while instruction runs its body; None where the program does not tell."""
@@ -178,13 +190,12 @@ def _instruction(line: str) -> Instruction | None:
     named = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
     op_name = named[1].replace("\\'", "'").replace('\\"', '"') if named else ""
     return Instruction(
-        name=head[2],
+        name=head[1],
         opcode=opcode[1],
         shape=shape,
         bytes=_result_bytes(opcode[1], shape),
         operands=operands,
         op_name=op_name,
-        root=bool(head[1]),
         text=line,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,6 @@ from jax.interpreters import mlir
 
 from jaxkern.core.calls import OpCall, times
 from jaxkern.performance.hlo import Computation, HloModule, Instruction, arrays, called
-
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class OpUse:
 
 
 def op_uses(
-    calls: Sequence[OpCall], text: str, platform: str, devices: int, notes: list[str]
+    calls: Sequence[OpCall], program: HloModule, platform: str, devices: int, notes: list[str]
 ) -> list[OpUse]:
     """The different calls that a compiled program makes, and how often.
 
@@ -43,7 +40,7 @@ def op_uses(
 
     Args:
       calls: of the trace.
-      text: of the compiled program (``compiled.as_text()``).
+      program: as it was compiled.
       platform: that it was compiled for.
       devices: that run it at once.
       notes: get what is not known.
@@ -59,7 +56,7 @@ def op_uses(
     ]
     native = [use.call.problem(platform) is None for use in uses]
     compiled = _Compiled(
-        HloModule(text), {k: use.call for k, use in enumerate(uses) if native[k]}, devices
+        program, {k: use.call for k, use in enumerate(uses) if native[k]}, devices
     ).counts()
     found = []
     for k, use in enumerate(uses):
@@ -151,8 +148,7 @@ class _Compiled:
         return total
 
     def _keys(self, instruction: Instruction, shapes: Mapping[str, str]) -> _Keys:
-        target = _TARGET.search(instruction.text)
-        keys = [k for k, call in self.calls.items() if target and call.op.target == target[1]]
+        keys = [k for k, call in self.calls.items() if call.op.target == instruction.target]
         operands = " ".join(shapes.get(name, "") for name in instruction.operands)
         whole = tuple(
             tuple(_array(dims, size) for dims, size in arrays(shape))

@@ -8,8 +8,6 @@ calls are counted back, and each op that runs natively adds its own model.
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +19,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxkern.core import compat
 from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls
+from jaxkern.performance.hlo import HloModule
 from jaxkern.performance.op_uses import OpUse, op_uses
 
-_CUSTOM_CALL = re.compile(r"\bcustom-call\(.*?custom_call_target=\"([^\"]+)\"")
 # Matrix products and convolutions of a GPU's libraries, which XLA's analysis does know.
 _KNOWN_CALLS = ("__cublas", "__cudnn")
 
@@ -35,7 +33,6 @@ class ProgramCost:
     Attributes:
       xla_flops, xla_bytes: what XLA counted, loops multiplied.
       op_flops, op_bytes: the models of the ops that run natively.
-      transcendentals: exp, sin and their like, which XLA does not count as operations.
       dtype: ``"f64"`` or ``"f32"``: in which most operations are done (halves count as f32).
       calls: every call of an op in the trace.
       uses: the different ones that the compiled program makes, and how often.
@@ -44,7 +41,6 @@ class ProgramCost:
 
     xla_flops: float | None = 0.0
     xla_bytes: float | None = 0.0
-    transcendentals: float | None = 0.0
     op_flops: float | None = 0.0
     op_bytes: float | None = 0.0
     dtype: str = "f32"
@@ -69,17 +65,16 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
     """The cost of a traced and compiled program that runs on ``devices`` of a platform at once."""
     cost = ProgramCost(calls=list(op_calls(program)), dtype=_main_dtype(program.jaxpr))
     counted = _Counter(cost.notes, devices)
-    base = counted.analysis(compiled)
-    counted.tell_foreign(compiled, {call.op.target for call in cost.calls})
+    module = HloModule(compiled.as_text() or "")
+    base = counted.analysis(compiled, module)
+    counted.tell_foreign(module, {call.op.target for call in cost.calls})
     extra = counted.beyond(program.jaxpr)
     if extra is None:
-        cost.xla_flops = cost.xla_bytes = cost.transcendentals = None
+        cost.xla_flops = cost.xla_bytes = None
     else:
         # XLA analyzes the program of one device; what is beyond it is of all.
-        cost.xla_flops, cost.xla_bytes, cost.transcendentals = (
-            max(float(v), 0.0) for v in base * devices + extra
-        )
-    cost.uses = op_uses(cost.calls, compiled.as_text() or "", platform, devices, cost.notes)
+        cost.xla_flops, cost.xla_bytes = (max(float(v), 0.0) for v in base * devices + extra)
+    cost.uses = op_uses(cost.calls, module, platform, devices, cost.notes)
     for use in cost.uses:
         if not use.native:
             continue  # XLA compiled its pure-JAX implementation, and counted it
@@ -93,29 +88,28 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
 
 
 class _Counter:
-    """XLA's counts as arrays (flops, bytes, transcendentals), and what it leaves out of loops."""
+    """XLA's counts as arrays (flops, bytes), and what it leaves out of loops."""
 
     def __init__(self, notes: list[str], devices: int) -> None:
         self.notes = notes
         self.devices = devices
 
-    def analysis(self, compiled: Any) -> np.ndarray:
+    def analysis(self, compiled: Any, module: HloModule) -> np.ndarray:
         found = compiled.cost_analysis() or {}
         if isinstance(found, (list, tuple)):
             found = found[0] if found else {}
         unknown = sum(
             count
-            for target, count in custom_calls(compiled).items()
+            for target, count in module.custom_calls().items()
             if not target.startswith(_KNOWN_CALLS)
         )
         flops = max(found.get("flops", 0.0) + unknown, 0.0)
-        moved = max(found.get("bytes accessed", 0.0), 0.0)
-        return np.asarray([flops, moved, max(found.get("transcendentals", 0.0), 0.0)])
+        return np.asarray([flops, max(found.get("bytes accessed", 0.0), 0.0)])
 
-    def tell_foreign(self, compiled: Any, targets: set[str]) -> None:
+    def tell_foreign(self, module: HloModule, targets: set[str]) -> None:
         foreign = {
             target: count
-            for target, count in custom_calls(compiled).items()
+            for target, count in module.custom_calls().items()
             if target not in targets and not target.startswith(_KNOWN_CALLS)
         }
         for target, count in sorted(foreign.items()):
@@ -147,18 +141,19 @@ class _Counter:
             run = compat.local_on_mesh(run, around.params)
             sharing = compat.shard_map_devices(around.params)
         compiled = jax.jit(run).lower(*structs).compile()
+        module = HloModule(compiled.as_text() or "")
         devices = len(program_devices(compiled))
         if around is None and devices < self.devices:
             self.notes.append(
                 "the body of a loop is counted as one device would run it: what the others repeat "
                 "in it is not counted again"
             )
-        found: np.ndarray = self.analysis(compiled) * devices / sharing
+        found: np.ndarray = self.analysis(compiled, module) * devices / sharing
         return found
 
     def beyond(self, jaxpr: Jaxpr, around: JaxprEqn | None = None) -> np.ndarray | None:
         """What the loops of a program do that XLA's count of it leaves out; None if unknown."""
-        total = np.zeros(3)
+        total = np.zeros(2)
         for eqn in jaxpr.eqns:
             if op_call(eqn) is not None:
                 continue
@@ -189,7 +184,7 @@ class _Counter:
             length, unroll = int(eqn.params["length"]), int(eqn.params.get("unroll", 1))
             seen = length if unroll >= length else unroll + length % unroll
             if length == seen and not known[0].any():
-                return np.zeros(3)
+                return np.zeros(2)
             body = self.alone(inner[0].jaxpr, around)
             if body is None:
                 return None
@@ -197,7 +192,7 @@ class _Counter:
             return beyond
         if eqn.primitive.name == "cond":
             if not any(part.any() for part in known):
-                return np.zeros(3)
+                return np.zeros(2)
             # XLA counts the branch that does most, of each property.
             counts = [self.alone(part.jaxpr, around) for part in inner]
             if any(count is None for count in counts):
@@ -205,7 +200,7 @@ class _Counter:
             bodies = [count for count in counts if count is not None]
             full = [body + part for body, part in zip(bodies, known, strict=True)]
             return np.asarray(np.max(full, axis=0) - np.max(bodies, axis=0))
-        return np.asarray(sum(known, np.zeros(3)))
+        return np.asarray(sum(known, np.zeros(2)))
 
 
 def program_devices(compiled: Any) -> list[jax.Device]:
@@ -213,11 +208,6 @@ def program_devices(compiled: Any) -> list[jax.Device]:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     found = {d for s in shardings for d in getattr(s, "device_set", ())}
     return sorted(found, key=lambda d: d.id) or [jax.local_devices()[0]]
-
-
-def custom_calls(compiled: Any) -> Counter[str]:
-    """How often each custom-call target stands in a compiled program."""
-    return Counter(_CUSTOM_CALL.findall(compiled.as_text() or ""))
 
 
 def _with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:

@@ -130,7 +130,7 @@ def _of_function(
     notes = [] if flops_per_sample is not None and bytes_per_sample is not None else cost.notes
     return Roofline(
         name=name,
-        placement=placement,
+        **vars(placement),
         samples=count,
         dtype=cost.dtype,
         counted=_counted(cost, flops_per_sample, bytes_per_sample),
@@ -193,17 +193,12 @@ def _samples(args: Sequence[Any]) -> int:
 def _timed(fn: Callable[..., Any], args: Sequence[Any], lowered: Any) -> list[float]:
     run: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     donated = any(info.donated for info in jax.tree.leaves(lowered.args_info))
-    if not donated:
-        return call_seconds(run, *args, calls=_CALLS, seconds=_SECONDS)
-    seconds = []  # each call of a function that donates takes its arguments with it
-    for _ in range(_CALLS + 1):
-        fresh = jax.block_until_ready(
-            jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
-        )
-        begun = time.perf_counter()
-        jax.block_until_ready(run(*fresh))
-        seconds.append(time.perf_counter() - begun)
-    return seconds[1:]
+
+    def copies() -> Any:
+        return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
+
+    fresh = copies if donated else None
+    return call_seconds(run, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
 
 
 def _counted(cost: ProgramCost, flops: float | None, moved: float | None) -> str:
@@ -249,8 +244,10 @@ def _rows(
         call, total = use.call, use.count
         operands = next((own[at] for at in use.members if own[at] is not None), None)
         seconds = _op_seconds(call, made_up_operands(call) if operands is None else operands)
-        factor = 1 if total is None else total
+        # An op in a branch that does not count still has its place.
+        factor = total or 1
         flops, moved = (None if v is None else v * factor for v in call.cost)
+        here = place(flops, moved, seconds * factor, peak, bandwidth)
         rows.append(
             OpRow(
                 name=call.op.name,
@@ -258,10 +255,7 @@ def _rows(
                 count=total,
                 seconds=seconds,
                 share=None if total is None else total * seconds / whole,
-                # An op in a branch that does not count still has its place.
-                placement=place(flops, moved, seconds * factor, peak, bandwidth)
-                if factor
-                else place(*call.cost, seconds, peak, bandwidth),
+                **vars(here),
                 reason=call.problem(roof.platform),
                 operands="made up" if operands is None else "its own",
             )
@@ -335,7 +329,7 @@ def _of_batches(
         notes.append("the ceilings are the host's, which makes the batches")
     return Roofline(
         name=type(pipeline).__name__,
-        placement=placement,
+        **vars(placement),
         samples=max(1, round(samples / runs)),
         dtype="f32",
         counted="delivered samples and bytes"

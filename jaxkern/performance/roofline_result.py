@@ -16,7 +16,7 @@ from jaxkern.core.quantities import duration, scaled
 Bottleneck = Literal["compute", "memory"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Where some work stands under a roofline.
 
@@ -40,6 +40,12 @@ class Placement:
     ceiling: float
     efficiency: float | None
     unit: str
+
+    @property
+    def placement(self) -> Placement:
+        """These figures alone."""
+        names = [field.name for field in dataclasses.fields(Placement)]
+        return Placement(**{name: getattr(self, name) for name in names})
 
 
 def place(
@@ -71,15 +77,15 @@ def place(
     )
 
 
-@dataclass(frozen=True)
-class OpRow:
+@dataclass(frozen=True, kw_only=True)
+class OpRow(Placement):
     """One op of the program, timed alone.
 
-    ``placement`` is of all its ``count`` calls in one run of the compiled program (None: unknown,
-    then of one call; 0, in a branch that does less than another: of one); ``seconds`` of one.
-    ``share`` is their part of the program's time. ``reason`` says why the op runs in pure JAX; None
-    where its native kernel runs. ``operands`` is ``"its own"`` where it was timed on the values of
-    this program (in a loop the first step's), else ``"made up"``.
+    As a `Placement` it is that of all its ``count`` calls in one run of the compiled program (None:
+    unknown, then of one call; 0, in a branch that does less than another: of one); ``seconds`` of
+    one. ``share`` is their part of the program's time. ``reason`` says why the op runs in pure JAX;
+    None where its native kernel runs. ``operands`` is ``"its own"`` where it was timed on the
+    values of this program (in a loop the first step's), else ``"made up"``.
     """
 
     name: str
@@ -87,18 +93,18 @@ class OpRow:
     count: int | None
     seconds: float
     share: float | None
-    placement: Placement
     reason: str | None
     operands: str
 
 
-@dataclass(frozen=True)
-class Roofline:
+@dataclass(frozen=True, kw_only=True)
+class Roofline(Placement):
     """What bounds a function or a pipeline on this machine, and how near it is to that.
+
+    As a `Placement` it is that of all the work: of one run, or of one batch.
 
     Attributes:
       name: of what was analyzed.
-      placement: of all of it; its fields are also attributes of this.
       samples: that one run handles.
       dtype: the precision of the peak: ``"f32"`` or ``"f64"``.
       counted: where operations and bytes come from, such as ``"XLA and the ops' models"``.
@@ -111,7 +117,6 @@ class Roofline:
     """
 
     name: str
-    placement: Placement
     samples: int
     dtype: str
     counted: str
@@ -122,88 +127,29 @@ class Roofline:
     statistic: str
     notes: tuple[str, ...]
 
-    @property
-    def flops(self) -> float | None:
-        """Operations of one run."""
-        return self.placement.flops
-
-    @property
-    def bytes(self) -> float | None:
-        """Bytes that one run moves."""
-        return self.placement.bytes
-
-    @property
-    def time(self) -> float:
-        """Seconds of one run, or of one batch."""
-        return self.placement.time
-
-    @property
-    def intensity(self) -> float | None:
-        """Operations a byte."""
-        return self.placement.intensity
-
-    @property
-    def bottleneck(self) -> Bottleneck:
-        """``'compute'`` or ``'memory'``: what bounds it on this machine."""
-        return self.placement.bottleneck
-
-    @property
-    def achieved(self) -> float | None:
-        """Operations a second, or bytes a second where it does no operation that is known."""
-        return self.placement.achieved
-
-    @property
-    def ceiling(self) -> float:
-        """The most that `achieved` can be on this machine for data in memory."""
-        return self.placement.ceiling
-
-    @property
-    def efficiency(self) -> float | None:
-        """``achieved / ceiling``, not clamped."""
-        return self.placement.efficiency
-
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON; an infinite intensity is the string ``"inf"``."""
-        found = {
-            **_plain(self.placement),
-            "name": self.name,
-            "samples": self.samples,
-            "dtype": self.dtype,
-            "counted": self.counted,
-            "devices": self.devices,
-            "times": list(self.times),
-            "statistic": self.statistic,
-            "notes": list(self.notes),
+        return {
+            **_with_finite_intensity(self),
             "ceilings": self.ceilings.as_dict(),
-            "rows": [
-                {
-                    **_plain(row.placement),
-                    **{f.name: getattr(row, f.name) for f in dataclasses.fields(row)},
-                    "shapes": list(row.shapes),
-                }
-                for row in self.rows
-            ],
+            "rows": [_with_finite_intensity(row) for row in self.rows],
         }
-        for row in found["rows"]:
-            del row["placement"]
-        return found
 
     def __str__(self) -> str:
-        here = self.placement
         rates = self.ceilings.best
         where = f"{self.devices} devices" if self.devices > 1 else self.ceilings.platform
         lines = [
             f"roofline of {self.name} on {where} ({self.ceilings.device})",
             "",
-            f"  {'time':<12}{duration(here.time)} ({self.statistic} of {len(self.times)})",
-            f"  {'operations':<12}{scaled(here.flops, 'FLOP')}",
-            f"  {'bytes':<12}{scaled(here.bytes, 'B')}",
-            f"  {'intensity':<12}{_number(here.intensity)} FLOP/B; the roof's corner is at "
+            f"  {'time':<12}{duration(self.time)} ({self.statistic} of {len(self.times)})",
+            f"  {'operations':<12}{scaled(self.flops, 'FLOP')}",
+            f"  {'bytes':<12}{scaled(self.bytes, 'B')}",
+            f"  {'intensity':<12}{_number(self.intensity)} FLOP/B; the roof's corner is at "
             f"{rates.flops(self.dtype) / rates.bandwidth:.3g}",
-            f"  {'bottleneck':<12}{here.bottleneck}",
-            f"  {'achieved':<12}{scaled(here.achieved, here.unit)}",
-            f"  {'ceiling':<12}{scaled(here.ceiling, here.unit)}",
-            f"  {'efficiency':<12}{_percent(here.efficiency)}",
+            f"  {'bottleneck':<12}{self.bottleneck}",
+            f"  {'achieved':<12}{scaled(self.achieved, self.unit)}",
+            f"  {'ceiling':<12}{scaled(self.ceiling, self.unit)}",
+            f"  {'efficiency':<12}{_percent(self.efficiency)}",
             f"  {'counted by':<12}{self.counted}",
         ]
         if self.rows:
@@ -219,9 +165,9 @@ class Roofline:
         return _drawn(self, Path(path))
 
 
-def _plain(placement: Placement) -> dict[str, Any]:
+def _with_finite_intensity(placement: Placement) -> dict[str, Any]:
     found = dataclasses.asdict(placement)
-    if found["intensity"] is not None and math.isinf(found["intensity"]):
+    if placement.intensity is not None and math.isinf(placement.intensity):
         found["intensity"] = "inf"
     return found
 
@@ -234,10 +180,10 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
             "unknown" if row.count is None else str(row.count),
             duration(row.seconds),
             _percent(row.share),
-            _number(row.placement.intensity),
-            scaled(row.placement.achieved, row.placement.unit),
-            _percent(row.placement.efficiency),
-            row.placement.bottleneck,
+            _number(row.intensity),
+            scaled(row.achieved, row.unit),
+            _percent(row.efficiency),
+            row.bottleneck,
             "native" if row.reason is None else "in pure JAX",
         )
         for row in rows

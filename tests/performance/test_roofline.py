@@ -16,6 +16,7 @@ import jaxkern as jk
 from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, Rates
 from jaxkern.performance import roofline_analysis
+from jaxkern.performance.hlo import HloModule
 from jaxkern.performance.op_uses import op_uses
 from jaxkern.performance.roofline_result import place
 
@@ -313,7 +314,7 @@ def test_a_part_of_a_partitioned_call_is_not_taken_for_a_call_of_its_shape():
 def test_a_count_that_the_compiled_program_does_not_tell_is_the_traces():
     calls = list(op_calls(jax.make_jaxpr(once_more(two_time(50)))(1.0)))
     notes = []
-    (use,) = op_uses(calls, "", "cpu", 1, notes)
+    (use,) = op_uses(calls, HloModule(""), "cpu", 1, notes)
     assert (use.count, use.native, use.members) == (2, True, (0, 1))
     assert "are counted as traced" in notes[0]
     with jk.backend("jax"):

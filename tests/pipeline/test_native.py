@@ -49,7 +49,7 @@ def threads_of(pipe) -> list[str]:
 
 def of_program(pipe, epochs):
     """The epochs as the JAX program makes them, in this thread."""
-    alone = pipeline.Pipeline(pipe._output, pipeline._Options(0, 1, pipe._options.sharding))
+    alone = pipeline.Pipeline(pipe._output, pipeline.IterationOptions(0, 1, pipe._options.sharding))
     return [batch for _ in range(epochs) for batch in epoch_of(alone)]
 
 
@@ -182,9 +182,26 @@ class Inverted(im.Compose):
         return 255 - super().apply(images, params, labels)
 
 
-def test_a_compose_of_its_own_is_not_taken():
-    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(Inverted([im.Resize(5)]), on="host")
-    assert_same(epoch_of(pipe), of_program(pipe, 1))
+class InvertedNode(jk.OperatorNode):
+    def apply_batch(self, batch, keys):
+        found = super().apply_batch(batch, keys)
+        return {**found, "image": 255 - found["image"]}
+
+
+class Named(im.Compose):
+    """Does what a Compose does."""
+
+
+def test_who_has_an_own_way_is_not_taken():
+    plain = im.Compose([im.Resize(5)])
+    for node, taken in (
+        (jk.OperatorNode(Inverted([im.Resize(5)]), on="host"), False),
+        (InvertedNode(plain, on="host"), False),
+        (jk.OperatorNode(Named([im.Resize(5)]), on="host"), True),
+    ):
+        pipe = jk.from_source(arrays(), 6) >> node
+        assert (pipe._plan.native is not None) == taken
+        assert_same(epoch_of(pipe), of_program(pipe, 1))
 
 
 def test_batches_behind_a_failed_draw_come(monkeypatch):
