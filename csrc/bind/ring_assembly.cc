@@ -4,7 +4,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -34,77 +33,53 @@ Producer producer_of(const nb::object& capsule) {
       PyCapsule_GetPointer(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)));
 }
 
-class PythonAssembly {
- public:
-  PythonAssembly(uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
-                 int64_t start, int64_t workers, nb::object arrays)
-      : arrays_(std::move(arrays)) {
-    std::vector<AssemblyLeaf> sources;
-    for (const auto& [address, rows, stride, bytes, cast, capsule] : leaves) {
-      sources.push_back(
-          {{reinterpret_cast<const char*>(address), rows, stride, bytes, static_cast<Cast>(cast)},
-           producer_of(capsule)});
-    }
-    assembly_ = std::make_unique<Assembly>(Ring::find(ring), std::move(sources),
-                                           AssemblyOptions{batch, mask, start, workers});
+void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
+          int64_t start, int64_t workers, const nb::object&) {
+  std::vector<AssemblyLeaf> sources;
+  for (const auto& [address, rows, stride, bytes, cast, capsule] : leaves) {
+    sources.push_back(
+        {{reinterpret_cast<const char*>(address), rows, stride, bytes, static_cast<Cast>(cast)},
+         producer_of(capsule)});
   }
+  new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers});
+}
 
-  int64_t submit(const Records& records, const std::vector<std::vector<Parameters>>& operands) {
-    std::vector<std::vector<AssemblyOperand>> given;
-    for (const std::vector<Parameters>& leaf : operands) {
-      given.emplace_back();
-      for (const Parameters& array : leaf) {
-        if (array.ndim() == 0) throw nb::value_error("a parameter array has no leading axis");
-        int64_t bytes = static_cast<int64_t>(array.itemsize());
-        for (size_t axis = 1; axis < array.ndim(); ++axis) {
-          bytes *= static_cast<int64_t>(array.shape(axis));
-        }
-        given.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
+int64_t submit(Assembly& self, const Records& records,
+               const std::vector<std::vector<Parameters>>& operands) {
+  std::vector<std::vector<AssemblyOperand>> given;
+  for (const std::vector<Parameters>& leaf : operands) {
+    given.emplace_back();
+    for (const Parameters& array : leaf) {
+      if (array.ndim() == 0) throw nb::value_error("a parameter array has no leading axis");
+      int64_t bytes = static_cast<int64_t>(array.itemsize());
+      for (size_t axis = 1; axis < array.ndim(); ++axis) {
+        bytes *= static_cast<int64_t>(array.shape(axis));
       }
+      given.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
     }
-    nb::gil_scoped_release unlocked;
-    return assembly_->submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
   }
-
-  bool wait_for_room(int64_t batches, double timeout) {
-    const Deadline deadline =
-        timeout >= 0 ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                          std::chrono::duration<double>(std::min(timeout, 1e9)))
-                     : kNoDeadline;
-    nb::gil_scoped_release unlocked;
-    return assembly_->wait_for_room(batches, deadline);
-  }
-
-  void finish() {
-    nb::gil_scoped_release unlocked;
-    assembly_->finish();
-  }
-
-  void close() {
-    nb::gil_scoped_release unlocked;
-    assembly_->close();
-  }
-
-  bool closed() const { return assembly_->closed(); }
-
- private:
-  nb::object arrays_;  // the threads read them: after the assembly
-  std::unique_ptr<Assembly> assembly_;
-};
+  nb::gil_scoped_release unlocked;
+  return self.submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
+}
 
 }  // namespace
 
 void define_assembly(nb::module_& module) {
-  nb::class_<PythonAssembly>(module, "Assembly", nb::is_weak_referenceable())
-      .def(nb::init<uint64_t, const std::vector<Leaf>&, int64_t, bool, int64_t, int64_t,
-                    nb::object>(),
-           nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"), nb::arg("start"),
-           nb::arg("workers"), nb::arg("arrays"))
-      .def("submit", &PythonAssembly::submit, nb::arg("records"), nb::arg("operands"))
-      .def("wait_for_room", &PythonAssembly::wait_for_room, nb::arg("batches"), nb::arg("timeout"))
-      .def("finish", &PythonAssembly::finish)
-      .def("close", &PythonAssembly::close)
-      .def_prop_ro("closed", &PythonAssembly::closed);
+  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
+      .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
+           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"),
+           nb::keep_alive<1, 8>())  // the threads read the arrays
+      .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
+      .def(
+          "wait_for_room",
+          [](Assembly& self, int64_t batches, double timeout) {
+            return self.wait_for_room(batches, deadline_in(timeout));
+          },
+          nb::arg("batches"), nb::arg("timeout"), Unlocked())
+      .def("finish", &Assembly::finish, Unlocked())
+      .def("close", &Assembly::close, Unlocked())
+      .def_prop_ro("closed", &Assembly::closed);
 }
 
 }  // namespace jaxkern::ring
