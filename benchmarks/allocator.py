@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from importlib import metadata
 from typing import Any
 
@@ -51,17 +48,14 @@ print(json.dumps([kept, found]))
 
 def process(tuned: bool) -> list[Any]:
     """Whether memory is kept, and (who, MiB, pages, faults of each call) of a new process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "XLA_"))}
-    environment.pop("GLIBC_TUNABLES", None)
-    # -P: the installed package, not a source tree around the working directory.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _CHILD, json.dumps([SIZES_MIB, CALLS, tuned])],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment | {"JAXKERN_BACKEND": "native"},
+    printed = harness.in_new_python(
+        "-c",
+        _CHILD,
+        json.dumps([SIZES_MIB, CALLS, tuned]),
+        without=["MALLOC_", "XLA_", "GLIBC_TUNABLES"],
+        JAXKERN_BACKEND="native",
     )
-    return json.loads(done.stdout)
+    return json.loads(printed)
 
 
 def faulting(pages: int, counts: list[int]) -> int:

@@ -10,6 +10,9 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,27 @@ def progress(items: Any, label: str) -> Iterator[Any]:
         yield from track(items, label, transient=True)
         return
     yield from items
+
+
+def in_new_python(
+    *arguments: str, without: Sequence[str] = (), limit: float | None = None, **variables: str
+) -> str:
+    """What a new Python prints; of the installed package, not of a source tree around it (-P).
+
+    Args:
+      without: how the names of environment variables begin that it does not get.
+      limit: seconds, after which it is stopped with a ``subprocess.TimeoutExpired``.
+      variables: of the environment, that it gets.
+    """
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(tuple(without))}
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=limit,
+        env=kept | variables,
+    ).stdout
 
 
 def write(

@@ -10,10 +10,7 @@ in processes that have left `watch_compiles` and in others that never entered it
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import harness
@@ -29,14 +26,8 @@ IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB, WATCH_BAR_US = 60.0, 60.0, 4.0, 1
 
 
 def process(code: str) -> str:
-    """What a new Python prints; -P: of the installed package, not of a source tree around it."""
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAXKERN_BACKEND": "native"},
-    ).stdout
+    """What a new Python prints."""
+    return harness.in_new_python("-c", code, JAXKERN_BACKEND="native")
 
 
 def imports(rounds: int) -> dict[str, list[float]]:

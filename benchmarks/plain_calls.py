@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -77,23 +76,19 @@ def child(arm: dict[str, Any]) -> dict[str, Any]:
 
 def run(arm: dict[str, Any], before: Path | None, save: str = "") -> dict[str, Any]:
     """An arm in a new process, as users start it."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MALLOC_", "GLIBC_", "XLA_", "JAXKERN_"))
-    }
-    if arm["way"] == "before":
-        environment["PYTHONPATH"] = str(before)
-    # -P: the installed package, not a source tree around the working directory.
-    done = subprocess.run(
-        [sys.executable, "-P", __file__, "--child", json.dumps({**arm, "save": save})],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{label(arm)} failed")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    import harness
+
+    try:
+        printed = harness.in_new_python(
+            __file__,
+            "--child",
+            json.dumps({**arm, "save": save}),
+            without=["MALLOC_", "GLIBC_", "XLA_", "JAXKERN_"],
+            **({"PYTHONPATH": str(before)} if arm["way"] == "before" else {}),
+        )
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{label(arm)} failed") from error
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     package = found.pop("package")  # a folder of this machine, which no record names
     if arm["way"] == "before" and before is not None:
         wanted = str((before / "jaxkern").resolve())

@@ -14,10 +14,8 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -58,19 +56,10 @@ def problem(folder: Path, angles: int, frames: int) -> Path:
 
 
 def process(case: str, path: Path, limit: float | None = None) -> dict[str, Any]:
-    """What a fit in a new process reports; its times count from the start of the process.
-
-    -P: of the installed package, not of a source tree around it.
-    """
+    """What a fit in a new process reports; its times count from the start of the process."""
     start = time.monotonic()
-    out = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).with_name("xpcs_cases.py")), case, str(path)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=limit,
-        env=os.environ | {"JAXKERN_BACKEND": "native"},
-    ).stdout
+    script = str(Path(__file__).with_name("xpcs_cases.py"))
+    out = harness.in_new_python(script, case, str(path), limit=limit, JAXKERN_BACKEND="native")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     for name in ("jax_imported", "loaded", "result"):
         found[name] -= start

@@ -1,5 +1,6 @@
 // The probe kernels of a GPU: each thread streams 16 bytes at a time, or chains multiply-adds.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <limits>
 
@@ -110,7 +111,7 @@ cudaError_t measure_fma(const Held& held, int blocks, double seconds, double* ra
 
 }  // namespace
 
-cudaError_t measure_device(int ordinal, double seconds, DeviceRates* rates) {
+cudaError_t measure_device(int ordinal, double seconds, Rates& rates) {
   Held held;
   JAXKERN_TRY(cudaGetDevice(&held.previous));
   JAXKERN_TRY(cudaSetDevice(ordinal));
@@ -145,13 +146,13 @@ cudaError_t measure_device(int ordinal, double seconds, DeviceRates* rates) {
   const auto copy = [&] {
     copy_kernel<<<blocks, kThreads, 0, held.stream>>>(first, second, count);
   };
-  JAXKERN_TRY(measure(held, seconds, both, store, &rates->store));
-  JAXKERN_TRY(measure(held, seconds, both, load, &rates->load));
-  JAXKERN_TRY(measure(held, seconds, both, copy, &rates->copy));
-  JAXKERN_TRY(measure_fma<float>(held, blocks, seconds, &rates->fma_f32));
-  JAXKERN_TRY(measure_fma<double>(held, blocks, seconds, &rates->fma_f64));
-  rates->cache_bytes = cache;
-  rates->buffer_bytes = 2 * half;
+  JAXKERN_TRY(measure(held, seconds, both, store, &rates["store"]));
+  JAXKERN_TRY(measure(held, seconds, both, load, &rates["load"]));
+  JAXKERN_TRY(measure(held, seconds, both, copy, &rates["copy"]));
+  JAXKERN_TRY(measure_fma<float>(held, blocks, seconds, &rates["fma_f32"]));
+  JAXKERN_TRY(measure_fma<double>(held, blocks, seconds, &rates["fma_f64"]));
+  rates["cache_bytes"] = cache;
+  rates["buffer_bytes"] = both;
   return cudaSuccess;
 }
 #undef JAXKERN_TRY

@@ -137,7 +137,7 @@ std::atomic<uint64_t> g_sink{0};
 
 }  // namespace
 
-MemoryRates measure_memory(SimdLevel level, int64_t threads, int64_t bytes, double seconds) {
+Rates measure_memory(SimdLevel level, int64_t threads, int64_t bytes, double seconds) {
   check(level, threads, seconds);
   if (bytes < 1) throw std::invalid_argument("the number of bytes is below 1");
   // A thread's part is two buffers, of which a copy reads one and writes the other.
@@ -156,18 +156,19 @@ MemoryRates measure_memory(SimdLevel level, int64_t threads, int64_t bytes, doub
   const auto rate = [&](const std::function<void(int64_t)>& task) {
     return static_cast<double>(total) / shortest(team, seconds, task);
   };
-  MemoryRates rates;
-  rates.load = rate(
+  Rates rates;
+  rates["load"] = rate(
       [&](int64_t k) { g_sink.fetch_add(load(data + k * part, part), std::memory_order_relaxed); });
-  rates.store = rate([&](int64_t k) { store(data + k * part, part, 2, false); });
-  rates.store_streaming = rate([&](int64_t k) { store(data + k * part, part, 3, true); });
-  rates.copy = rate([&](int64_t k) { copy(data + k * part, data + k * part + half, half, false); });
-  rates.copy_streaming =
+  rates["store"] = rate([&](int64_t k) { store(data + k * part, part, 2, false); });
+  rates["store_streaming"] = rate([&](int64_t k) { store(data + k * part, part, 3, true); });
+  rates["copy"] =
+      rate([&](int64_t k) { copy(data + k * part, data + k * part + half, half, false); });
+  rates["copy_streaming"] =
       rate([&](int64_t k) { copy(data + k * part, data + k * part + half, half, true); });
   return rates;
 }
 
-ComputeRates measure_compute(SimdLevel level, int64_t threads, double seconds) {
+Rates measure_compute(SimdLevel level, int64_t threads, double seconds) {
   check(level, threads, seconds);
   Team team(threads);
   const auto rate = [&](auto loop, int64_t flops) {
@@ -181,8 +182,8 @@ ComputeRates measure_compute(SimdLevel level, int64_t threads, double seconds) {
     const double all = static_cast<double>(rounds) * static_cast<double>(flops * threads);
     return all / shortest(team, seconds, count);
   };
-  return {rate(multiply_add_f32.at(level), round_flops_f32.at(level)()),
-          rate(multiply_add_f64.at(level), round_flops_f64.at(level)())};
+  return {{"fma_f32", rate(multiply_add_f32.at(level), round_flops_f32.at(level)())},
+          {"fma_f64", rate(multiply_add_f64.at(level), round_flops_f64.at(level)())}};
 }
 
 }  // namespace jaxkern::performance

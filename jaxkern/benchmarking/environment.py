@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import platform
-import sys
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -17,8 +14,7 @@ from jaxkern.core.backend import current_backend
 from jaxkern.core.machine import cpu_model
 from jaxkern.core.memory import memory_limit
 from jaxkern.core.threads import num_threads, schedulable_cpus
-
-_PACKAGES = ("jax", "jaxlib", "numpy")
+from jaxkern.core.version import __version__, installed
 
 
 def environment(*packages: str) -> dict[str, Any]:
@@ -37,7 +33,11 @@ def environment(*packages: str) -> dict[str, Any]:
             "memory_gib": round(memory_limit(), 2),
             "devices": _devices(),
         },
-        "versions": _versions(packages),
+        "versions": {
+            "python": platform.python_version(),
+            "jaxkern": __version__,
+            **installed("jax", "jaxlib", "numpy", *packages),
+        },
         "settings": {
             "backend": current_backend(),
             "simd_level": native.simd_level() if native is not None else None,
@@ -69,11 +69,3 @@ def _devices() -> str:
     """``4 x cpu``, or the kinds that the driver names."""
     kinds = [device.device_kind for device in jax.devices()]
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
-
-
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    found = {"python": platform.python_version(), "jaxkern": sys.modules["jaxkern"].__version__}
-    for package in (*_PACKAGES, *packages):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

@@ -142,8 +142,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def renamed(measured: Measurement, name: str) -> Measurement:
-    """The same measurement by another name."""
-    return dataclasses.replace(measured, name=name)

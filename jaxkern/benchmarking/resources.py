@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import jax
@@ -85,12 +84,7 @@ class ResourceMeter:
         self._cpu, self._wall = _cpu_seconds(), time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         wall, cpu = time.perf_counter() - self._wall, _cpu_seconds() - self._cpu
         with self._lock:
             self._running.discard(self)

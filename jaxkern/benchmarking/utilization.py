@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from types import TracebackType
 from typing import Self
 
 import jax
@@ -55,12 +54,7 @@ class DeviceSampler:
         assert self._process.stdout is not None
         self._lines.extend(self._process.stdout)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is None:
             return
         self._process.terminate()

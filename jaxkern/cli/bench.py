@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
     from jaxkern.benchmarking import compare
-    from jaxkern.benchmarking.measurement import renamed
     from jaxkern.benchmarking.saved import compare_to_baseline
     from jaxkern.cli.bench_cases import prepared
 
@@ -80,7 +80,9 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
             )
         except NotImplementedError as error:
             return {"case": name, "problem": str(error)}
-    native, jax_arm = (renamed(found[way], f"{name}-{way}") for way in ("native", "jax"))
+    native, jax_arm = (
+        dataclasses.replace(found[way], name=f"{name}-{way}") for way in ("native", "jax")
+    )
     result = {
         "case": name,
         "checked": found.checked,

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
-from jaxkern.core.version import __version__
+from jaxkern.core.version import __version__, installed
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,12 @@ def get_device_status() -> DeviceStatus:
         cuda_driver=_dotted(registry.cuda_driver_version()),
         cuda_runtime=_dotted(int(cuda.cuda_runtime())) if cuda else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
-        versions=_versions(),
+        versions={
+            "jaxkern": __version__,
+            **installed("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+            "Python": platform.python_version(),
+            "system": platform.platform(),
+        },
         problems=tuple(problems),
     )
 
@@ -200,13 +204,3 @@ def _info(device: jax.Device) -> DeviceInfo:
 
 def _dotted(version: int | None) -> str | None:
     return None if version is None else f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _versions() -> dict[str, str]:
-    found = {"jaxkern": __version__, "jax": jax.__version__}
-    for name in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {**found, "Python": platform.python_version(), "system": platform.platform()}

@@ -28,7 +28,7 @@ from jaxkern.execution.signature import (
     refuse_hidden_in_function,
     refuse_hidden_in_operators,
 )
-from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -351,7 +351,7 @@ class Jitted:
             return checked_call(self._target, args, kwargs, self._name)
 
         program.__name__ = program.__qualname__ = self._name
-        # JAX reads the names of arguments from these, and where a function of that name stands.
+        # From these JAX has the names of arguments, and the place of a function of that name.
         program.__signature__ = _signature(self._target)  # type: ignore[attr-defined]
         if getattr(self._target, "__name__", None) == self._name:
             program.__wrapped__ = self._target  # type: ignore[attr-defined]
@@ -379,20 +379,15 @@ class Jitted:
             raise
 
     def _refuse_unhashable(self, leaf: Any, tree: Any, index: int) -> None:
-        value = leaf.value if type(leaf) is Fixed else leaf
-        if is_hashable(value):
-            return
-        what = f"{self._describe(tree, index)} is a {type(value).__name__}, which"
-        if type(leaf) is Fixed:
+        named = type(leaf) is Fixed
+        value = leaf.value if named else leaf
+        if not is_hashable(value):
             raise TypeError(
-                f"{what} has no hash, and static_argnames names it: no compiled program can be "
-                "found for its value; pass a tuple or something else that is hashable, or make it "
-                "an operand"
+                f"{self._describe(tree, index)} is a {type(value).__name__}, which has no hash, "
+                f"and {'static_argnames names it' if named else 'is no array'}: no compiled "
+                "program can be found for its value; pass an array, a pytree of arrays, or "
+                "something hashable such as a tuple"
             )
-        raise TypeError(
-            f"{what} is no array and has no hash, so that no compiled program can be found for it; "
-            "pass an array, a pytree of arrays, or something hashable"
-        )
 
     def _describe(self, tree: Any, index: int) -> str:
         which, place, *rest = _paths(tree)[index]
@@ -561,8 +556,8 @@ def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilati
             handle.future.set_result(None)
 
     if background:
-        # A daemon, as a compilation cannot be stopped when the process ends.
-        threading.Thread(target=work, name="jaxkern-precompile", daemon=True).start()
+        # A daemon: a compilation must not keep the process from ending.
+        threading.Thread(target=work, name="jaxkern-execution", daemon=True).start()
     else:
         work()
         handle.wait()

@@ -15,87 +15,69 @@ from jax.sharding import PartitionSpec as JaxSpec
 Entry = int | str | None | tuple[int | str, ...]
 
 
-class DeviceMesh:
-    """Devices in a grid: a ``jax.sharding.Mesh`` with automatic axes, as ``.mesh``.
+def DeviceMesh(
+    shape: int | Sequence[int],
+    axis_names: Sequence[str] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Devices in a grid: a ``jax.sharding.Mesh`` with automatic axes.
 
     Args:
-      shape: of the grid; its product is the number of devices that are used.
+      shape: of the grid; its product is the number of devices that are used. One size may be -1,
+        for as many as the others leave.
       axis_names: one for each axis; by default "axis0", "axis1", ...
       devices: which; by default JAX's first ones.
 
     Raises:
-      ValueError: for more devices than there are, sizes below 1, and names that do not fit.
+      ValueError: for more devices than there are, other sizes below 1, and names that do not fit.
       TypeError: for sizes that are no integers.
 
     >>> import jaxkern.execution as ex
     >>> ex.DeviceMesh(shape=(1, 1)).axis_names
     ('axis0', 'axis1')
     """
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        axis_names: Sequence[str] | None = None,
-        devices: Sequence[jax.Device] | None = None,
-    ) -> None:
-        shape = _sizes(shape)
-        if axis_names is None:
-            axis_names = tuple(f"axis{i}" for i in range(len(shape)))
-        if len(axis_names) != len(shape):
-            raise ValueError(
-                f"DeviceMesh: shape {shape} has {len(shape)} axes and there are "
-                f"{len(axis_names)} axis_names"
-            )
-        if not shape or any(n < 1 for n in shape):
-            raise ValueError(f"DeviceMesh: shape is {shape}; wanted sizes of at least 1")
-        there = list(jax.devices() if devices is None else devices)
-        wanted = math.prod(shape)
-        if wanted > len(there):
-            raise ValueError(
-                f"DeviceMesh: shape {shape} needs {wanted} devices and there are {len(there)}; for "
-                "a CPU more of them can be made with jax.config.update('jax_num_cpu_devices', n) "
-                "before JAX starts"
-            )
-        self.mesh: Mesh = jax.make_mesh(
-            shape,
-            tuple(axis_names),
-            axis_types=(AxisType.Auto,) * len(shape),
-            devices=there[:wanted],
+    there = list(jax.devices() if devices is None else devices)
+    sizes = _sizes(shape, len(there))
+    names = [f"axis{i}" for i in range(len(sizes))] if axis_names is None else list(axis_names)
+    if len(names) != len(sizes):
+        raise ValueError(
+            f"DeviceMesh: shape {sizes} has {len(sizes)} axes and there are {len(names)} axis_names"
         )
-
-    @property
-    def axis_names(self) -> tuple[str, ...]:
-        """Of each axis."""
-        return tuple(self.mesh.axis_names)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Devices along each axis."""
-        return tuple(self.mesh.devices.shape)
-
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))
-        return f"DeviceMesh({sizes})"
+    wanted = math.prod(sizes)
+    if wanted > len(there):
+        raise ValueError(
+            f"DeviceMesh: shape {sizes} needs {wanted} devices and there are {len(there)}; for a "
+            "CPU more of them can be made with jax.config.update('jax_num_cpu_devices', n) before "
+            "JAX starts"
+        )
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(sizes, tuple(names), axis_types=types, devices=there[:wanted])
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
-    try:
-        sizes = tuple(shape)
-    except TypeError:  # one size
-        sizes = (shape,)
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
+def _sizes(shape: Any, there: int) -> tuple[int, ...]:
+    given = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in given):
         raise TypeError(
             f"DeviceMesh: shape is {shape!r}; wanted an integer for each axis of the grid, as in "
             "(2, 2)"
         )
-    return tuple(operator.index(n) for n in sizes)
+    sizes = tuple(operator.index(n) for n in given)
+    known = [n for n in sizes if n != -1]
+    rest = there // math.prod(known) if all(n > 0 for n in known) else 0
+    found = tuple(rest if n == -1 else n for n in sizes)
+    if not sizes or len(sizes) - len(known) > 1 or min(found) < 1:
+        raise ValueError(
+            f"DeviceMesh: shape is {sizes} for {there} devices; wanted sizes of at least 1, or one "
+            "-1 for the devices that the others leave"
+        )
+    return found
 
 
 class PartitionSpec:
     """For each axis of an array the mesh axis that splits it: a number, a name, several, or None.
 
     >>> import jaxkern.execution as ex
-    >>> tuple(ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1)).mesh))
+    >>> tuple(ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1))))
     ('axis0', None)
     """
 
@@ -131,13 +113,11 @@ class PartitionSpec:
         )
 
 
-def as_mesh(mesh: Any) -> Mesh:
-    """JAX's mesh of either kind."""
-    if isinstance(mesh, DeviceMesh):
-        return mesh.mesh
-    if isinstance(mesh, Mesh):
-        return mesh
-    raise TypeError(f"mesh is a {type(mesh).__name__}; wanted a DeviceMesh or a jax.sharding.Mesh")
+def checked_mesh(mesh: Any) -> Mesh:
+    """A mesh, or a TypeError that says what is wanted."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh is a {type(mesh).__name__}; wanted a DeviceMesh of devices")
+    return mesh
 
 
 def mesh_sharded(
@@ -150,7 +130,7 @@ def mesh_sharded(
 
     Args:
       fn: a JAX function of arrays.
-      mesh: a `DeviceMesh` or a ``jax.sharding.Mesh``.
+      mesh: a `DeviceMesh`, or any ``jax.sharding.Mesh``.
       partition_spec: a `PartitionSpec` or JAX's, for all arrays of all arguments; or a tuple with
         one, or a tree of them, for each argument. An array of fewer axes takes as many entries as
         it has axes.
@@ -167,75 +147,65 @@ def mesh_sharded(
     >>> double(jnp.ones((2, 2))).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    return _MeshSharded(fn, as_mesh(mesh), partition_spec, out_spec)
+    if not callable(fn):
+        raise TypeError(f"mesh_sharded: got {type(fn).__name__}; wanted a function")
+    mesh = checked_mesh(mesh)
+    spec = _resolved(partition_spec, mesh)
+    out = None if out_spec is None else _resolved(out_spec, mesh)
 
+    def sharded(*args: Any) -> Any:
+        result = fn(*args)
+        return result if out is None else _placed(result, out, mesh)
 
-class _MeshSharded:
-    def __init__(self, fn: Any, mesh: Mesh, spec: Any, out_spec: Any) -> None:
-        if not callable(fn):
-            raise TypeError(f"mesh_sharded: got {type(fn).__name__}; wanted a function")
-        self._mesh = mesh
-        self._spec = _resolved(spec, mesh)
-        self._out = None if out_spec is None else _resolved(out_spec, mesh)
-        functools.update_wrapper(self, fn, updated=())
+    sharded.__name__ = getattr(fn, "__name__", "sharded")
+    jitted = jax.jit(sharded)
 
-        def sharded(*args: Any) -> Any:
-            result = fn(*args)
-            if self._out is None:
-                return result
-            return jax.tree.map(
-                lambda spec, part: jax.tree.map(
-                    lambda x: jax.lax.with_sharding_constraint(x, self._sharding(x, spec)), part
-                ),
-                self._out,
-                result,
-                is_leaf=_is_spec,
-            )
-
-        sharded.__name__ = getattr(fn, "__name__", "sharded")
-        self._jitted = jax.jit(sharded)
-
-    def __call__(self, *args: Any) -> Any:
-        return self._jitted(*self._placed(args))
-
-    def lower(self, *args: Any) -> Any:
-        """As of a ``jax.jit`` function."""
-        return self._jitted.lower(*self._placed(args))
-
-    def _placed(self, args: tuple[Any, ...]) -> Any:
-        spec = self._spec
+    def prepared(args: tuple[Any, ...]) -> Any:
         if isinstance(spec, tuple) and not _is_spec(spec) and len(spec) != len(args):
             raise ValueError(
                 f"mesh_sharded: partition_spec has {len(spec)} entries and there are {len(args)} "
                 "arguments"
             )
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda x: self._put(x, spec), part),
-            spec,
-            args,
-            is_leaf=_is_spec,
-        )
+        return _placed(args, spec, mesh)
 
-    def _put(self, x: Any, spec: JaxSpec) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return jitted(*prepared(args))
+
+    call.lower = lambda *args: jitted.lower(*prepared(args))  # type: ignore[attr-defined]
+    return call
+
+
+def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """The arrays of a tree, split by a tree of specifications that is a prefix of it."""
+
+    def put(x: Any, spec: JaxSpec) -> Any:
         x = jax.numpy.asarray(x)
-        sharding = self._sharding(x, spec)
+        sharding = _sharding(x, spec, mesh)
         if isinstance(x, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(x, sharding)
         return jax.device_put(x, sharding)
 
-    def _sharding(self, x: Any, spec: JaxSpec) -> NamedSharding:
-        entries = tuple(spec)[: x.ndim]
-        sizes = dict(self._mesh.shape)
-        for axis, entry in enumerate(entries):
-            names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-            count = math.prod(sizes[name] for name in names)
-            if x.shape[axis] % count:
-                raise ValueError(
-                    f"mesh_sharded: axis {axis} of an array of shape {x.shape} cannot be shared "
-                    f"equally by {count} devices ({', '.join(names)}); pad it, or leave that axis "
-                    "whole"
-                )
-        return NamedSharding(self._mesh, JaxSpec(*entries))
+    return jax.tree.map(
+        lambda spec, part: jax.tree.map(lambda x: put(x, spec), part),
+        specs,
+        tree,
+        is_leaf=_is_spec,
+    )
+
+
+def _sharding(x: Any, spec: JaxSpec, mesh: Mesh) -> NamedSharding:
+    entries = tuple(spec)[: x.ndim]
+    for axis, entry in enumerate(entries):
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        count = math.prod(mesh.shape[name] for name in names)
+        if x.shape[axis] % count:
+            raise ValueError(
+                f"mesh_sharded: axis {axis} of an array of shape {x.shape} cannot be shared "
+                f"equally by {count} devices ({', '.join(names)}); pad it, or leave that axis "
+                "whole"
+            )
+    return NamedSharding(mesh, JaxSpec(*entries))
 
 
 def _is_spec(value: Any) -> bool:

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.execution.mesh import as_mesh
+from jaxkern.execution.jit import jit
+from jaxkern.execution.mesh import checked_mesh
 
 
 def pipeline_parallel(
@@ -66,7 +67,7 @@ class PipelineParallel:
         self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: int | str
     ) -> None:
         self._stages = list(stages)
-        self._mesh = as_mesh(mesh)
+        self._mesh = checked_mesh(mesh)
         names = self._mesh.axis_names
         self._axis: str = names[axis] if isinstance(axis, int) else axis
         if self._axis not in names:
@@ -78,28 +79,14 @@ class PipelineParallel:
                 f"{self._devices} devices of mesh axis {self._axis!r}"
             )
         self._count = whole_number("num_microbatches", num_microbatches, 1)
-        self._jitted: dict[Any, Any] = {}
+        self._jitted: Callable[..., Any] = jit(lambda stages, batch: self._run(stages, batch))
 
     def __call__(self, batch: Any) -> jax.Array:
         return self.apply(self._stages, batch)
 
     def apply(self, stages: Sequence[Any], batch: Any) -> jax.Array:
         """The result of these stages, which have the structure of the first ones."""
-        leaves, tree = jax.tree.flatten(list(stages))
-        dynamic = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
-        fixed = tuple(None if _is_number(leaf) else leaf for leaf in leaves)
-        key = (tree, tuple(dynamic), fixed)
-        run = self._jitted.get(key)
-        if run is None:
-
-            def rebuilt(operands: list[Any], batch: Any) -> jax.Array:
-                full = list(fixed)
-                for index, operand in zip(dynamic, operands, strict=True):
-                    full[index] = operand
-                return self._run(jax.tree.unflatten(tree, full), batch)
-
-            run = self._jitted[key] = jax.jit(rebuilt)
-        result: jax.Array = run([leaves[i] for i in dynamic], jnp.asarray(batch))
+        result: jax.Array = self._jitted(list(stages), jnp.asarray(batch))
         return result
 
     def _run(self, stages: list[Any], batch: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -13,11 +14,12 @@ from typing import Any
 
 import jax
 
-from jaxkern.core.arguments import real_number
+from jaxkern.core.arguments import real_number, whole_number
 from jaxkern.core.failures import described, note
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.quantities import scaled
-from jaxkern.performance.batch_trials import Footprint, FunctionTrial, PipelineTrial, augmentation
+from jaxkern.performance.batch_trials import BatchMeasurement as BatchMeasurement
+from jaxkern.performance.batch_trials import FunctionTrial, PipelineTrial, augmentation
 from jaxkern.pipeline import Pipeline
 
 # min_batch_size is the smallest with this share of the best throughput.
@@ -35,36 +37,6 @@ _MOST_COMPILED, _LEAST_COMPILED = 16, 3
 # The bytes of small sizes do not say much about those of sizes beyond so many times theirs.
 _REACH = 64
 _MOST_RECORDS = 2**31 - 1  # rows are counted in 32 bits by many programs
-
-
-@dataclass(frozen=True)
-class BatchMeasurement:
-    """What was measured at one batch size.
-
-    Attributes:
-      batch_size: records, over all devices that share the batch.
-      seconds: per batch, the median over interleaved turns; None where it was compiled and not run.
-      spread: half the distance between the quartiles of the turns, in seconds.
-      turns: how many.
-      argument_bytes, output_bytes, temporary_bytes: on one device, as XLA reports them.
-      total_bytes: what is compared with the memory limit; see `get_batch_size_recommendation`.
-      compile_seconds: tracing and compiling, once.
-    """
-
-    batch_size: int
-    seconds: float | None
-    spread: float | None
-    turns: int
-    argument_bytes: int
-    output_bytes: int
-    temporary_bytes: int
-    total_bytes: int
-    compile_seconds: float
-
-    @property
-    def examples_per_second(self) -> float | None:
-        """Throughput; None where it was not run."""
-        return None if self.seconds is None else self.batch_size / self.seconds
 
 
 @dataclass(frozen=True)
@@ -235,17 +207,14 @@ def _checked(sizes: Sequence[int] | None, trial: FunctionTrial | PipelineTrial) 
     """The sizes that were asked for, rising; empty for none in particular."""
     if sizes is None:
         return []
-    listed = sorted(set(sizes))
-    multiple, most = trial.multiple, trial.most
-    for size in listed:
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1 or size % multiple:
-            more = "" if multiple == 1 else f", multiples of the {multiple} devices"
-            raise ValueError(f"sizes has {size!r}; wanted integers from 1{more}")
+    listed = sorted({whole_number("sizes: one of them", size, 1) for size in sizes})
+    if any(size % trial.multiple for size in listed):
+        raise ValueError(f"sizes is {listed}; wanted multiples of the {trial.multiple} devices")
     if not listed:
         raise ValueError("sizes is empty; wanted at least one batch size, or None")
-    if most is not None and listed[0] > most:
-        raise ValueError(f"sizes begins with {listed[0]}, and there are only {most} records")
-    return [int(size) for size in listed]
+    if trial.most is not None and listed[0] > trial.most:
+        raise ValueError(f"sizes begins with {listed[0]}, and there are only {trial.most} records")
+    return listed
 
 
 class Search:
@@ -270,7 +239,7 @@ class Search:
     ) -> None:
         self._trial, self._limit, self._seconds, self._sizes = trial, limit, seconds, sizes
         self._bar, self._clock, self._deadline = bar, clock, clock() + seconds
-        self._compiled: dict[int, Footprint] = {}
+        self._compiled: dict[int, BatchMeasurement] = {}
         self._failed: dict[int, str] = {}  # sizes that do not compile or run, and why
         self._first: dict[int, float] = {}  # seconds a batch, in the first turn
         self._costs: dict[int, float] = {}  # seconds that the last turn took
@@ -313,9 +282,9 @@ class Search:
             f"Larger sizes than {max(rates)} were not timed: {ended}"
             + ("; throughput was still growing, and one of them may be better." if growing else ".")
         )
-        few = "; that is few, and the figures are uncertain: give more seconds"
         count = len(self._rounds)
-        reasons.append(f"Times are medians over {count} interleaved rounds{few * (count < 3)}.")
+        few = ", too few to be certain of: give more seconds" if count < 3 else ""
+        reasons.append(f"Times are medians over {count} interleaved rounds{few}.")
         device, many = self._trial.device, self._trial.multiple
         where = f"{device.device_kind} ({device.platform})"
         return BatchSizeRecommendation(
@@ -337,10 +306,8 @@ class Search:
                     return f"there are only {self._trial.most} records for a batch"
                 if not self._sizes and self._flat():
                     return f"two doublings up to {last} had brought no gain"
-                needed = self._compiled[last].compile_seconds
-                needed += (
-                    size / last * (self._costs[last] + _ROUNDS_KEPT * sum(self._costs.values()))
-                )
+                turns = self._costs[last] + _ROUNDS_KEPT * sum(self._costs.values())
+                needed = self._compiled[last].compile_seconds + size / last * turns
                 if not self._sizes and self._clock() + needed > self._deadline:
                     return f"{size} would not have been done in seconds={self._seconds:g}"
             problem = self._run_first(size, last)
@@ -353,13 +320,13 @@ class Search:
         """One turn of a size; what is wrong with it, unless it is the smallest, which must run."""
         self._bar.update(text=f"batch size {size}: compiling")
         try:
-            footprint = self._compiled[size] = self._trial.compile(size)
-            if footprint.total_bytes > self._limit:
+            found = self._compiled[size] = self._trial.compile(size)
+            if found.total_bytes > self._limit:
                 if last:
                     return f"{size} needs more than the limit"
                 raise ValueError(
                     f"memory_limit is {self._limit} bytes ({scaled(self._limit, 'B')}), and the "
-                    f"smallest batch, of {size}, takes {footprint.total_bytes}: {footprint}; "
+                    f"smallest batch, of {size}, takes {found.total_bytes}: {found}; "
                     "wanted at least that much: give a larger memory_limit, free memory on the "
                     "device, or make the computation smaller"
                 )
@@ -447,10 +414,13 @@ class Search:
 
     def _measurement(self, size: int) -> BatchMeasurement:
         if size not in self._first:
-            return BatchMeasurement(size, None, None, 0, *self._compiled[size])
+            return self._compiled[size]
         turns = [turns[size] for turns in self._rounds] or [self._first[size]]
-        return BatchMeasurement(
-            size, statistics.median(turns), _half_iqr(turns), len(turns), *self._compiled[size]
+        return dataclasses.replace(
+            self._compiled[size],
+            seconds=statistics.median(turns),
+            spread=_half_iqr(turns),
+            turns=len(turns),
         )
 
     def _noise(self, size: int, best: int) -> float:

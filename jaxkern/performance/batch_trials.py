@@ -7,7 +7,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ import numpy as np
 from jaxkern import image
 from jaxkern.core import memory
 from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.client import default_device
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.quantities import scaled
+from jaxkern.core.timing import call_seconds
 from jaxkern.pipeline.pipeline import Pipeline
-from jaxkern.pipeline.placement import default_device
 from jaxkern.pipeline.resizing import Resized
 
 # Rows that are made up for an argument of which only the shape is known.
@@ -30,24 +32,85 @@ _DEFAULT_SHARE = 0.9
 _OUTPUTS = 2
 
 
-class Footprint(NamedTuple):
-    """Bytes of one device at a batch size; `total_bytes` is what is compared with the limit."""
+@dataclass(frozen=True, kw_only=True)
+class BatchMeasurement:
+    """What was measured at one batch size.
 
+    Attributes:
+      batch_size: records, over all devices that share the batch.
+      seconds: per batch, the median over interleaved turns; None where it was compiled and not run.
+      spread: half the distance between the quartiles of the turns, in seconds.
+      turns: how many.
+      argument_bytes, output_bytes, temporary_bytes: on one device, as XLA reports them.
+      total_bytes: what is compared with the memory limit; see `get_batch_size_recommendation`.
+      compile_seconds: tracing and compiling, once.
+    """
+
+    batch_size: int
+    seconds: float | None = None
+    spread: float | None = None
+    turns: int = 0
     argument_bytes: int
     output_bytes: int
     temporary_bytes: int
     total_bytes: int
     compile_seconds: float
 
+    @property
+    def examples_per_second(self) -> float | None:
+        """Throughput; None where it was not run."""
+        return None if self.seconds is None else self.batch_size / self.seconds
+
     def __str__(self) -> str:
-        return (
-            f"{scaled(self.total_bytes, 'B')} (arguments {scaled(self.argument_bytes, 'B')}, "
-            f"outputs {scaled(self.output_bytes, 'B')}, temporaries "
-            f"{scaled(self.temporary_bytes, 'B')})"
+        parts = (
+            f"{name} {scaled(size, 'B')}"
+            for name, size in (
+                ("arguments", self.argument_bytes),
+                ("outputs", self.output_bytes),
+                ("temporaries", self.temporary_bytes),
+            )
         )
+        return f"{scaled(self.total_bytes, 'B')} ({', '.join(parts)})"
 
 
-class FunctionTrial:
+class _Trial:
+    """Something that can be compiled and timed at any batch size.
+
+    Attributes:
+      multiple: sizes are multiples of it: the devices that share a batch.
+      most: the largest size that there are records for; None: any.
+    """
+
+    multiple: int
+    most: int | None = None
+
+    def __init__(self, sharding: jax.sharding.Sharding | None) -> None:
+        self.sharding = sharding
+
+    @property
+    def device(self) -> jax.Device:
+        """One of those that it runs on."""
+        if self.sharding is None:
+            return default_device()
+        devices: list[Any] = list(self.sharding.addressable_devices)
+        return min(devices, key=lambda device: device.id)
+
+    def default_limit(self) -> int:
+        """Bytes of one device that it may use: nine tenths of what is free.
+
+        By the device's own figures, where it has any; else devices share the memory of this
+        process.
+        """
+        stats = self.device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        else:
+            free = memory.available_bytes()
+            free //= 1 if self.sharding is None else len(self.sharding.addressable_devices)
+        return int(_DEFAULT_SHARE * free)
+
+
+class FunctionTrial(_Trial):
     """A JAX function, called with samples of its arguments cut or repeated to a batch size.
 
     Args:
@@ -57,8 +120,6 @@ class FunctionTrial:
       sharding: of the batch axis; None: as the first sample that has one.
     Raises: ValueError where a sample has no batch axis, or the samples differ in their rows.
     """
-
-    most: int | None = None
 
     def __init__(
         self,
@@ -71,19 +132,14 @@ class FunctionTrial:
         leaves = jax.tree.leaves(args)
         self._tree: Any = jax.tree.structure(args)
         self._axes = _batch_axes(args, in_axes)
-        self.sharding = _sharding_of(leaves, self._axes) if sharding is None else sharding
+        super().__init__(_sharding_of(leaves, self._axes) if sharding is None else sharding)
         self._leaves = list(map(self._sample, leaves, self._axes))
         self.multiple = batch_devices(self.sharding)
         self._compiled: dict[int, Any] = {}
         self._donated: list[bool] = []
 
-    @property
-    def device(self) -> jax.Device:
-        """One of those that it runs on."""
-        return _first_device(self.sharding)
-
     def default_limit(self) -> int:
-        """Bytes of one device that it may use: what is free, and what its own arguments hold."""
+        """Besides that, what its own arguments hold."""
         held: int = sum(
             shard.data.nbytes
             for leaf, axis in zip(self._leaves, self._axes, strict=True)
@@ -91,9 +147,9 @@ class FunctionTrial:
             for shard in leaf.addressable_shards
             if shard.device == self.device
         )
-        return held + free_bytes(self.sharding)
+        return held + super().default_limit()
 
-    def compile(self, size: int) -> Footprint:
+    def compile(self, size: int) -> BatchMeasurement:
         """Compiles for a size without running it."""
         started = time.perf_counter()
         specs = [self._spec(x, a, size) for x, a in zip(self._leaves, self._axes, strict=True)]
@@ -108,25 +164,27 @@ class FunctionTrial:
         self._donated = [info.donated for info in jax.tree.leaves(built.lowered.args_info)]
         found = memory_analysis(built.compiled)
         given, made = found.argument_size_in_bytes, found.output_size_in_bytes
-        temporary = found.temp_size_in_bytes
-        total = given + made + temporary - found.alias_size_in_bytes
-        return Footprint(given, made, temporary, total, time.perf_counter() - started)
+        return BatchMeasurement(
+            batch_size=size,
+            argument_bytes=given,
+            output_bytes=made,
+            temporary_bytes=found.temp_size_in_bytes,
+            total_bytes=given + made + found.temp_size_in_bytes - found.alias_size_in_bytes,
+            compile_seconds=time.perf_counter() - started,
+        )
 
     def turn(self, size: int, calls: int) -> float:
         """Seconds per call, from its dispatch to its result: the median, behind one untimed."""
         # Arguments live for one turn only, so that no two sizes hold memory at a time.
-        leaves = [self._leaf(place, size) for place in range(len(self._leaves))]
-        times = []
-        for call in range(calls + 1):
-            for place, donated in enumerate(self._donated):
-                if call > 0 and donated:
-                    leaves[place] = self._leaf(place, size)
-            args = jax.block_until_ready(self._tree.unflatten(leaves))
-            started = time.perf_counter()
-            result = jax.block_until_ready(self._compiled[size](*args))
-            times.append(time.perf_counter() - started)
-            del args, result
-        return statistics.median(times[1:])
+        kept = [None if d else self._leaf(place, size) for place, d in enumerate(self._donated)]
+
+        def fresh() -> Any:
+            return self._tree.unflatten(
+                self._leaf(place, size) if donated else kept[place]
+                for place, donated in enumerate(self._donated)
+            )
+
+        return statistics.median(call_seconds(self._compiled[size], calls=calls, fresh=fresh))
 
     def _sample(self, leaf: Any, axis: int | None) -> Any:
         """A leaf with values; one that is shared by the batch is where the batch is."""
@@ -169,7 +227,7 @@ class FunctionTrial:
         )
 
 
-class PipelineTrial:
+class PipelineTrial(_Trial):
     """A pipeline, built again for each batch size; reads from its source.
 
     Its own memory is what a ring of units for the last program holds (on the CPU, where those are
@@ -180,21 +238,12 @@ class PipelineTrial:
     def __init__(self, pipeline: Pipeline) -> None:
         self._resized = Resized(pipeline)
         self._pipelines: dict[int, Pipeline] = {}
-        self.sharding = self._resized.sharding
+        super().__init__(self._resized.sharding)
         self._processes = 1 if self.sharding is None else jax.process_count()
         self.multiple = max(batch_devices(self.sharding) // self._processes, 1)
-        self.most: int | None = self._resized.records
+        self.most = self._resized.records
 
-    @property
-    def device(self) -> jax.Device:
-        """One of those that batches come to."""
-        return _first_device(self.sharding)
-
-    def default_limit(self) -> int:
-        """Bytes of one device that it may use."""
-        return free_bytes(self.sharding)
-
-    def compile(self, size: int) -> Footprint:
+    def compile(self, size: int) -> BatchMeasurement:
         """Compiles the last program for a size without running it."""
         self._pipelines[size] = self._resized.pipeline(size)
         started = time.perf_counter()
@@ -207,12 +256,19 @@ class PipelineTrial:
             held = 2
         elif self.sharding is not None:
             held += 1  # a ring's array is copied to the devices
-        if compiled is None:
-            return Footprint(unit, unit, 0, held * unit, 0.0)
-        found = memory_analysis(compiled)
-        made, temporary = found.output_size_in_bytes, found.temp_size_in_bytes
-        total = held * unit + _OUTPUTS * made + temporary
-        return Footprint(found.argument_size_in_bytes, made, temporary, total, seconds)
+        given, made, temporary, outputs = unit, unit, 0, 0
+        if compiled is not None:
+            found = memory_analysis(compiled)
+            given, made = found.argument_size_in_bytes, found.output_size_in_bytes
+            temporary, outputs = found.temp_size_in_bytes, _OUTPUTS * made
+        return BatchMeasurement(
+            batch_size=size,
+            argument_bytes=given,
+            output_bytes=made,
+            temporary_bytes=temporary,
+            total_bytes=held * unit + outputs + temporary,
+            compile_seconds=seconds,
+        )
 
     def turn(self, size: int, calls: int) -> float:
         """Seconds per batch as they are delivered, by a consumer that waits for each one.
@@ -250,20 +306,6 @@ def augmentation() -> tuple[Any, tuple[Any, ...]]:
     return augment, (jax.random.split(jax.random.key(0), 8), images)
 
 
-def free_bytes(sharding: jax.sharding.Sharding | None) -> int:
-    """Bytes that a program may take on a device: nine tenths of what is free.
-
-    By the device's own figures, where it has any; else devices share the memory of this process.
-    """
-    stats = _first_device(sharding).memory_stats() or {}
-    if "bytes_limit" in stats:
-        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    else:
-        free = memory.available_bytes()
-        free //= 1 if sharding is None else len(sharding.addressable_devices)
-    return int(_DEFAULT_SHARE * free)
-
-
 def batch_devices(sharding: jax.sharding.Sharding | None) -> int:
     """Over how many devices the leading axis is spread."""
     if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec:
@@ -274,13 +316,6 @@ def batch_devices(sharding: jax.sharding.Sharding | None) -> int:
     for name in names:
         count *= sharding.mesh.shape[name]
     return count
-
-
-def _first_device(sharding: jax.sharding.Sharding | None) -> jax.Device:
-    if sharding is None:
-        return default_device()
-    devices: list[Any] = list(sharding.addressable_devices)
-    return min(devices, key=lambda device: device.id)
 
 
 def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:

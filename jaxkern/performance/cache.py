@@ -146,15 +146,11 @@ def _usable(directory: str | os.PathLike[str]) -> Path:
         raise NotADirectoryError(f"the cache directory {path} is a file; {wanted}")
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except PermissionError as error:
-        raise PermissionError(
-            f"the cache directory {path} cannot be made: {error}; {wanted}"
-        ) from error
     except OSError as error:
-        raise OSError(f"the cache directory {path} cannot be made: {error}; {wanted}") from error
+        kind = PermissionError if isinstance(error, PermissionError) else OSError
+        raise kind(f"the cache directory {path} cannot be made: {error}; {wanted}") from error
     try:
-        with tempfile.NamedTemporaryFile(dir=path):
-            pass
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise PermissionError(
             f"the cache directory {path} cannot be written to: {error}; {wanted}"

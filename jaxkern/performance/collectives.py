@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import warnings
@@ -82,7 +83,7 @@ def time_collectives(found: list[Collective], run: Callable[[], Any]) -> list[Co
         # One sum for each run on each device.
         sums = spent.get(c.name, {})
         seconds = statistics.median(sums.values()) if sums else None
-        timed.append(Collective(c.name, c.kind, c.bytes, c.count, c.source, seconds))
+        timed.append(dataclasses.replace(c, seconds=seconds))
     return timed
 
 

@@ -18,7 +18,7 @@ COLLECTIVES = (
     "reduce-scatter",
 )
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
-_HEAD = re.compile(r"^\s*(ROOT )?%?([^\s=]+) = ")
+_HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) .*\{\s*$")
 _CALLED = re.compile(
@@ -42,7 +42,6 @@ class Instruction:
     bytes: int
     operands: tuple[str, ...]
     op_name: str
-    root: bool
     text: str
 
     @property
@@ -191,13 +190,12 @@ def _instruction(line: str) -> Instruction | None:
     named = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
     op_name = named[1].replace("\\'", "'").replace('\\"', '"') if named else ""
     return Instruction(
-        name=head[2],
+        name=head[1],
         opcode=opcode[1],
         shape=shape,
         bytes=_result_bytes(opcode[1], shape),
         operands=operands,
         op_name=op_name,
-        root=bool(head[1]),
         text=line,
     )
 

@@ -193,17 +193,12 @@ def _samples(args: Sequence[Any]) -> int:
 def _timed(fn: Callable[..., Any], args: Sequence[Any], lowered: Any) -> list[float]:
     run: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     donated = any(info.donated for info in jax.tree.leaves(lowered.args_info))
-    if not donated:
-        return call_seconds(run, *args, calls=_CALLS, seconds=_SECONDS)
-    seconds = []  # each call of a function that donates takes its arguments with it
-    for _ in range(_CALLS + 1):
-        fresh = jax.block_until_ready(
-            jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
-        )
-        begun = time.perf_counter()
-        jax.block_until_ready(run(*fresh))
-        seconds.append(time.perf_counter() - begun)
-    return seconds[1:]
+
+    def copies() -> Any:
+        return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
+
+    fresh = copies if donated else None
+    return call_seconds(run, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
 
 
 def _counted(cost: ProgramCost, flops: float | None, moved: float | None) -> str:

@@ -87,14 +87,14 @@ void check_level(SimdLevel level) {
 
 void check_rates(SimdLevel level) {
   for (const int64_t threads : {1, 3}) {
-    const MemoryRates memory = measure_memory(level, threads, 100000, 0);
-    for (const double rate :
-         {memory.load, memory.store, memory.store_streaming, memory.copy, memory.copy_streaming}) {
-      expect(std::isfinite(rate) && rate > 0, "a rate of memory", rate);
+    const Rates memory = measure_memory(level, threads, 100000, 0);
+    const Rates compute = measure_compute(level, threads, 0);
+    expect(memory.size() == 5 && compute.size() == 2, "the number of rates", double(threads));
+    for (const Rates& rates : {memory, compute}) {
+      for (const auto& [name, rate] : rates) {
+        expect(std::isfinite(rate) && rate > 0, name.c_str(), rate);
+      }
     }
-    const ComputeRates compute = measure_compute(level, threads, 0);
-    expect(std::isfinite(compute.f32) && compute.f32 > 0, "a rate of f32", compute.f32);
-    expect(std::isfinite(compute.f64) && compute.f64 > 0, "a rate of f64", compute.f64);
   }
 }
 

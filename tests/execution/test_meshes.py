@@ -14,6 +14,15 @@ MESH = ex.DeviceMesh(shape=(2, 2))
 X = np.arange(32.0, dtype=np.float32).reshape(4, 8)
 
 
+def test_a_mesh_is_one_of_jax():
+    four, names = jax.devices()[:4], ("i", "j")
+    for shape in ((2, 2), np.array([2, 2]), (-1, 2), (2, -1)):
+        wanted = jax.sharding.Mesh(np.array(four).reshape(2, 2), names)
+        assert ex.DeviceMesh(shape, names, four) == wanted
+    for shape, size in ((np.int64(2), 2), (-1, jax.device_count())):
+        assert dict(ex.DeviceMesh(shape).shape) == {"axis0": size}
+
+
 @pytest.mark.parametrize("spec", [ex.PartitionSpec(0, 1), jax.P("axis0", "axis1")])
 def test_arguments_are_split_over_all_devices(spec):
     f = ex.mesh_sharded(lambda x: x * 2, MESH, spec)
@@ -52,14 +61,14 @@ def test_bad_meshes():
         (((64, 2),), "needs 128 devices and there are"),
         (((2, 2), ("a",)), "2 axes and there are 1"),
         (((2, 0),), "sizes of at least 1"),
+        (((-1, -1),), "one -1 for the devices that the others leave"),
+        (((-1, 64),), "one -1 for the devices that the others leave"),
     ]:
         with pytest.raises(ValueError, match=message):
             ex.DeviceMesh(*arguments)
     for shape in ((2.0, 2), 2.5, "22", (True, 2), None):
         with pytest.raises(TypeError, match=r"shape is .*; wanted an integer for each axis"):
             ex.DeviceMesh(shape)
-    assert ex.DeviceMesh(np.array([2, 2])).shape == (2, 2)
-    assert ex.DeviceMesh(np.int64(2)).shape == (2,)
     for entry in (2, -1, "rows", True):
         with pytest.raises(ValueError, match="the mesh has 2 axes: 0 or 'axis0'"):
             ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))

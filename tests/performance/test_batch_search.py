@@ -16,7 +16,7 @@ import pytest
 
 from jaxkern.core.progress import ProgressBar
 from jaxkern.performance.batch_size import BatchSizeRecommendation, Search, rounded_down
-from jaxkern.performance.batch_trials import Footprint
+from jaxkern.performance.batch_trials import BatchMeasurement
 
 
 @dataclass
@@ -35,12 +35,19 @@ class Exact:
     compiled: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def compile(self, size: int) -> Footprint:
+    def compile(self, size: int) -> BatchMeasurement:
         self.now += self.compiling
         self.compiled.append(size)
         if self.fails_to_compile is not None and size >= self.fails_to_compile:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
-        return Footprint(0, 0, 0, self.memory(size), self.compiling)
+        return BatchMeasurement(
+            batch_size=size,
+            argument_bytes=0,
+            output_bytes=0,
+            temporary_bytes=0,
+            total_bytes=self.memory(size),
+            compile_seconds=self.compiling,
+        )
 
     def turn(self, size: int, calls: int) -> float:
         assert size in self.compiled

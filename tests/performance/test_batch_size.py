@@ -287,7 +287,7 @@ PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
         ),
         ((jnp.sin, MATRIX), {"in_axes": 0.5}, TypeError, "0.5 stands for an axis"),
         ((jnp.sin, MATRIX), {"sizes": ()}, ValueError, "sizes is empty"),
-        ((jnp.sin, MATRIX), {"sizes": (0, 1)}, ValueError, "sizes has 0"),
+        ((jnp.sin, MATRIX), {"sizes": (0, 1)}, ValueError, "sizes: one of them is 0"),
         ((PIPE,), {"sizes": (3,)}, ValueError, "there are only 2 records"),
         ((jnp.sin, MATRIX), {"seconds": 0}, ValueError, "seconds is 0"),
         ((jnp.sin, MATRIX), {"memory_limit": -1}, ValueError, "memory_limit is -1"),
