@@ -16,8 +16,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all faults train-check bench bench-all bench-ops bench-streaming bench-native \
-	bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+.PHONY: demo train test test-slow test-all test-torchvision faults train-check bench bench-all bench-ops \
+	bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -29,11 +29,12 @@ train: EXTRA = train
 train: install
 	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
 
+# A file stays in one process, where its tests share what is compiled.
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
 	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
-		$(PYTEST) -n 2 $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
+		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # What takes many processes, kills or seconds, and everything with it.
 test-slow:
@@ -41,6 +42,12 @@ test-slow:
 
 test-all:
 	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
+
+# Beside torchvision, without its own dependencies: any build of torch will do.
+test-torchvision: .venv-torchvision/bin/python
+	.venv-torchvision/bin/python -m pip install -q torch==2.13.0
+	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
+	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
 
 # Puts small faults into the sources and shows that a test of each package fails: FAULTFLAGS="ring".
 faults: EXTRA = test

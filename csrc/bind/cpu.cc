@@ -2,12 +2,10 @@
 #include <string>
 #include <vector>
 
+#include "bind/objects.h"
 #include "core/module.h"
 #include "core/simd_level.h"
-#include "image/bind.h"
 #include "image/ops.h"
-#include "performance/bind.h"
-#include "ring/bind.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"
 

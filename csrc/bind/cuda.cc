@@ -3,9 +3,9 @@
 
 #include <cstring>
 
+#include "bind/objects.h"
 #include "core/module.h"
 #include "image/ops.h"
-#include "performance/bind.h"
 #include "ring/cuda_module.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"

@@ -51,6 +51,7 @@ inline std::string shape_text(ffi::AnyBuffer::Dimensions dimensions) {
   return text + "]";
 }
 
+// As NumPy and ml_dtypes name it.
 inline const char* dtype_text(ffi::DataType dtype) {
   switch (dtype) {
     case ffi::PRED:
@@ -83,6 +84,22 @@ inline const char* dtype_text(ffi::DataType dtype) {
       return "complex64";
     case ffi::C128:
       return "complex128";
+    case ffi::F8E5M2:
+      return "float8_e5m2";
+    case ffi::F8E4M3:
+      return "float8_e4m3";
+    case ffi::F8E4M3FN:
+      return "float8_e4m3fn";
+    case ffi::F8E4M3B11FNUZ:
+      return "float8_e4m3b11fnuz";
+    case ffi::F8E5M2FNUZ:
+      return "float8_e5m2fnuz";
+    case ffi::F8E4M3FNUZ:
+      return "float8_e4m3fnuz";
+    case ffi::F8E3M4:
+      return "float8_e3m4";
+    case ffi::F8E8M0FNU:
+      return "float8_e8m0fnu";
     default:
       return "another dtype";
   }

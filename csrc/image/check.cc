@@ -16,27 +16,17 @@ bool within(Enum value, Enum last) {
          static_cast<int32_t>(value) <= static_cast<int32_t>(last);
 }
 
-const char* wanted_text(Fault fault) {
-  switch (fault) {
-    case Fault::kNone:
-      return nullptr;
-    case Fault::kSourceHeight:
-      return "a source height of 1 to 2^24";
-    case Fault::kSourceWidth:
-      return "a source width of 1 to 2^24";
-    case Fault::kBoxRows:
-      return "a box of at least one row inside the input";
-    case Fault::kBoxColumns:
-      return "a box of at least one column inside the input";
-    case Fault::kResampledSize:
-      return "a resampled size of 1 to 2^24";
-    case Fault::kWindowSize:
-      return "a resampled size equal to the box, since nothing resamples";
-    case Fault::kStep:
-      return "row and column steps of 1 or -1";
-  }
-  return nullptr;
-}
+// In the order of Fault.
+constexpr const char* kWanted[] = {
+    nullptr,
+    "a source height of 1 to 2^24",
+    "a source width of 1 to 2^24",
+    "a box of at least one row inside the input",
+    "a box of at least one column inside the input",
+    "a resampled size of 1 to 2^24",
+    "a resampled size equal to the box, since nothing resamples",
+    "row and column steps of 1 or -1",
+};
 
 }  // namespace
 
@@ -76,7 +66,7 @@ Problem check_sample(const Plan& plan, const Sample& sample, int64_t index) {
   const char* argument = found.fault == Fault::kSourceHeight  ? "height"
                          : found.fault == Fault::kSourceWidth ? "width"
                                                               : "geometry";
-  return {argument, index, found.segment, wanted_text(found.fault)};
+  return {argument, index, found.segment, kWanted[static_cast<int>(found.fault)]};
 }
 
 size_t output_bytes(const Plan& plan) {

@@ -13,8 +13,6 @@ static_assert(sizeof(ChainTile) % 16 == 0);  // the stage follows it
 // Blocks of kMaxThreads that a multiprocessor should hold: leaves a thread 64 registers.
 constexpr int32_t kBlocksAtOnce = 4;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
-constexpr int32_t kMixThreads = 256;
-constexpr int64_t kMixBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
 
 template <int C, Dtype source, Filter filter>
 __global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
@@ -36,15 +34,6 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
       __syncthreads();
     }
   }
-}
-
-template <Dtype dtype, int32_t kElements>
-__global__ void __launch_bounds__(kMixThreads) mix_kernel(const __grid_constant__ MixCall call) {
-  using Body = MixBody<dtype, kElements>;
-  const int64_t items = Body::items(call);
-  for (int64_t flat = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; flat < items;
-       flat += static_cast<int64_t>(gridDim.x) * blockDim.x)
-    Body::run(call, flat);
 }
 
 template <int C, Dtype source, Filter filter>
@@ -72,14 +61,6 @@ cudaError_t start_filter(const ChainCall& call, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-template <Dtype dtype, int32_t kElements>
-cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
-  const int64_t items = MixBody<dtype, kElements>::items(call);
-  const int64_t blocks = std::min((items + kMixThreads - 1) / kMixThreads, kMixBlocks);
-  mix_kernel<dtype, kElements><<<static_cast<unsigned>(blocks), kMixThreads, 0, stream>>>(call);
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t stream) {
@@ -97,8 +78,31 @@ cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t strea
   });
 }
 
-template <>
-cudaError_t launch(const MixCall& call, cudaStream_t stream) {
+// ---------------------------------------------------------------- mixing
+
+namespace {
+
+constexpr int32_t kMixThreads = 256;
+constexpr int64_t kMixBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
+
+template <Dtype dtype, int32_t kElements>
+__global__ void __launch_bounds__(kMixThreads) mix_kernel(const __grid_constant__ MixCall call) {
+  using Body = MixBody<dtype, kElements>;
+  const int64_t items = Body::items(call);
+  for (int64_t flat = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; flat < items;
+       flat += static_cast<int64_t>(gridDim.x) * blockDim.x)
+    Body::run(call, flat);
+}
+
+template <Dtype dtype, int32_t kElements>
+cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
+  const int64_t items = MixBody<dtype, kElements>::items(call);
+  const int64_t blocks = std::min((items + kMixThreads - 1) / kMixThreads, kMixBlocks);
+  mix_kernel<dtype, kElements><<<static_cast<unsigned>(blocks), kMixThreads, 0, stream>>>(call);
+  return cudaGetLastError();
+}
+
+cudaError_t start(const MixCall& call, cudaStream_t stream) {
   if (call.elements() == 0 || call.samples == 0) return cudaSuccess;
   return with_dtype(call.dtype, [&](auto dtype) {
     constexpr int32_t kVector =
@@ -107,5 +111,13 @@ cudaError_t launch(const MixCall& call, cudaStream_t stream) {
                                 : start_mix<dtype, 1>(call, stream);
   });
 }
+
+}  // namespace
+
+template <typename OpCall>
+cudaError_t launch(const OpCall& call, cudaStream_t stream) {
+  return start(call, stream);
+}
+template cudaError_t launch(const MixCall& call, cudaStream_t stream);
 
 }  // namespace jaxkern::image

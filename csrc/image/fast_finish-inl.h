@@ -79,45 +79,25 @@ struct Bytes {
 
 // put: one vector anywhere; put2: two, to an aligned address where kStream.
 template <Dtype dtype, Rounding rounding, bool stream>
-struct Sink;
-
-template <Rounding rounding, bool stream>
-struct Sink<Dtype::kF32, rounding, stream> {
-  using Value = float;
+struct Sink {
+  using Value = typename Stored<dtype>::Type;
   static constexpr bool kStream = stream;
-  static void put(float* p, Floats x) { store(p, x); }
-  static void put2(float* p, Floats x, Floats y) {
-    stream ? stream_f32(p, x) : store(p, x);
-    stream ? stream_f32(p + kFloats, y) : store(p + kFloats, y);
+  static void put(Value* p, Floats x) {
+    if constexpr (dtype == Dtype::kF32) return store(p, x);
+    if constexpr (dtype == Dtype::kBF16) return put_bf16(p, x);
+    if constexpr (dtype == Dtype::kF16) return put_f16(p, x);
+    if constexpr (dtype == Dtype::kU8)
+      rounding == Rounding::kNearest ? put_u8_nearest(p, x) : put_u8_truncate(p, x);
   }
-};
-template <Rounding rounding, bool stream>
-struct Sink<Dtype::kBF16, rounding, stream> {
-  using Value = uint16_t;
-  static constexpr bool kStream = stream;
-  static void put(uint16_t* p, Floats x) { put_bf16(p, x); }
-  static void put2(uint16_t* p, Floats x, Floats y) {
-    stream ? stream2_bf16(p, x, y) : put2_bf16(p, x, y);
-  }
-};
-template <Rounding rounding, bool stream>
-struct Sink<Dtype::kF16, rounding, stream> {
-  using Value = uint16_t;
-  static constexpr bool kStream = stream;
-  static void put(uint16_t* p, Floats x) { put_f16(p, x); }
-  static void put2(uint16_t* p, Floats x, Floats y) {
-    stream ? stream2_f16(p, x, y) : put2_f16(p, x, y);
-  }
-};
-template <Rounding rounding, bool stream>
-struct Sink<Dtype::kU8, rounding, stream> {
-  using Value = uint8_t;
-  static constexpr bool kStream = false;
-  static void put(uint8_t* p, Floats x) {
-    rounding == Rounding::kNearest ? put_u8_nearest(p, x) : put_u8_truncate(p, x);
-  }
-  static void put2(uint8_t* p, Floats x, Floats y) {
-    rounding == Rounding::kNearest ? put2_u8_nearest(p, x, y) : put2_u8_truncate(p, x, y);
+  static void put2(Value* p, Floats x, Floats y) {
+    if constexpr (dtype == Dtype::kF32) {
+      stream ? stream_f32(p, x) : store(p, x);
+      stream ? stream_f32(p + kFloats, y) : store(p + kFloats, y);
+    }
+    if constexpr (dtype == Dtype::kBF16) stream ? stream2_bf16(p, x, y) : put2_bf16(p, x, y);
+    if constexpr (dtype == Dtype::kF16) stream ? stream2_f16(p, x, y) : put2_f16(p, x, y);
+    if constexpr (dtype == Dtype::kU8)
+      rounding == Rounding::kNearest ? put2_u8_nearest(p, x, y) : put2_u8_truncate(p, x, y);
   }
 };
 
@@ -203,20 +183,12 @@ inline void finish_row(const RowTaps& taps, const Pattern& pattern, int32_t toge
 using FinishRow = void (*)(const RowTaps&, const Pattern&, int32_t, int32_t, void*);
 
 inline FinishRow choose_finish(Dtype dtype, Rounding rounding, bool stream) {
-  constexpr Rounding kKeep = Rounding::kKeep;
-  switch (dtype) {
-    case Dtype::kF32:
-      return stream ? finish_row<Sink<Dtype::kF32, kKeep, true>>
-                    : finish_row<Sink<Dtype::kF32, kKeep, false>>;
-    case Dtype::kBF16:
-      return stream ? finish_row<Sink<Dtype::kBF16, kKeep, true>>
-                    : finish_row<Sink<Dtype::kBF16, kKeep, false>>;
-    case Dtype::kF16:
-      return stream ? finish_row<Sink<Dtype::kF16, kKeep, true>>
-                    : finish_row<Sink<Dtype::kF16, kKeep, false>>;
-    case Dtype::kU8:
-      break;
-  }
-  return rounding == Rounding::kNearest ? finish_row<Sink<Dtype::kU8, Rounding::kNearest, false>>
-                                        : finish_row<Sink<Dtype::kU8, Rounding::kTruncate, false>>;
+  return with_dtype(dtype, [&](auto type) -> FinishRow {
+    if constexpr (type == Dtype::kU8)
+      return rounding == Rounding::kNearest ? finish_row<Sink<type, Rounding::kNearest, false>>
+                                            : finish_row<Sink<type, Rounding::kTruncate, false>>;
+    else
+      return stream ? finish_row<Sink<type, Rounding::kKeep, true>>
+                    : finish_row<Sink<type, Rounding::kKeep, false>>;
+  });
 }

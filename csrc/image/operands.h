@@ -114,27 +114,19 @@ struct ChainOperands {
  private:
   // Fills the plan from attributes and the result's shape; ranges are check_plan's business.
   void read_plan(const ChainParameters& in) {
-    const size_t segments = in.filter.size();
-    if (segments < 1 || segments > static_cast<size_t>(kMaxSegments) ||
-        in.size.size() != 2 * segments || in.erasures.size() != segments ||
-        in.rounding.size() != segments) {
-      call.fail("attributes describe " + std::to_string(segments) + " segments with " +
+    if (!set_segments(in.filter, in.size, in.erasures, in.rounding, &plan)) {
+      call.fail("attributes describe " + std::to_string(in.filter.size()) + " segments with " +
                 std::to_string(in.size.size()) + " sizes, " + std::to_string(in.erasures.size()) +
                 " erasure counts and " + std::to_string(in.rounding.size()) +
                 " roundings; wanted 1 to " + std::to_string(kMaxSegments) +
                 " segments, two sizes each and one of the rest");
       return;
     }
-    plan.segments = static_cast<int32_t>(segments);
-    for (size_t s = 0; s < segments; ++s) {
-      plan.segment[s] = {static_cast<Filter>(in.filter[s]), in.size[2 * s], in.size[2 * s + 1],
-                         in.erasures[s], static_cast<Rounding>(in.rounding[s])};
-    }
     plan.layout = to_layout(call, in.layout);
     plan.output_dtype = to_dtype(call, "the result", result.element_type());
     if (!call.ok()) return;
     const bool nchw = plan.layout == Layout::kNCHW;
-    const Segment& last = plan.segment[segments - 1];
+    const Segment& last = plan.segment[plan.segments - 1];
     const int64_t channels = call.result_size(nchw ? 0 : 2);
     if (channels < 1 || channels > kMaxChannels || call.result_size(nchw ? 1 : 0) != last.height ||
         call.result_size(nchw ? 2 : 1) != last.width) {

@@ -17,6 +17,7 @@
 #ifndef JAXKERN_IMAGE_PLAN_H_
 #define JAXKERN_IMAGE_PLAN_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace jaxkern::image {
@@ -57,6 +58,24 @@ struct Plan {
   Dtype source_dtype, output_dtype;
   Layout layout;  // of the output; sources are always [H, W, C]
 };
+
+// Sets the segments from arrays, as the ops' attributes hold them: filter, erasures and rounding
+// [S] and size [S * 2], height and width of each output. False where their lengths do not fit.
+template <typename Integers>
+bool set_segments(const Integers& filter, const Integers& size, const Integers& erasures,
+                  const Integers& rounding, Plan* plan) {
+  const size_t segments = filter.size();
+  if (segments < 1 || segments > kMaxSegments || size.size() != 2 * segments ||
+      erasures.size() != segments || rounding.size() != segments) {
+    return false;
+  }
+  plan->segments = static_cast<int32_t>(segments);
+  for (size_t s = 0; s < segments; ++s) {
+    plan->segment[s] = {static_cast<Filter>(filter[s]), size[2 * s], size[2 * s + 1], erasures[s],
+                        static_cast<Rounding>(rounding[s])};
+  }
+  return true;
+}
 
 // Per sample and segment, kGeometryFields int32 in this order.
 struct Geometry {

@@ -1,5 +1,6 @@
 // The probe kernels of a GPU: each thread streams 16 bytes at a time, or chains multiply-adds.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <limits>
 
@@ -76,10 +77,10 @@ struct Held {
     if (const cudaError_t status = (call); status != cudaSuccess) return status; \
   } while (false)
 
-// The shortest of repeated launches, in seconds.
-cudaError_t shortest(const Held& held, double seconds, const std::function<void()>& launch,
-                     double* best) {
-  *best = std::numeric_limits<double>::infinity();
+// What a launch does (bytes or operations) a second in the shortest of repeated launches.
+cudaError_t measure(const Held& held, double seconds, double done,
+                    const std::function<void()>& launch, double* rate) {
+  double best = std::numeric_limits<double>::infinity();
   double spent = 0;
   for (int run = 0; run < 3 || spent < seconds; ++run) {
     JAXKERN_TRY(cudaEventRecord(held.begin, held.stream));
@@ -91,29 +92,26 @@ cudaError_t shortest(const Held& held, double seconds, const std::function<void(
     JAXKERN_TRY(cudaEventElapsedTime(&milliseconds, held.begin, held.end));
     const double taken = std::max(static_cast<double>(milliseconds) * 1e-3, 1e-7);
     // The first launch loads the kernel's code.
-    if (run > 0) *best = std::min(*best, taken);
+    if (run > 0) best = std::min(best, taken);
     spent += taken;
   }
+  *rate = done / best;
   return cudaSuccess;
 }
 
 template <typename Real>
 cudaError_t measure_fma(const Held& held, int blocks, double seconds, double* rate) {
-  double best = 0;
-  JAXKERN_TRY(shortest(
-      held, seconds,
-      [&] {
-        fma_kernel<Real><<<blocks, kThreads, 0, held.stream>>>(Real(0.5), Real(1), Real(-12345),
-                                                               static_cast<Real*>(held.sink));
-      },
-      &best));
-  *rate = 2.0 * kChains * kRounds * static_cast<double>(kThreads) * blocks / best;
-  return cudaSuccess;
+  const double flops = 2.0 * kChains * kRounds * static_cast<double>(kThreads) * blocks;
+  const auto launch = [&] {
+    fma_kernel<Real><<<blocks, kThreads, 0, held.stream>>>(Real(0.5), Real(1), Real(-12345),
+                                                           static_cast<Real*>(held.sink));
+  };
+  return measure(held, seconds, flops, launch, rate);
 }
 
 }  // namespace
 
-cudaError_t measure_device(int ordinal, double seconds, DeviceRates* rates) {
+cudaError_t measure_device(int ordinal, double seconds, Rates& rates) {
   Held held;
   JAXKERN_TRY(cudaGetDevice(&held.previous));
   JAXKERN_TRY(cudaSetDevice(ordinal));
@@ -136,31 +134,25 @@ cudaError_t measure_device(int ordinal, double seconds, DeviceRates* rates) {
   uint4* const second = static_cast<uint4*>(held.second);
   uint32_t* const sink = static_cast<uint32_t*>(held.sink);
 
-  double best = 0;
-  JAXKERN_TRY(shortest(
-      held, seconds,
-      [&] {
-        store_kernel<<<blocks, kThreads, 0, held.stream>>>(first, count, 1u);
-        store_kernel<<<blocks, kThreads, 0, held.stream>>>(second, count, 1u);
-      },
-      &best));
-  rates->store = 2.0 * static_cast<double>(half) / best;
-  JAXKERN_TRY(shortest(
-      held, seconds,
-      [&] {
-        load_kernel<<<blocks, kThreads, 0, held.stream>>>(first, count, sink);
-        load_kernel<<<blocks, kThreads, 0, held.stream>>>(second, count, sink);
-      },
-      &best));
-  rates->load = 2.0 * static_cast<double>(half) / best;
-  JAXKERN_TRY(shortest(
-      held, seconds,
-      [&] { copy_kernel<<<blocks, kThreads, 0, held.stream>>>(first, second, count); }, &best));
-  rates->copy = 2.0 * static_cast<double>(half) / best;
-  JAXKERN_TRY(measure_fma<float>(held, blocks, seconds, &rates->fma_f32));
-  JAXKERN_TRY(measure_fma<double>(held, blocks, seconds, &rates->fma_f64));
-  rates->cache_bytes = cache;
-  rates->buffer_bytes = 2 * half;
+  const double both = 2.0 * static_cast<double>(half);
+  const auto store = [&] {
+    store_kernel<<<blocks, kThreads, 0, held.stream>>>(first, count, 1u);
+    store_kernel<<<blocks, kThreads, 0, held.stream>>>(second, count, 1u);
+  };
+  const auto load = [&] {
+    load_kernel<<<blocks, kThreads, 0, held.stream>>>(first, count, sink);
+    load_kernel<<<blocks, kThreads, 0, held.stream>>>(second, count, sink);
+  };
+  const auto copy = [&] {
+    copy_kernel<<<blocks, kThreads, 0, held.stream>>>(first, second, count);
+  };
+  JAXKERN_TRY(measure(held, seconds, both, store, &rates["store"]));
+  JAXKERN_TRY(measure(held, seconds, both, load, &rates["load"]));
+  JAXKERN_TRY(measure(held, seconds, both, copy, &rates["copy"]));
+  JAXKERN_TRY(measure_fma<float>(held, blocks, seconds, &rates["fma_f32"]));
+  JAXKERN_TRY(measure_fma<double>(held, blocks, seconds, &rates["fma_f64"]));
+  rates["cache_bytes"] = cache;
+  rates["buffer_bytes"] = both;
   return cudaSuccess;
 }
 #undef JAXKERN_TRY

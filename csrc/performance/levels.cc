@@ -2,15 +2,7 @@
 // JAXKERN_LEVEL. Vector types say what is wanted, so that no auto-vectorizer decides a ceiling.
 #include "performance/levels.h"
 
-#include <cstdint>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#ifndef JAXKERN_LEVEL
-#error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4>"
-#endif
+#include "core/simd_target.h"
 
 namespace jaxkern::performance::JAXKERN_LEVEL {
 namespace {

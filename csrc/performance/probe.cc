@@ -21,42 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The loops of one level.
-struct Loops {
-  decltype(&portable::load_bytes) load;
-  decltype(&portable::store_bytes) store;
-  decltype(&portable::copy_bytes) copy;
-  decltype(&portable::multiply_add_f32) f32;
-  decltype(&portable::multiply_add_f64) f64;
-  int64_t flops_f32, flops_f64;
-};
-
-#define JAXKERN_LOOPS(level)                                                               \
-  Loops {                                                                                  \
-    &level::load_bytes, &level::store_bytes, &level::copy_bytes, &level::multiply_add_f32, \
-        &level::multiply_add_f64, level::round_flops_f32(), level::round_flops_f64()       \
-  }
-
-Loops loops_of(SimdLevel level) {
-  if (!simd_level_available(level)) {
-    throw std::invalid_argument("this CPU or build lacks that SIMD level");
-  }
-#if defined(__x86_64__)
-  switch (level) {
-    case SimdLevel::kV4:
-      return JAXKERN_LOOPS(v4);
-    case SimdLevel::kV3:
-      return JAXKERN_LOOPS(v3);
-    case SimdLevel::kV2:
-      return JAXKERN_LOOPS(v2);
-    case SimdLevel::kPortable:
-      break;
-  }
-#endif
-  return JAXKERN_LOOPS(portable);
-}
-#undef JAXKERN_LOOPS
-
 // Pages that are this process's alone, large ones where the system gives them: fewer misses of
 // the translation buffer, so a higher ceiling.
 class Pages {
@@ -160,7 +124,10 @@ double shortest(Team& team, double seconds, const std::function<void(int64_t)>& 
   return std::max(best, 1e-9);  // of the clock
 }
 
-void check(int64_t threads, double seconds) {
+void check(SimdLevel level, int64_t threads, double seconds) {
+  if (!simd_level_available(level)) {
+    throw std::invalid_argument("this CPU or build lacks that SIMD level");
+  }
   if (threads < 1) throw std::invalid_argument("the number of threads is below 1");
   if (!(seconds >= 0)) throw std::invalid_argument("the seconds are below 0");
 }
@@ -170,39 +137,39 @@ std::atomic<uint64_t> g_sink{0};
 
 }  // namespace
 
-MemoryRates measure_memory(SimdLevel level, int64_t threads, int64_t bytes, double seconds) {
-  const Loops loops = loops_of(level);
-  check(threads, seconds);
+Rates measure_memory(SimdLevel level, int64_t threads, int64_t bytes, double seconds) {
+  check(level, threads, seconds);
   if (bytes < 1) throw std::invalid_argument("the number of bytes is below 1");
   // A thread's part is two buffers, of which a copy reads one and writes the other.
   const int64_t half = std::max<int64_t>(bytes / (2 * threads) / kBlockBytes, 1) * kBlockBytes;
   const int64_t part = 2 * half;
   if (part > std::numeric_limits<int64_t>::max() / threads) throw std::bad_alloc();
   const int64_t total = part * threads;
+  const auto load = load_bytes.at(level);
+  const auto store = store_bytes.at(level);
+  const auto copy = copy_bytes.at(level);
   Pages pages(total);
   char* const data = pages.data();
   Team team(threads);
-  team.run([&](int64_t k) { loops.store(data + k * part, part, 1, false); });
+  team.run([&](int64_t k) { store(data + k * part, part, 1, false); });
 
   const auto rate = [&](const std::function<void(int64_t)>& task) {
     return static_cast<double>(total) / shortest(team, seconds, task);
   };
-  MemoryRates rates;
-  rates.load = rate([&](int64_t k) {
-    g_sink.fetch_add(loops.load(data + k * part, part), std::memory_order_relaxed);
-  });
-  rates.store = rate([&](int64_t k) { loops.store(data + k * part, part, 2, false); });
-  rates.store_streaming = rate([&](int64_t k) { loops.store(data + k * part, part, 3, true); });
-  rates.copy =
-      rate([&](int64_t k) { loops.copy(data + k * part, data + k * part + half, half, false); });
-  rates.copy_streaming =
-      rate([&](int64_t k) { loops.copy(data + k * part, data + k * part + half, half, true); });
+  Rates rates;
+  rates["load"] = rate(
+      [&](int64_t k) { g_sink.fetch_add(load(data + k * part, part), std::memory_order_relaxed); });
+  rates["store"] = rate([&](int64_t k) { store(data + k * part, part, 2, false); });
+  rates["store_streaming"] = rate([&](int64_t k) { store(data + k * part, part, 3, true); });
+  rates["copy"] =
+      rate([&](int64_t k) { copy(data + k * part, data + k * part + half, half, false); });
+  rates["copy_streaming"] =
+      rate([&](int64_t k) { copy(data + k * part, data + k * part + half, half, true); });
   return rates;
 }
 
-ComputeRates measure_compute(SimdLevel level, int64_t threads, double seconds) {
-  const Loops loops = loops_of(level);
-  check(threads, seconds);
+Rates measure_compute(SimdLevel level, int64_t threads, double seconds) {
+  check(level, threads, seconds);
   Team team(threads);
   const auto rate = [&](auto loop, int64_t flops) {
     // Some 5 ms a run: long beside the start of the threads, short beside other processes' turns.
@@ -215,7 +182,8 @@ ComputeRates measure_compute(SimdLevel level, int64_t threads, double seconds) {
     const double all = static_cast<double>(rounds) * static_cast<double>(flops * threads);
     return all / shortest(team, seconds, count);
   };
-  return {rate(loops.f32, loops.flops_f32), rate(loops.f64, loops.flops_f64)};
+  return {{"fma_f32", rate(multiply_add_f32.at(level), round_flops_f32.at(level)())},
+          {"fma_f64", rate(multiply_add_f64.at(level), round_flops_f64.at(level)())}};
 }
 
 }  // namespace jaxkern::performance

@@ -13,34 +13,6 @@
 
 namespace jaxkern::ring {
 
-// The dtype's name as in LeafSpec; null for one that rings do not carry into programs.
-inline const char* leaf_dtype(ffi::DataType dtype) {
-  switch (dtype) {
-    case ffi::C64:
-      return "complex64";
-    case ffi::C128:
-      return "complex128";
-    case ffi::F8E5M2:
-      return "float8_e5m2";
-    case ffi::F8E4M3:
-      return "float8_e4m3";
-    case ffi::F8E4M3FN:
-      return "float8_e4m3fn";
-    case ffi::F8E4M3B11FNUZ:
-      return "float8_e4m3b11fnuz";
-    case ffi::F8E5M2FNUZ:
-      return "float8_e5m2fnuz";
-    case ffi::F8E4M3FNUZ:
-      return "float8_e4m3fnuz";
-    case ffi::F8E3M4:
-      return "float8_e3m4";
-    case ffi::F8E8M0FNU:
-      return "float8_e8m0fnu";
-    default:
-      return dtype_text(dtype);
-  }
-}
-
 inline ffi::Error refused(const char* op, const std::string& text) {
   return ffi::Error::InvalidArgument(std::string(op) + ": " + text);
 }
@@ -60,13 +32,13 @@ inline uint64_t key_of(const uint32_t* words) {
 // What the program has as leaf `i` against what the ring holds; empty where they agree.
 inline std::string differs(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer) {
   const auto dimensions = buffer.dimensions();
-  bool same = spec.dtype == leaf_dtype(buffer.element_type()) &&
+  bool same = spec.dtype == dtype_text(buffer.element_type()) &&
               dimensions.size() == spec.shape.size() &&
               static_cast<int64_t>(buffer.size_bytes()) == spec.bytes;
   for (size_t k = 0; same && k < dimensions.size(); ++k) same = dimensions[k] == spec.shape[k];
   if (same) return {};
   return "leaf " + std::to_string(i) + " of the program's batch is " +
-         leaf_dtype(buffer.element_type()) + shape_text(dimensions) + "; the ring's is " +
+         dtype_text(buffer.element_type()) + shape_text(dimensions) + "; the ring's is " +
          spec.dtype + shape_text(ffi::AnyBuffer::Dimensions(spec.shape.data(), spec.shape.size()));
 }
 

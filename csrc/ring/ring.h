@@ -35,6 +35,18 @@ using Deadline = Clock::time_point;
 constexpr Deadline kNoDeadline = Deadline::max();
 constexpr Deadline kNow = Deadline::min();  // do not wait, and do not say for what
 
+// At most some thirty years.
+inline Clock::duration duration(double seconds) {
+  constexpr double kLongest = 1e9;
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(seconds < kLongest ? seconds : kLongest));
+}
+
+// The time that is so many seconds away; none where they are negative.
+inline Deadline deadline_in(double seconds) {
+  return seconds >= 0 ? Clock::now() + duration(seconds) : kNoDeadline;
+}
+
 // Asks `acquire` and `fail` for the index after the highest one that any producer has named, and
 // `finish` for an end behind it.
 constexpr int64_t kNextIndex = -1;

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ import jax
 from jaxkern.core import registry
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, write_whole
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 
@@ -337,23 +335,14 @@ def _rates(fields: dict[str, float]) -> Rates:
 
 
 def _write(path: Path | None, identity: dict[str, Any], found: Ceilings) -> Ceilings:
-    """Keeps the figures; another process sees the old file or the whole new one."""
+    """Keeps the figures."""
     content = {"format": _FORMAT, "identity": identity, "ceilings": found.as_dict()}
-    temporary = None
-    if path is None:
-        problem = "this user has no home folder; set XDG_CACHE_HOME"
-    else:
+    problem = "this user has no home folder; set XDG_CACHE_HOME"
+    if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(temporary, path)
+            write_whole(path, json.dumps(content, indent=1).encode())
             return found
         except OSError as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
             problem = f"{error}; make {path.parent} writable or set XDG_CACHE_HOME"
     note = f"the figures are not kept for the next process: {problem}"
     found = dataclasses.replace(found, notes=(*found.notes, note))

@@ -54,6 +54,12 @@ def start_backend() -> str:
         raise BackendError(start_problem(error)) from error
 
 
+def default_device() -> jax.Device:
+    """Where JAX computes when nothing says otherwise."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
 def set_memory_fraction(fraction: float) -> None:
     """Lets JAX take this share of each GPU's memory: call it before the first array is made.
 

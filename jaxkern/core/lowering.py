@@ -55,7 +55,7 @@ def _lower_native(
     op: Declaration, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
 ) -> Any:
     attributes = dict(op.attributes(**static)) if op.attributes is not None else {}
-    call = _Call(list(operands), list(ctx.avals_in), list(ctx.avals_out))
+    call = _CustomCall(list(operands), list(ctx.avals_in), list(ctx.avals_out))
     extra: dict[str, Any] = {}
     if compat.is_partitioned(ctx) and batch_dims > 0:
         leading = call.make_partitionable(batch_shape(ctx.avals_in, batch_dims))
@@ -81,7 +81,7 @@ def _lower_native(
     return compat.pin_shardings(ctx, shaped, ctx.avals_out)
 
 
-class _Call:
+class _CustomCall:
     """The operands and results of one custom call, in the form that XLA can partition.
 
     XLA shards the leading ``num_batch_dims`` axes of every operand and result alike. It pads an

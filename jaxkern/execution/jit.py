@@ -28,8 +28,7 @@ from jaxkern.execution.signature import (
     refuse_hidden_in_function,
     refuse_hidden_in_operators,
 )
-from jaxkern.execution.supervision import supervised
-from jaxkern.execution.threads import start
+from jaxkern.execution.threads import supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -557,7 +556,8 @@ def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilati
             handle.future.set_result(None)
 
     if background:
-        start(work)
+        # A daemon: a compilation must not keep the process from ending.
+        threading.Thread(target=work, name="jaxkern-execution", daemon=True).start()
     else:
         work()
         handle.wait()

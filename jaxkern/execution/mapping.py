@@ -16,8 +16,7 @@ from jaxkern.core.axes import flat_axes
 from jaxkern.core.failures import note
 from jaxkern.execution.operator import Operator, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.supervision import supervised
-from jaxkern.execution.threads import Task, run_tasks
+from jaxkern.execution.threads import Task, run_tasks, supervised
 
 _AXIS = "workers"
 

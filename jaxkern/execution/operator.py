@@ -14,7 +14,7 @@ from jax.tree_util import GetAttrKey
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.static import StaticArguments
 from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import supervised
 
 #: under this name an instance that JAX has made keeps which attributes are its children.
 CHILDREN = "_operator_children"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from jaxkern.core import registry
 from jaxkern.core.arguments import whole_number
-from jaxkern.execution.kernel_threads import capped_kernels
 from jaxkern.execution.trace import ExecutionTrace, Span
 
 
@@ -120,12 +121,52 @@ def execution_options(
         base = dataclasses.replace(base, span=None)
     token = ACTIVE.set(base)
     try:
-        with capped_kernels(max_workers):
+        with _capped_kernels(max_workers):
             yield options
     finally:
         ACTIVE.reset(token)
         if path is not None and options.trace is not None:
             options.trace.save(path)
+
+
+_cap_lock = threading.Lock()
+# Of the blocks that are open now, in the order in which they were entered.
+_caps: list[list[int]] = []
+_cap_before = 0
+
+
+def _kernel_cap() -> int | None:
+    """The cap in force (0: none); None where there are no native kernels."""
+    native = registry.module("cpu")
+    return None if native is None else int(native.max_workers())
+
+
+@contextlib.contextmanager
+def _capped_kernels(count: int | None) -> Iterator[None]:
+    """Caps the kernels at ``count`` threads until the block ends; None changes nothing.
+
+    Blocks of several threads may overlap: the one entered last decides. A cap that something else
+    has set meanwhile stays.
+    """
+    global _cap_before
+    if count is None:
+        yield
+        return
+    mine = [count]
+    with _cap_lock:
+        if not _caps:
+            _cap_before = _kernel_cap() or 0
+        _caps.append(mine)
+        registry.set_max_workers(count)
+    try:
+        yield
+    finally:
+        with _cap_lock:
+            was = _caps[-1][0]
+            # By identity: equal caps of other threads are other blocks.
+            _caps[:] = [cap for cap in _caps if cap is not mine]
+            if _kernel_cap() == was:
+                registry.set_max_workers(_caps[-1][0] if _caps else _cap_before)
 
 
 def _seconds(timeout: Any) -> float:

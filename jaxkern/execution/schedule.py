@@ -18,8 +18,7 @@ from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
 from jaxkern.execution.operator import Operator
 from jaxkern.execution.options import ACTIVE, current_options
-from jaxkern.execution.supervision import supervised
-from jaxkern.execution.threads import Task, run_tasks
+from jaxkern.execution.threads import Task, run_tasks, supervised
 
 
 @dataclasses.dataclass

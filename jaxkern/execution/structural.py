@@ -20,7 +20,7 @@ from jaxkern.execution.operator import Operator, is_array
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.schedule import Schedule
 from jaxkern.execution.signature import operators_in
-from jaxkern.execution.supervision import supervised
+from jaxkern.execution.threads import supervised
 
 Strategy = Literal["auto", "parallel", "sequential"]
 _KEPT_SCHEDULES = 64

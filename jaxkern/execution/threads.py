@@ -1,9 +1,10 @@
-"""Tasks on threads: in the order of what they need, within a limit and a deadline."""
+"""Calls under `execution_options`: tasks on threads, in order, within limits and a deadline."""
 
 from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 import heapq
 import queue
 import threading
@@ -12,9 +13,21 @@ from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
 
+import jax
+
+from jaxkern.core.compat import is_tracing
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.failures import note
-from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions, ExecutionTimeout
+from jaxkern.execution.options import (
+    ACTIVE,
+    Active,
+    ExecutionOptions,
+    ExecutionTimeout,
+    check_timeout,
+)
+
+# These watch the time themselves, and can say what of their work still runs.
+_WATCHFUL = ("graph", "vmap", "pmap")
 
 
 @dataclasses.dataclass
@@ -26,14 +39,6 @@ class Task:
     after: tuple[int, ...] = ()
     #: of several at a time, among those that could begin, that of the largest number goes first
     priority: float = 0.0
-
-
-def start(work: Callable[[], None]) -> None:
-    """Runs ``work``, which must not raise, in a thread.
-
-    A daemon: work that a timeout has given up on must not keep the process from ending.
-    """
-    threading.Thread(target=work, name="jaxkern-execution", daemon=True).start()
 
 
 def run_tasks(tasks: Sequence[Task], what: str, max_workers: int | None = None) -> list[Any]:
@@ -56,6 +61,36 @@ def run_tasks(tasks: Sequence[Task], what: str, max_workers: int | None = None) 
         return run.results()
     finally:
         run.end()
+
+
+def supervised(
+    active: Active, name: str, category: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """``fn(*args, **kwargs)`` under the options of ``active``, which is the context's."""
+    options = active.options
+    # A trace of JAX belongs to its thread and has no times of its own.
+    if is_tracing() or (options.deadline is None and options.trace is None):
+        return fn(*args, **kwargs)
+    check_timeout(name)
+    if options.deadline is not None and not active.worker and category not in _WATCHFUL:
+        # In its thread, which is a worker of this one.
+        active = dataclasses.replace(active, worker=True)
+        call = functools.partial(supervised, active, name, category, fn, *args, **kwargs)
+        return run_tasks([Task(name, call)], name)[0]
+    if options.trace is None:
+        # Under a deadline, what a device still computes counts as the call's own time.
+        return jax.block_until_ready(fn(*args, **kwargs))
+    span = options.trace.begin(name, category, active.span)
+    token = ACTIVE.set(dataclasses.replace(active, span=span))
+    try:
+        result = jax.block_until_ready(fn(*args, **kwargs))
+    except BaseException as error:
+        options.trace.end(span, error)
+        raise
+    finally:
+        ACTIVE.reset(token)
+    options.trace.end(span)
+    return result
 
 
 class _Run:
@@ -109,7 +144,9 @@ class _Run:
         self._begun.put(index)
         if self._threads < len(self._running):
             self._threads += 1
-            start(self._serve)
+            # A daemon: work that a timeout has given up on must not keep the process from ending.
+            name = f"jaxkern-execution-{self._threads}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
         while (index := self._begun.get()) is not None:

@@ -50,8 +50,16 @@ def drawn_sizes(
     return wide.astype(jnp.int32), narrow.astype(jnp.int32)
 
 
+class _OfFixedSize(Transform):
+    size: Any
+
+    def output_size(self, size: Size) -> Size:
+        """Always `size`."""
+        return self.size[0], self.size[1]
+
+
 @dataclasses.dataclass(frozen=True)
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(_OfFixedSize):
     """Resizes a random box of each image to `size`.
 
     Ten boxes are drawn with area uniform in `scale` (shares of the image's area) and log aspect
@@ -110,10 +118,6 @@ class RandomResizedCrop(Transform):
         top = jnp.where(found, uniform_below(position[0], room_h + 1), room_h // 2)
         left = jnp.where(found, uniform_below(position[1], room_w + 1), room_w // 2)
         return {"top": top, "left": left, "height": box_h, "width": box_w}
-
-    def output_size(self, size: Size) -> Size:
-        """Always `size`."""
-        return self.size[0], self.size[1]
 
     def eval(self) -> tuple[Transform, ...]:
         """Resize the shorter side to size * 256 / 224, then the central crop."""
@@ -197,7 +201,7 @@ def _select(condition: Any, yes: int, no: int) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class CenterCrop(Transform):
+class CenterCrop(_OfFixedSize):
     """Crops the middle `size` pixels; a smaller image is padded with zeros first.
 
     >>> from jaxkern.image import CenterCrop
@@ -209,10 +213,6 @@ class CenterCrop(Transform):
 
     def __post_init__(self) -> None:
         _set(self, size=checks.size_pair(self.size))
-
-    def output_size(self, size: Size) -> Size:
-        """Always `size`."""
-        return self.size[0], self.size[1]
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         start = tuple(
@@ -272,7 +272,7 @@ class Pad(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(Transform):
+class RandomCrop(_OfFixedSize):
     """Crops `size` pixels at a random place, after padding where asked.
 
     Args:
@@ -336,10 +336,6 @@ class RandomCrop(Transform):
         top, left = (uniform_below(fractions[k], room[k]) for k in range(2))
         return {"top": top, "left": left}
 
-    def output_size(self, size: Size) -> Size:
-        """Always `size`."""
-        return self.size[0], self.size[1]
-
     def eval(self) -> tuple[Transform, ...]:
         """The central crop, without padding."""
         return (CenterCrop(self.size),)
@@ -367,10 +363,6 @@ class _RandomFlip(Transform):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is mirrored."""
         return {"flip": jax.random.uniform(key) < self.p}
-
-    def eval(self) -> tuple[Transform, ...]:
-        """Nothing."""
-        return ()
 
 
 @dataclasses.dataclass(frozen=True)

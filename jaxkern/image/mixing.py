@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,11 @@ import numpy as np
 
 from jaxkern.image import checks
 from jaxkern.image.geometric import _set, uniform_below
-from jaxkern.image.transform import Size, Transform
-
-
-class Mixing(Transform):
-    """A transform of a batch, which is dropped where nothing is random."""
-
-    stage: ClassVar[Literal["image", "batch"]] = "batch"
-
-    def eval(self) -> tuple[Transform, ...]:
-        """Nothing."""
-        return ()
+from jaxkern.image.transform import Size, Stage, Transform
 
 
 @dataclasses.dataclass(frozen=True)
-class MixUp(Mixing):
+class MixUp(Transform):
     """lam * image + (1 - lam) * previous image of the batch; labels alike.
 
     Args:
@@ -42,6 +32,7 @@ class MixUp(Mixing):
     alpha: float = 1.0
     per_sample: bool = False
 
+    stage: ClassVar[Stage] = "batch"
     parameters: ClassVar[dict[str, str]] = {"lam": "float"}
 
     def __post_init__(self) -> None:
@@ -56,7 +47,7 @@ class MixUp(Mixing):
 
 
 @dataclasses.dataclass(frozen=True)
-class CutMix(Mixing):
+class CutMix(Transform):
     """Pastes a box of the previous image of the batch; labels follow the box's share.
 
     The box has sides sqrt(1 - lam) of the image's and a uniform centre, and is clipped to the
@@ -77,6 +68,7 @@ class CutMix(Mixing):
     alpha: float = 1.0
     per_sample: bool = False
 
+    stage: ClassVar[Stage] = "batch"
     parameters: ClassVar[dict[str, str]] = {
         "lam": "float",
         **dict.fromkeys(("top", "left", "height", "width"), "int"),

@@ -16,23 +16,6 @@ MAX_SIZE = 1 << 24  # of a height or width, of a source or of anything on the wa
 MAX_PIXELS = 1 << 31  # of an output
 CHANNEL_COUNTS = (1, 3, 4)
 
-GEOMETRY_FIELDS = (
-    "top",
-    "left",
-    "box_height",
-    "box_width",
-    "resampled_height",
-    "resampled_width",
-    "valid_top",
-    "valid_left",
-    "valid_bottom",
-    "valid_right",
-    "row_offset",
-    "row_step",
-    "column_offset",
-    "column_step",
-)
-
 
 class Dtype(enum.IntEnum):
     """Pixel types of a chain, numbered as in plan.h."""
@@ -108,22 +91,13 @@ class ChainPlan:
     output_dtype: Dtype
     layout: Layout = Layout.NHWC
 
-    @property
-    def erasures(self) -> int:
-        """How many erase boxes all segments have together."""
-        return sum(segment.erasures for segment in self.segments)
-
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """Shape of one sample's output in the plan's layout."""
-        last = self.segments[-1]
-        if self.layout is Layout.NCHW:
-            return (self.channels, last.height, last.width)
-        return (last.height, last.width, self.channels)
-
     def output(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one sample's output."""
-        return jax.ShapeDtypeStruct(self.output_shape, jax_dtype(self.output_dtype))
+        """Shape and dtype of one sample's output, in the plan's layout."""
+        height, width = self.segments[-1].height, self.segments[-1].width
+        shape = (height, width, self.channels)
+        if self.layout is Layout.NCHW:
+            shape = (self.channels, height, width)
+        return jax.ShapeDtypeStruct(shape, jax_dtype(self.output_dtype))
 
 
 class Operands(NamedTuple):

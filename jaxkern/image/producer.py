@@ -105,13 +105,8 @@ class ChainProducer:
                 self._drawing.sample(self._key, *high_low(block, "records", rank=1))
                 for block in padded.reshape(-1, _BLOCK)
             ]
-        return _per_record([_joined(blocks) for blocks in zip(*drawn, strict=True)], count)
-
-    def operands_of(self, params: Params, count: int) -> list[np.ndarray]:
-        """The parameters of `count` records as `Compose.sample` drew them: arrays [N or 1, ...]."""
-        with jax.default_device(_cpu()):
-            folded = self._drawing.fold(params, count)
-            return [] if folded is None else _per_record(folded[1], count)
+        arrays = [np.asarray(_joined(blocks)) for blocks in zip(*drawn, strict=True)]
+        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
 
 
 class _Drawing:
@@ -139,7 +134,7 @@ class _Drawing:
         plans: list[ChainPlan | None] = []
 
         def trace(key: Any, high: Any, low: Any) -> Any:
-            folded = self.fold(self._draw(key, high, low), high.shape[0])
+            folded = self._fold(self._draw(key, high, low), high.shape[0])
             plans.append(folded[0] if folded else None)
             return folded[1] if folded else ()
 
@@ -170,7 +165,7 @@ class _Drawing:
             keys if self._derive is None else self._derive(keys), self._image.shape[:2]
         )
 
-    def fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
+    def _fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
         batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))
@@ -200,8 +195,3 @@ def _joined(blocks: Sequence[Any]) -> Any:
     if len(blocks) == 1 or blocks[0].shape[0] == 1:
         return blocks[0]
     return np.concatenate([np.asarray(block) for block in blocks])
-
-
-def _per_record(operands: Sequence[Any], count: int) -> list[np.ndarray]:
-    arrays = [np.asarray(array) for array in operands]
-    return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]

@@ -8,6 +8,7 @@ import jax
 
 from jaxkern.image.fold import ChainBuilder
 
+Stage = Literal["image", "batch"]
 Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
@@ -24,7 +25,7 @@ class Transform:
     """
 
     parameters: ClassVar[dict[str, str]] = {}
-    stage: ClassVar[Literal["image", "batch"]] = "image"
+    stage: ClassVar[Stage] = "image"
     linear: ClassVar[bool] = False
     per_sample: bool = True
 
@@ -38,8 +39,8 @@ class Transform:
         return size
 
     def eval(self) -> tuple[Transform, ...]:
-        """What stands for this transform when nothing is random."""
-        return (self,)
+        """What stands for this transform when nothing is random: nothing, where it draws all."""
+        return () if self.parameters else (self,)
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         """Of the stage "image": adds the transform with these parameters to a chain."""

@@ -156,10 +156,6 @@ class RandomErasing(Transform):
             "erase": fits[first] & (chance < self.p),
         }
 
-    def eval(self) -> tuple[Transform, ...]:
-        """Nothing."""
-        return ()
-
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height = params["height"] * as_number(params["erase"])
         box = (params["top"], params["left"], height, params["width"])

@@ -17,11 +17,11 @@ import numpy as np
 from jaxkern import image
 from jaxkern.core import memory
 from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.client import default_device
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.quantities import scaled
 from jaxkern.core.timing import call_seconds
 from jaxkern.pipeline.pipeline import Pipeline
-from jaxkern.pipeline.placement import default_device
 from jaxkern.pipeline.resizing import Resized
 
 # Rows that are made up for an argument of which only the shape is known.

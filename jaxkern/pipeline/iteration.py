@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import weakref
@@ -23,6 +24,15 @@ from jaxkern.ring import RingStats
 from jaxkern.ring.errors import RingTimeout
 
 
+@dataclasses.dataclass(frozen=True)
+class IterationOptions:
+    """Of `from_source`, which says what each of them is."""
+
+    num_workers: int
+    prefetch_size: int
+    sharding: jax.sharding.NamedSharding | None
+
+
 class PipelineIterator(Iterator[Data]):
     """The batches of an epoch; what ``iter(pipeline)`` returns.
 
@@ -36,17 +46,13 @@ class PipelineIterator(Iterator[Data]):
         self,
         plan: PipelinePlan,
         epoch: int,
-        num_workers: int,
-        prefetch_size: int,
-        sharding: Any,
+        options: IterationOptions,
         resumed: Callable[[int], None],
         replan: Callable[[Placement], PipelinePlan],
     ) -> None:
         self._plan = plan
         self._epoch = epoch
-        self._num_workers = num_workers
-        self._prefetch_size = prefetch_size
-        self._sharding = sharding
+        self._options = options
         self._resumed = resumed
         self._replan = replan
         self._process = os.getpid()
@@ -190,15 +196,15 @@ class PipelineIterator(Iterator[Data]):
 
     def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any]:
         """The next unit, or the error in its place, as `Ring._outcome` returns them."""
-        if self._num_workers == 0:
+        if self._options.num_workers == 0:
             return self._made_here()
         if self._workers is None:
             arguments = (
                 self._run,
                 range(self._made, self._plan.stream.batches),
-                self._num_workers,
-                self._prefetch_size,
-                None if self._sharding is None else jax.local_devices(backend="cpu")[0],
+                self._options.num_workers,
+                self._options.prefetch_size,
+                None if self._options.sharding is None else jax.local_devices(backend="cpu")[0],
             )
             native = native_batches(*arguments)
             # Otherwise the shapes of the ring's slots come from the first batch, made here.
@@ -227,20 +233,20 @@ class PipelineIterator(Iterator[Data]):
         # A NumPy array may be the user's own, which JAX must not take for its memory.
         leaves = unit.made_private().joint.leaves
         records = unit.records
-        if self._sharding is not None:
+        if self._options.sharding is not None:
             if holds_ragged(unit.joint):
                 raise ValueError(
                     "images of different sizes cannot be spread over a mesh; bring them to one "
                     'size before, on the host: OperatorNode(aug, on="host")'
                 )
-            leaves = [_spread(leaf, self._sharding) for leaf in leaves]
-            records = _spread(records, self._sharding, axes=1)  # their halves stay together
+            leaves = [_spread(leaf, self._options.sharding) for leaf in leaves]
+            records = _spread(records, self._options.sharding, axes=1)  # their halves stay together
         else:
             leaves = [_loose(leaf) for leaf in leaves]
         joint = unit.joint._replace(leaves=leaves)
         if self._tail is None:
             return joint.batches()[0]
-        if isinstance(records, jax.Array) and self._sharding is None:
+        if isinstance(records, jax.Array) and self._options.sharding is None:
             records = _loose(records)
         return self._tail(joint, records, self._run.key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,33 +23,23 @@ from jaxkern.pipeline.source import BatchSource
 _POSITIONS = 4096  # evaluated together, since a call costs as much as some hundred of them
 
 
+@dataclasses.dataclass(eq=False)
 class SourceNode(PipelineNode):
     """Reads the records of a batch, in the order of the epoch."""
 
+    source: BatchSource
+    batch_size: int
+    shuffle: bool
+    seed: int
+    remainder: Remainder
+    given_shard: tuple[int, int] | None
+
     name = "source"
 
-    def __init__(
-        self,
-        source: BatchSource,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        remainder: Remainder,
-        shard: tuple[int, int] | None,
-    ) -> None:
-        self.source = source
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.remainder = remainder
-        self._shard = shard
-
-    @property
+    @functools.cached_property
     def shard(self) -> tuple[int, int]:
         """(index, count); JAX's processes where none was given."""
-        if self._shard is None:
-            self._shard = (jax.process_index(), jax.process_count())
-        return self._shard
+        return self.given_shard or (jax.process_index(), jax.process_count())
 
     def describe(self) -> str:
         return self.source.describe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from typing import Any, overload
 
@@ -16,20 +15,13 @@ from jaxkern.pipeline.element import ElementOperator
 from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
-from jaxkern.pipeline.iteration import PipelineIterator
+from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.workers import holds_ragged
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    num_workers: int
-    prefetch_size: int
-    sharding: jax.sharding.NamedSharding | None
 
 
 def from_source(
@@ -104,7 +96,7 @@ def from_source(
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
     node = SourceNode(reader, batch_size, bool(shuffle), seed, remainder, shard)
-    return Pipeline(Vertex(node), _Options(num_workers, prefetch_size, sharding))
+    return Pipeline(Vertex(node), IterationOptions(num_workers, prefetch_size, sharding))
 
 
 class Pipeline:
@@ -125,7 +117,7 @@ class Pipeline:
     [{'double': [2, 4], 'x': [1, 2]}, {'double': [6], 'x': [3]}]
     """
 
-    def __init__(self, output: Vertex, options: _Options) -> None:
+    def __init__(self, output: Vertex, options: IterationOptions) -> None:
         self._output = output
         self._options = options
         self._epoch = 0
@@ -164,16 +156,7 @@ class Pipeline:
         return self._iterator(self._plan, epoch)
 
     def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
-        options = self._options
-        return PipelineIterator(
-            plan,
-            epoch,
-            options.num_workers,
-            options.prefetch_size,
-            options.sharding,
-            self._resumed,
-            self._replan,
-        )
+        return PipelineIterator(plan, epoch, self._options, self._resumed, self._replan)
 
     def __len__(self) -> int:
         """The batches of an epoch."""

@@ -11,12 +11,6 @@ import jax
 from jaxkern.pipeline.prefetch import Prefetcher, prefetch_to_device
 
 
-def default_device() -> jax.Device:
-    """Where JAX computes when nothing says otherwise."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
-
-
 def cpu_device() -> jax.Device | None:
     """The CPU; None where JAX was told to do without (``JAX_PLATFORMS=cuda``)."""
     try:

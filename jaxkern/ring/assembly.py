@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 import weakref
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
@@ -94,10 +96,8 @@ class Assembly:
         pop_timeout: float | None = 300.0,
     ):
         fields = _fields(arrays, dict(producers or {}))
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; wanted 1 or more")
-        if workers < 1:
-            raise ValueError(f"workers is {workers}; wanted 1 or more")
+        batch_size = whole_number("batch_size", batch_size, 1)
+        workers = whole_number("workers", workers, 1)
         if remainder not in ("drop", "pad", "partial"):
             raise ValueError(f"remainder is {remainder!r}; wanted 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
@@ -263,42 +263,39 @@ class _Field:
         return address, self.rows, self._stride, self._bytes, self._cast, capsule
 
 
+@dataclasses.dataclass
 class _RecordFeed:
     """Hands records and their parameters to the native threads; holds no reference to `Assembly`,
     so that one that is dropped is collected, which ends this."""
 
-    def __init__(
-        self,
-        native: Any,
-        ring: Ring,
-        fields: dict[str, _Field],
-        batch: int,
-        remainder: Remainder,
-        start: int,
-        rows: int,
-        short: dict[int, int],
-    ):
-        self._native, self._ring, self._batch, self._short = native, ring, batch, short
-        self._arrays = {name: field.array for name, field in fields.items()}
-        self._producers = [field.producer for field in fields.values()]
-        self._remainder, self._rows = remainder, rows
-        self._next = start
-        self._contexts = ThreadContexts()  # draws depend on them
-        self.draws = any(producer is not None for producer in self._producers)
+    native: Any
+    ring: Ring
+    fields: dict[str, _Field]
+    batch: int
+    remainder: Remainder
+    following: int  # the index of the next batch
+    rows: int
+    short: dict[int, int]
+    contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
+
+    @property
+    def draws(self) -> bool:
+        """Whether a producer wants parameters."""
+        return any(field.producer is not None for field in self.fields.values())
 
     def everything(self, records: np.ndarray) -> None:
         """All records at once; nothing is left for Python to do."""
-        whole = len(records) - len(records) % self._batch
+        whole = len(records) - len(records) % self.batch
         self._submit(records[:whole])
         self._end(records[whole:])
 
     def run(self, chunks: Iterable[Any]) -> None:
         """Chunk by chunk, a little ahead of the threads."""
         try:
-            with self._contexts.entered():
+            with self.contexts.entered():
                 self._chunks(chunks)
         except BaseException as error:
-            if not self._native.closed:
+            if not self.native.closed:
                 self._give_up(error)
 
     def _chunks(self, chunks: Iterable[Any]) -> None:
@@ -306,48 +303,46 @@ class _RecordFeed:
         passed = 0
         for chunk in chunks:
             records = _records(chunk)
-            place, record = _first_outside(records, self._rows)
+            place, record = _first_outside(records, self.rows)
             if place >= 0:
-                whole = (len(left) + place) // self._batch * self._batch
+                whole = (len(left) + place) // self.batch * self.batch
                 self._submit(np.concatenate([left, records])[:whole])
-                raise IndexError(_outside(record, passed + place, self._rows))
+                raise IndexError(_outside(record, passed + place, self.rows))
             passed += len(records)
             records = np.concatenate([left, records]) if len(left) else records
-            whole = len(records) - len(records) % self._batch
+            whole = len(records) - len(records) % self.batch
             left = records[whole:]
             self._submit(records[:whole])
-            ahead = max(1, _CHUNK // self._batch, self._ring.capacity)
-            self._native.wait_for_room(ahead, -1.0)
-            if self._native.closed:
+            ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
+            self.native.wait_for_room(ahead, -1.0)
+            if self.native.closed:
                 return
         self._end(left)
 
     def _end(self, left: np.ndarray) -> None:
-        if len(left) and self._remainder != "drop":
-            if self._remainder == "partial":
-                self._short[self._next] = len(left)
+        if len(left) and self.remainder != "drop":
+            if self.remainder == "partial":
+                self.short[self.following] = len(left)
             self._submit(left)
-        self._native.finish()
+        self.native.finish()
 
     def _submit(self, records: np.ndarray) -> None:
         if not len(records):
             return
-        for name, array in self._arrays.items():
-            check_mapped(f"field {name!r}", array)
-        operands = [
-            [] if producer is None else list(producer.operands(records))
-            for producer in self._producers
-        ]
-        self._next = self._native.submit(np.ascontiguousarray(records), operands)
+        for name, field in self.fields.items():
+            check_mapped(f"field {name!r}", field.array)
+        producers = [field.producer for field in self.fields.values()]
+        operands = [[] if made is None else list(made.operands(records)) for made in producers]
+        self.following = self.native.submit(np.ascontiguousarray(records), operands)
 
     def _give_up(self, error: BaseException) -> None:
         # Closed meanwhile: nobody is left to be told. What the error's own text raises comes when
         # it has been told.
         with contextlib.suppress(BaseException):
-            self._ring.fail(error, self._next)
+            self.ring.fail(error, self.following)
         with contextlib.suppress(errors.RingError, ValueError):
-            self._ring.finish(self._next + 1)
-        self._native.finish()
+            self.ring.finish(self.following + 1)
+        self.native.finish()
 
 
 def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> dict[str, _Field]:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import compat
+from jaxkern.core.client import default_device
 from jaxkern.ring.structure import Structure, packed
 
 
@@ -45,9 +46,7 @@ class Delivery:
 def one_device(device: Any) -> Any:
     """The single device that arrays go to, or None."""
     if device is None:
-        device = jax.config.jax_default_device  # type: ignore[attr-defined]
-        if device is None or isinstance(device, str):
-            return jax.local_devices(backend=device)[0]
+        return default_device()
     if isinstance(device, jax.sharding.Sharding):
         devices = list(device.device_set)
         return devices[0] if len(devices) == 1 and device.memory_kind is None else None

@@ -4,7 +4,7 @@ does not say where."""
 from __future__ import annotations
 
 import math
-import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern.benchmarking import DifferentResultsError, compare
+from jaxkern.core import timing
 
 X = jnp.arange(12.0).reshape(3, 4)
 
@@ -37,16 +38,23 @@ def test_arms_take_turns_and_rounds_begin_with_another():
     assert "".join(calls[6:]) == "aabbcc" + "bbccaa" + "ccaabb"
 
 
-def test_finds_which_arm_is_faster():
-    arms = {
-        "slow": lambda: time.sleep(0.02),
-        "fast": lambda: time.sleep(0.002),
-    }
-    found = compare(arms, rounds=6, warmup=0)
+def test_finds_which_arm_is_faster(monkeypatch):
+    """By a clock that only the arms move: a busy machine's would give the faster one bad rounds."""
+    now = [0.0]
+
+    def taking(seconds):
+        def run():
+            now[0] += seconds
+
+        return run
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found = compare({"slow": taking(0.02), "fast": taking(0.002)}, rounds=6, warmup=0)
     assert found.fastest == "fast"
-    assert found["slow"].min >= 0.02
+    assert found["slow"].min == pytest.approx(0.02)
     speedup = found.speedup("fast", over="slow")
-    assert 1.5 < speedup.low <= speedup.value <= speedup.high < 11
+    assert speedup.low == pytest.approx(10)
+    assert speedup.high == pytest.approx(10)
     assert found["slow"].rounds == found["fast"].rounds
     with pytest.raises(KeyError, match="no arm 'other'; there are slow, fast"):
         found["other"]

@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
     def full(*_args, **_kw):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.json, "dump", full)
+    monkeypatch.setattr("jaxkern.core.paths.os.fsync", full)
     assert "No space left" in ceilings().notes[-1]
     assert list((tmp_path / "jaxkern").iterdir()) == []
 

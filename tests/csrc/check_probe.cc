@@ -46,8 +46,12 @@ class Guarded {
   char* memory_;
 };
 
-template <typename Load, typename Store, typename Copy, typename F32, typename F64>
-void check_level(Load load, Store store, Copy copy, F32 f32, F64 f64) {
+void check_level(SimdLevel level) {
+  const auto load = load_bytes.at(level);
+  const auto store = store_bytes.at(level);
+  const auto copy = copy_bytes.at(level);
+  const auto f32 = multiply_add_f32.at(level);
+  const auto f64 = multiply_add_f64.at(level);
   for (const int64_t blocks : {1, 2, 3, 17}) {
     const int64_t bytes = blocks * kBlockBytes;
     Guarded from(bytes), to(bytes);
@@ -83,14 +87,14 @@ void check_level(Load load, Store store, Copy copy, F32 f32, F64 f64) {
 
 void check_rates(SimdLevel level) {
   for (const int64_t threads : {1, 3}) {
-    const MemoryRates memory = measure_memory(level, threads, 100000, 0);
-    for (const double rate :
-         {memory.load, memory.store, memory.store_streaming, memory.copy, memory.copy_streaming}) {
-      expect(std::isfinite(rate) && rate > 0, "a rate of memory", rate);
+    const Rates memory = measure_memory(level, threads, 100000, 0);
+    const Rates compute = measure_compute(level, threads, 0);
+    expect(memory.size() == 5 && compute.size() == 2, "the number of rates", double(threads));
+    for (const Rates& rates : {memory, compute}) {
+      for (const auto& [name, rate] : rates) {
+        expect(std::isfinite(rate) && rate > 0, name.c_str(), rate);
+      }
     }
-    const ComputeRates compute = measure_compute(level, threads, 0);
-    expect(std::isfinite(compute.f32) && compute.f32 > 0, "a rate of f32", compute.f32);
-    expect(std::isfinite(compute.f64) && compute.f64 > 0, "a rate of f64", compute.f64);
   }
 }
 
@@ -106,23 +110,15 @@ void refused(Call call, const char* what) {
 }  // namespace
 }  // namespace jaxkern::performance::testing
 
-#define CHECK_LEVEL(name, level)                                                \
-  if (jaxkern::simd_level_available(level)) {                                   \
-    using namespace jaxkern::performance;                                       \
-    testing::check_level(name::load_bytes, name::store_bytes, name::copy_bytes, \
-                         name::multiply_add_f32, name::multiply_add_f64);       \
-    testing::check_rates(level);                                                \
-  }
-
 int main() {
   using jaxkern::SimdLevel;
   using namespace jaxkern::performance;
-  CHECK_LEVEL(portable, SimdLevel::kPortable)
-#if defined(__x86_64__)
-  CHECK_LEVEL(v2, SimdLevel::kV2)
-  CHECK_LEVEL(v3, SimdLevel::kV3)
-  CHECK_LEVEL(v4, SimdLevel::kV4)
-#endif
+  for (int i = 0; i < jaxkern::kSimdLevels; ++i) {
+    const SimdLevel level = static_cast<SimdLevel>(i);
+    if (!jaxkern::simd_level_available(level)) continue;
+    testing::check_level(level);
+    testing::check_rates(level);
+  }
   const SimdLevel portable = SimdLevel::kPortable;
   testing::refused([&] { measure_memory(portable, 0, 1000, 0); }, "no threads");
   testing::refused([&] { measure_memory(portable, 1, 0, 0); }, "no bytes");

@@ -134,7 +134,7 @@ def test_native_chain_equals_oracle(case, check):
 
 
 @pytest.mark.parametrize("backend", ["jax"], indirect=True)
-@settings(max_examples=20, **SETTINGS)  # XLA compiles each for a second
+@settings(max_examples=10, **SETTINGS)  # XLA compiles each for a second
 @given(case=chains())
 def test_jax_chain_equals_oracle(case, check):
     check_chain(case, check)

@@ -68,7 +68,11 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [*(("native", name) for name in MIXES), ("jax", "cutmix"), ("jax", "mixup first")],
+    indirect=["backend"],
+)
 def test_mixing_equals_oracle(run, name):
     layout = "NCHW" if name in ("cutmix", "mix, erase, mix") else "NHWC"
     aug = im.Compose(MIXES[name], dtype=np.float32, layout=layout)

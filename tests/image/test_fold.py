@@ -65,8 +65,8 @@ def test_passes(name):
     assert operands.geometry.shape[1:] == (passes, 14)
     assert operands.affine.shape == (1, passes, 2, 3)
     assert operands.fill.shape == (1, passes, 3)
-    assert operands.erase_box.shape[1:] == (plan.erasures, 4)
-    assert operands.erase_value.shape == (1, plan.erasures, 3)
+    assert operands.erase_box.shape[1:] == (sum(s.erasures for s in plan.segments), 4)
+    assert operands.erase_value.shape == (1, sum(s.erasures for s in plan.segments), 3)
 
 
 def test_constant_chain_has_shared_geometry():

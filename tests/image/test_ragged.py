@@ -46,7 +46,11 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [*(("native", name) for name in CHAINS), ("jax", "train"), ("jax", "limited"), ("jax", "crop")],
+    indirect=["backend"],
+)
 def test_equals_oracle(run, batch, name):
     aug = CHAINS[name]
     keys = jax.random.split(jax.random.key(5), len(IMAGES))

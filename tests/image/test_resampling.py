@@ -6,6 +6,8 @@ on long images, sizes that no vector width divides, sums that overflow 32 bits.
 
 from __future__ import annotations
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 from jaxkern import image as im
 
 RNG = np.random.default_rng(7)
+DTYPES = [np.uint8, np.float32, np.float16, jnp.bfloat16]
 PHOTO = RNG.integers(0, 256, (1, 61, 83, 3), np.uint8)
 BOXES = {
     "whole": (0, 0, 61, 83),
@@ -60,8 +63,15 @@ def test_u8_antialias_within_one_level_of_pillow(run):
     assert np.abs(out.astype(int) - wanted).max() <= 1
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "nearest"])
-@pytest.mark.parametrize("width", [1, 31, 64])
+@pytest.mark.parametrize(
+    ("backend", "width", "interpolation"),
+    [
+        *itertools.product(["native"], [1, 31, 64], ["bilinear", "nearest"]),
+        ("jax", 1, "nearest"),
+        ("jax", 31, "bilinear"),
+    ],
+    indirect=["backend"],
+)
 def test_all_boxes_equal_oracle(check, interpolation, width):
     boxes = list(BOXES.values())
     images = np.repeat(PHOTO, len(boxes), axis=0)
@@ -71,8 +81,14 @@ def test_all_boxes_equal_oracle(check, interpolation, width):
     check(aug, images, (*crop_params(boxes), {"flip": flips}, {}))
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("backend", "dtype", "channels"),
+    [
+        *itertools.product(["native"], DTYPES, [1, 3, 4]),
+        *zip(["jax"] * 4, DTYPES, [1, 3, 4, 3], strict=True),
+    ],
+    indirect=["backend"],
+)
 def test_dtypes_and_channels(check, channels, dtype):
     images = (RNG.random((2, 9, 11, channels)) * (255 if dtype == np.uint8 else 1)).astype(dtype)
     flip = np.asarray([True, False])

@@ -7,6 +7,7 @@ draw that every pipeline and every remainder compiles anew, or that a changed Co
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -48,12 +49,18 @@ def threads_of(pipe) -> list[str]:
 
 def of_program(pipe, epochs):
     """The epochs as the JAX program makes them, in this thread."""
-    alone = pipeline.Pipeline(pipe._output, pipeline._Options(0, 1, pipe._options.sharding))
+    alone = pipeline.Pipeline(pipe._output, pipeline.IterationOptions(0, 1, pipe._options.sharding))
     return [batch for _ in range(epochs) for batch in epoch_of(alone)]
 
 
-@pytest.mark.parametrize("remainder", ["partial", "drop", "pad"])
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("name", "remainder"),
+    [
+        *zip(CHAINS, itertools.cycle(["partial", "drop", "pad"]), strict=False),
+        ("u8", "partial"),
+        ("u8", "pad"),
+    ],
+)
 def test_native_batches_are_the_programs(name, remainder):
     pipe = jk.from_source(
         arrays(50), 8, True, 3, drop_remainder=remainder == "drop",
@@ -175,9 +182,26 @@ class Inverted(im.Compose):
         return 255 - super().apply(images, params, labels)
 
 
-def test_a_compose_of_its_own_is_not_taken():
-    pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(Inverted([im.Resize(5)]), on="host")
-    assert_same(epoch_of(pipe), of_program(pipe, 1))
+class InvertedNode(jk.OperatorNode):
+    def apply_batch(self, batch, keys):
+        found = super().apply_batch(batch, keys)
+        return {**found, "image": 255 - found["image"]}
+
+
+class Named(im.Compose):
+    """Does what a Compose does."""
+
+
+def test_who_has_an_own_way_is_not_taken():
+    plain = im.Compose([im.Resize(5)])
+    for node, taken in (
+        (jk.OperatorNode(Inverted([im.Resize(5)]), on="host"), False),
+        (InvertedNode(plain, on="host"), False),
+        (jk.OperatorNode(Named([im.Resize(5)]), on="host"), True),
+    ):
+        pipe = jk.from_source(arrays(), 6) >> node
+        assert (pipe._plan.native is not None) == taken
+        assert_same(epoch_of(pipe), of_program(pipe, 1))
 
 
 def test_batches_behind_a_failed_draw_come(monkeypatch):

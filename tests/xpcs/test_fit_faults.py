@@ -99,6 +99,7 @@ def test_an_angle_of_zeros_is_left_out_and_named(strategy, scaling):
         )
     assert found.success
     assert found.success_rate == pytest.approx(2 / 3)
+    assert not any("trade off" in line or "depend on" in line for line in found.warnings)
     assert found.count == 2 * N * (N - 1)
     np.testing.assert_array_less(np.abs(found.physics - problems.TRUTH), 5 * found.perr[-7:])
     nan = case.data.copy()

@@ -52,6 +52,7 @@ def test_no_point_that_counts(case, arguments):
     found = fit(case, **arguments)
     assert not found.success
     assert "no point has any weight" in found.message
+    assert not any("depend on" in line for line in found.warnings)
 
 
 # From here the trust region ends beside the minimum, with tolerances met.

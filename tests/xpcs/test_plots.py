@@ -179,11 +179,10 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(plot, "plot_maps", lambda path, views, **how: drawn.extend(views) or path)
     given = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
-    with pytest.warns(RuntimeWarning, match="frames 7|angle 2 has the value 0"):
-        assert main(["xpcs", "fit", *given]) == 0
+    assert main(["xpcs", "fit", *given]) == 0  # what it warns of stands in the report, once
     assert main(["xpcs", "plot", *given]) == 0
     said = capsys.readouterr()
-    assert "left out: angle 2" in said.out
+    assert said.out.count("left out: angle 2") == said.out.count("frames 7 ") == 1
     assert "frame 0 of the fit is number 1" in said.err
     assert len(drawn) == 6
     counts = ~np.eye(40, dtype=bool)

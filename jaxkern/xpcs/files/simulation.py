@@ -170,9 +170,8 @@ def _slabs(
                 i, j = np.mgrid[first:stop, first:n_t].astype(np.int32)
                 index = np.stack([np.full_like(i, angle), i, j], axis=-1).reshape(-1, 3)
                 rows[:, first:] = np.asarray(evaluate(index)).reshape(i.shape)
-                for row in range(first, stop):
-                    line = rows[row - first]
-                    line[:row] = 0
+                rows = np.triu(rows, first)
+                for row, line in enumerate(rows, first):
                     draw = np.random.default_rng([seed, angle, row])
                     line[row:] += noise * draw.standard_normal(n_t - row)
                     line[row] += artifact

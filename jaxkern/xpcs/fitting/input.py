@@ -254,22 +254,33 @@ class HostData(FitData):
         wanted = kernel_dtype(array.dtype)
         whole = WholePass(context, jax.device_put(np.ascontiguousarray(array, wanted)))
         self.ways.append(whole)
-        return _WholeOrChunked(whole, chunked, bad)
+        return _WholeFirst(whole, bad, chunked)
 
 
-class _WholeOrChunked:
-    """All data in one call, until it turns out that some of them must be left out."""
+class _WholeFirst:
+    """All data in one call, until it turns out that some of them must be left out.
 
-    def __init__(self, whole: WholePass, chunked: ChunkedPass, bad: BadBlocks) -> None:
-        self._whole = whole
-        self._chunked = chunked
-        self._bad = bad
+    Without chunks, as of data on devices, that fails the fit in its first pass; later it is the
+    model that overflows.
+    """
+
+    def __init__(self, whole: WholePass, bad: BadBlocks, chunked: Pass | None = None) -> None:
+        self._whole, self._bad, self._chunked = whole, bad, chunked
+        self._first = True
 
     def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
-        if not self._bad.excluded and partial is None:
+        if self._chunked is None or not (self._bad.excluded or partial is not None):
             states = self._whole.states(point, x)
-            if np.isfinite(states).all():
+            finite = np.isfinite(states).all(axis=1)
+            first, self._first = self._first, False
+            if finite.all() or (self._chunked is None and not first):
                 return states
+            if self._chunked is None:
+                raise BadDataError(
+                    f"the sums of angles {np.flatnonzero(~finite).tolist()} are not finite: data on"
+                    " devices must not hold NaN (a NumPy array or file may; or mask frames with "
+                    "keep)"
+                )
         return self._chunked.states(point, x, partial)
 
 
@@ -361,26 +372,7 @@ class DeviceData(FitData):
     ) -> Pass:
         whole = WholePass(context, self._data)
         self.ways.append(whole)
-        return _FiniteAtFirst(whole)
-
-
-class _FiniteAtFirst:
-    """Fails where the first pass over device data is not finite: it cannot leave out blocks."""
-
-    def __init__(self, whole: WholePass) -> None:
-        self._whole = whole
-        self._checked = False
-
-    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
-        states = self._whole.states(point, x, partial)
-        finite = np.isfinite(states).all(axis=1)
-        if not self._checked and not finite.all():
-            raise BadDataError(
-                f"the sums of angles {np.flatnonzero(~finite).tolist()} are not finite: data on "
-                "devices must not hold NaN (a NumPy array or file may; or mask frames with keep)"
-            )
-        self._checked = True
-        return states
+        return _WholeFirst(whole, bad)
 
 
 def open_data(
@@ -402,15 +394,14 @@ def open_data(
         devices: Any = data.sharding.device_set
         if len(devices) == 1 and next(iter(devices)).platform == "cpu":
             data = np.asarray(data)
-    on_device = isinstance(data, jax.Array)
-    source = None if on_device else as_source(data, quantization=step_zero)
-    given = tuple(data.shape) if source is None else source.shape
-    if given != shape:
+    source = None if isinstance(data, jax.Array) else as_source(data, quantization=step_zero)
+    held: Any = data if source is None else source
+    if tuple(held.shape) != shape:
         raise ValueError(
-            f"data has the shape {given}; wanted {shape}, [n_phi, n_t, n_t] of the model's "
-            "geometry (its phi and t)"
+            f"data has the shape {tuple(held.shape)}; wanted {shape}, [n_phi, n_t, n_t] of the "
+            "model's geometry (its phi and t)"
         )
-    dtype = np.dtype(data.dtype if source is None else source.dtype)
+    dtype = np.dtype(held.dtype)
     if step_zero is not None and dtype != np.uint16:
         raise ValueError(f"quantization is given for data of {dtype}; wanted uint16 data")
     known = step_zero if source is None else getattr(source, "quantization", None)

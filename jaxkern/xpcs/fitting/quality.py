@@ -13,7 +13,7 @@ frames is the size that noise can have, also correlated noise, whatever the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,8 +108,10 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     clipped = _mean((np.clip(residuals.z, -cut, cut) ** 2).sum((1, 2), where=good), good)
     bands = len(residuals.rows) // 3
     reach = max(1, min((bands - 1) // 2, round(_REACH * (bands - 1))))
-    single, _ = _differences(residuals, good, cut, memory, _neighbours(bands))
-    over_time, change = _differences(residuals, good, cut, memory, _apart(bands, reach))
+    neighbours = [(3 * band, 3 * band + 1, 3 * band + 2) for band in range(bands)]
+    apart = [(at - 3 * reach, at, at + 3 * reach) for at in range(3 * reach, 3 * (bands - reach))]
+    single, _ = _differences(residuals, good, cut, memory, neighbours)
+    over_time, change = _differences(residuals, good, cut, memory, apart)
     return NoiseLevel(single, over_time, change, clipped, frames, typical, bad)
 
 
@@ -118,25 +120,12 @@ def _mean(total: Array, used: NDArray[np.bool_]) -> Array:
     return np.asarray(total / np.where(count > 0, count, np.nan))
 
 
-def _neighbours(bands: int) -> Iterator[tuple[int, int, int]]:
-    """The three rows of each band."""
-    for band in range(bands):
-        yield 3 * band, 3 * band + 1, 3 * band + 2
-
-
-def _apart(bands: int, reach: int) -> Iterator[tuple[int, int, int]]:
-    """Rows of bands that are `reach` bands apart."""
-    for band in range(reach, bands - reach):
-        for row in range(3):
-            yield 3 * (band - reach) + row, 3 * band + row, 3 * (band + reach) + row
-
-
 def _differences(
     residuals: Residuals,
     good: NDArray[np.bool_],
     cut: float,
     memory: Array,
-    triples: Iterator[tuple[int, int, int]],
+    triples: Sequence[tuple[int, int, int]],
 ) -> tuple[Array, Array]:
     """Mean square [n_phi] of differences along the diagonal, as of one point, and the change."""
     rows, z = residuals.rows, residuals.z

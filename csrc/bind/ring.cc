@@ -1,5 +1,5 @@
 // The ring for Python: every wait is without the interpreter's lock, and can be interrupted.
-#include "ring/bind.h"
+#include "ring/ring.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "bind/objects.h"
 #include "ring/dlpack.h"
 #include "ring/program_ring.h"
-#include "ring/ring.h"
 
 namespace nb = nanobind;
 
@@ -30,13 +30,6 @@ using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 constexpr std::chrono::milliseconds kSignalPeriod(50);
 // Below this size a copy is over before another thread has taken the interpreter's lock.
 constexpr int64_t kShortCopy = 64 << 10;
-
-Deadline deadline_in(double seconds) {
-  constexpr double kLongest = 1e9;
-  if (!(seconds >= 0)) return kNoDeadline;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                            std::chrono::duration<double>(std::min(seconds, kLongest)));
-}
 
 nb::tuple as_tuple(const Status& status) {
   return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index);
@@ -187,8 +180,7 @@ class PythonRing {
       options.allocator = *static_cast<const Allocator*>(given.data());
     }
     if (pop_timeout >= 0) {
-      options.pop_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(std::min(pop_timeout, 1e9)));
+      options.pop_timeout = duration(pop_timeout);
     }
     codes_ = std::make_shared<const std::vector<int>>(std::move(codes));
     ring_ = Ring::create(std::move(specs), options);
@@ -383,10 +375,6 @@ void define_ring(nb::module_& module) {
       .def_prop_ro("closed", [](const PythonRing& self) { return self.ring()->closed(); })
       .def_prop_ro("forked", [](const PythonRing& self) { return self.ring()->forked(); })
       .def_prop_ro("delivered", [](const PythonRing& self) { return self.ring()->delivered(); })
-      .def("count_hand_over",
-           [](PythonRing& self, int64_t zero_copy, int64_t copied) {
-             self.ring()->count_hand_over(zero_copy, copied);
-           })
       .def("statistics", &statistics);
 }
 

@@ -1,4 +1,4 @@
-"""Chains against torchvision's own v2 functions, where it is installed.
+"""Chains against torchvision's own v2 functions: run by `make test-torchvision` only.
 
 Would catch: a semantic that the oracle and the code misread in the same way: argument order,
 defaults, rounding of sizes and centres, which image is the partner of a mix.
@@ -6,18 +6,15 @@ defaults, rounding of sizes and centres, which image is the partner of a mix.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import jax
 import numpy as np
 import pytest
+import torch
 from comparison import assert_close
 
 from jaxkern import image as im
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
 
 # C++ operators for which torchvision registers shape rules when it is imported.
 OPERATORS = (
@@ -30,8 +27,6 @@ OPERATORS = (
 @pytest.fixture(scope="module")
 def v2():
     """torchvision.transforms.v2; a build of torch that its C++ part does not fit is enough."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
     try:
         from torchvision.transforms import v2 as module
     except RuntimeError:

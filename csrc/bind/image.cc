@@ -1,12 +1,11 @@
 // A chain's producer for Python: a capsule, made from the attributes that the handlers take.
-#include "image/bind.h"
-
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "bind/objects.h"
 #include "image/producer.h"
 
 namespace nb = nanobind;
@@ -20,22 +19,15 @@ nb::object chain_producer(const Integers& filter, const Integers& size, const In
                           const Integers& rounding, int32_t layout, int32_t channels,
                           int32_t source_dtype, int32_t output_dtype, int32_t height,
                           int32_t width) {
-  const size_t segments = filter.size();
-  if (segments > static_cast<size_t>(kMaxSegments) || size.size() != 2 * segments ||
-      erasures.size() != segments || rounding.size() != segments) {
-    throw nb::value_error(("the plan describes " + std::to_string(segments) + " segments with " +
-                           std::to_string(size.size()) + " sizes, " +
+  Plan plan{};
+  if (!set_segments(filter, size, erasures, rounding, &plan)) {
+    throw nb::value_error(("the plan describes " + std::to_string(filter.size()) +
+                           " segments with " + std::to_string(size.size()) + " sizes, " +
                            std::to_string(erasures.size()) + " erasure counts and " +
                            std::to_string(rounding.size()) +
-                           " roundings; wanted at most 8 segments, two sizes each and one of the "
+                           " roundings; wanted 1 to 8 segments, two sizes each and one of the "
                            "rest")
                               .c_str());
-  }
-  Plan plan{};
-  plan.segments = static_cast<int32_t>(segments);
-  for (size_t s = 0; s < segments; ++s) {
-    plan.segment[s] = {static_cast<Filter>(filter[s]), size[2 * s], size[2 * s + 1], erasures[s],
-                       static_cast<Rounding>(rounding[s])};
   }
   plan.channels = channels;
   plan.source_dtype = static_cast<Dtype>(source_dtype);

@@ -1,0 +1,44 @@
+// The CPU's probes for Python; they run without the interpreter's lock.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "bind/objects.h"
+#include "performance/probe.h"
+
+namespace nb = nanobind;
+
+namespace jaxkern::performance {
+namespace {
+
+SimdLevel level_of(const std::string& name) {
+  for (int i = 0; i < kSimdLevels; ++i) {
+    const SimdLevel level = static_cast<SimdLevel>(i);
+    if (name == simd_level_name(level)) return level;
+  }
+  throw nb::value_error(("'" + name + "' is no SIMD level; simd_levels() lists them").c_str());
+}
+
+}  // namespace
+
+void define_probes(nb::module_& module) {
+  module.def(
+      "measure_memory",
+      [](const std::string& level, int64_t threads, int64_t bytes, double seconds) {
+        return measure_memory(level_of(level), threads, bytes, seconds);
+      },
+      nb::arg("level"), nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"),
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Bytes a second of streams over `bytes` of memory: the best of `seconds` of passes.");
+  module.def(
+      "measure_compute",
+      [](const std::string& level, int64_t threads, double seconds) {
+        return measure_compute(level_of(level), threads, seconds);
+      },
+      nb::arg("level"), nb::arg("threads"), nb::arg("seconds"),
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Operations a second of multiply-adds in registers: the best of `seconds` of runs.");
+}
+
+}  // namespace jaxkern::performance

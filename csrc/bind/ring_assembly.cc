@@ -1,0 +1,85 @@
+// Native batch assembly for Python. The arrays and producers stay alive with the assembly.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/objects.h"
+#include "ring/assembly.h"
+
+namespace nb = nanobind;
+
+namespace jaxkern::ring {
+namespace {
+
+using Records = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Parameters = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+// (address, rows, bytes from row to row, bytes of a row, Cast, capsule or None)
+using Leaf = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int32_t, nb::object>;
+
+Producer producer_of(const nb::object& capsule) {
+  if (capsule.is_none()) return {};
+  if (!PyCapsule_IsValid(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)) {
+    throw nb::type_error("a producer is wanted in a capsule named " JAXKERN_PRODUCER_CAPSULE
+                         ", as core/producer.h says");
+  }
+  return Producer(*static_cast<const JaxkernProducer*>(
+      PyCapsule_GetPointer(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)));
+}
+
+void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
+          int64_t start, int64_t workers, const nb::object&) {
+  std::vector<AssemblyLeaf> sources;
+  for (const auto& [address, rows, stride, bytes, cast, capsule] : leaves) {
+    sources.push_back(
+        {{reinterpret_cast<const char*>(address), rows, stride, bytes, static_cast<Cast>(cast)},
+         producer_of(capsule)});
+  }
+  new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers});
+}
+
+int64_t submit(Assembly& self, const Records& records,
+               const std::vector<std::vector<Parameters>>& operands) {
+  std::vector<std::vector<AssemblyOperand>> given;
+  for (const std::vector<Parameters>& leaf : operands) {
+    given.emplace_back();
+    for (const Parameters& array : leaf) {
+      if (array.ndim() == 0) throw nb::value_error("a parameter array has no leading axis");
+      int64_t bytes = static_cast<int64_t>(array.itemsize());
+      for (size_t axis = 1; axis < array.ndim(); ++axis) {
+        bytes *= static_cast<int64_t>(array.shape(axis));
+      }
+      given.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
+    }
+  }
+  nb::gil_scoped_release unlocked;
+  return self.submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
+}
+
+}  // namespace
+
+void define_assembly(nb::module_& module) {
+  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
+      .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
+           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"),
+           nb::keep_alive<1, 8>())  // the threads read the arrays
+      .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
+      .def(
+          "wait_for_room",
+          [](Assembly& self, int64_t batches, double timeout) {
+            return self.wait_for_room(batches, deadline_in(timeout));
+          },
+          nb::arg("batches"), nb::arg("timeout"), Unlocked())
+      .def("finish", &Assembly::finish, Unlocked())
+      .def("close", &Assembly::close, Unlocked())
+      .def_prop_ro("closed", &Assembly::closed);
+}
+
+}  // namespace jaxkern::ring
