@@ -1,5 +1,5 @@
-// Functions that are compiled once per instruction-set level. A domain lists them in its levels.h;
-// its levels.cc defines each in the namespace of the level it is compiled for.
+// Functions that are compiled once per instruction-set level. A domain's headers list them,
+// and its levels.cc defines each in the namespace of the level it is compiled for.
 #ifndef JAXKERN_CORE_SIMD_DISPATCH_H_
 #define JAXKERN_CORE_SIMD_DISPATCH_H_
 

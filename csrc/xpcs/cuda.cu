@@ -52,16 +52,15 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
   }
 }
 
-template <MatrixOp op, typename Real>
-cudaError_t start_matrix(const MatrixCall& call, cudaStream_t stream) {
-  matrix_kernel<op, Real><<<blocks_for(matrix_tiles(call)), kMatrixThreads, 0, stream>>>(call);
-  return cudaGetLastError();
-}
-
 template <MatrixOp op>
-cudaError_t start_matrix_of(const MatrixCall& call, cudaStream_t stream) {
-  return call.angle.single ? start_matrix<op, float>(call, stream)
-                           : start_matrix<op, double>(call, stream);
+cudaError_t start_matrix(const MatrixCall& call, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(matrix_tiles(call));
+  if (call.angle.single) {
+    matrix_kernel<op, float><<<blocks, kMatrixThreads, 0, stream>>>(call);
+  } else {
+    matrix_kernel<op, double><<<blocks, kMatrixThreads, 0, stream>>>(call);
+  }
+  return cudaGetLastError();
 }
 
 template <typename Real>
@@ -139,11 +138,11 @@ cudaError_t launch_matrix(MatrixOp op, const MatrixCall& call, cudaStream_t stre
   if (const cudaError_t status = prepare(call.angle, stream); status != cudaSuccess) return status;
   switch (op) {
     case MatrixOp::kG2:
-      return start_matrix_of<MatrixOp::kG2>(call, stream);
+      return start_matrix<MatrixOp::kG2>(call, stream);
     case MatrixOp::kTangent:
-      return start_matrix_of<MatrixOp::kTangent>(call, stream);
+      return start_matrix<MatrixOp::kTangent>(call, stream);
     case MatrixOp::kResidual:
-      return start_matrix_of<MatrixOp::kResidual>(call, stream);
+      return start_matrix<MatrixOp::kResidual>(call, stream);
     case MatrixOp::kCotangent:
       break;
   }

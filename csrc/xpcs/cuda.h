@@ -7,8 +7,8 @@
 #include "xpcs/cuda_cotangent.h"
 #include "xpcs/cuda_matrix.h"
 #include "xpcs/cuda_normal.h"
-#include "xpcs/cuda_points.h"
 #include "xpcs/cuda_tables.h"
+#include "xpcs/points.h"
 
 namespace jaxkern::xpcs {
 

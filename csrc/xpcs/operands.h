@@ -313,23 +313,18 @@ struct TwoTimeNormalEquations : AngleOperands {
   }
 
   void read_data_type() {
-    switch (data.dtype) {
-      case ffi::F64:
-        data_type = DataType::kF64;
-        break;
-      case ffi::F32:
-        data_type = DataType::kF32;
-        break;
-      case ffi::F16:
-        data_type = DataType::kF16;
-        break;
-      case ffi::U16:
-        data_type = DataType::kU16;
-        break;
-      default:
-        call.fail(std::string("operand 'data' has dtype ") + dtype_text(data.dtype) +
-                  "; wanted float64, float32, float16 or uint16");
+    constexpr std::pair<ffi::DataType, DataType> kTypes[] = {{ffi::F64, DataType::kF64},
+                                                             {ffi::F32, DataType::kF32},
+                                                             {ffi::F16, DataType::kF16},
+                                                             {ffi::U16, DataType::kU16}};
+    for (const auto& [given, type] : kTypes) {
+      if (data.dtype == given) {
+        data_type = type;
+        return;
+      }
     }
+    call.fail(std::string("operand 'data' has dtype ") + dtype_text(data.dtype) +
+              "; wanted float64, float32, float16 or uint16");
   }
 };
 

@@ -37,27 +37,21 @@ def times(a: Number, b: Number) -> Number:
 
 def minimum(a: Number, b: Number) -> Number:
     """The smaller of two numbers."""
-    if is_static(a, b):
-        return min(a, b)
-    if isinstance(a, int | np.ndarray) and isinstance(b, int | np.ndarray):
-        return np.minimum(a, b)
-    return lax.min(*_arrays(a, b))
+    return _one_of(a, b, min, np.minimum, lax.min)
 
 
 def maximum(a: Number, b: Number) -> Number:
     """The larger of two numbers."""
-    return -minimum(-a, -b) if is_static(a, b) else _maximum(a, b)
+    return _one_of(a, b, max, np.maximum, lax.max)
 
 
-def _maximum(a: Number, b: Number) -> Number:
+def _one_of(a: Number, b: Number, of_ints: Any, of_known: Any, of_traced: Any) -> Number:
+    if is_static(a, b):
+        return of_ints(a, b)
     if isinstance(a, int | np.ndarray) and isinstance(b, int | np.ndarray):
-        return np.maximum(a, b)
-    return lax.max(*_arrays(a, b))
-
-
-def _arrays(a: Number, b: Number) -> tuple[Any, Any]:
+        return of_known(a, b)
     a, b = jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
-    return a, b
+    return of_traced(a, b)
 
 
 _INT32_MAX = 2**31 - 1
@@ -132,16 +126,16 @@ class Axis:
     @property
     def identity(self) -> bool:
         """Whether the output is the input, known without looking at parameters."""
-        begins = is_static(self.box_start) and self.box_start == 0
-        return begins and self.full and self.untouched and _same(self.size, self.source)
+        whole = _same(self.box_start, 0) and _same(self.size, self.source)
+        return is_static(self.size) and whole and self.plain
 
     @property
     def plain(self) -> bool:
         """Whether the output is the box as it is, so that a crop of it is a smaller box."""
         return (
             self.full
-            and is_static(self.offset, self.flipped)
-            and (self.offset, self.flipped) == (0, 0)
+            and _same(self.offset, 0)
+            and _same(self.flipped, 0)
             and _same(self.size, self.box_size)
             and _same(self.resampled, self.box_size)
         )
@@ -154,23 +148,7 @@ class Axis:
     @property
     def full(self) -> bool:
         """Whether every output index is valid for every sample, as far as sizes tell."""
-        return (
-            is_static(self.valid_start)
-            and self.valid_start == 0
-            and (
-                self.valid_stop is self.size
-                or (is_static(self.valid_stop, self.size) and self.valid_stop == self.size)
-            )
-        )
-
-    @property
-    def untouched(self) -> bool:
-        """Whether the output shows the whole box in order, known without looking at parameters."""
-        return (
-            is_static(self.offset, self.flipped, self.size, self.box_size)
-            and (self.offset, self.flipped) == (0, 0)
-            and self.size == self.box_size
-        )
+        return _same(self.valid_start, 0) and _same(self.valid_stop, self.size)
 
     def window(self, start: Number, size: Number, inside: bool) -> None:
         """Shows [start, start + size) of the current output; `inside` promises that it exists."""

@@ -165,7 +165,9 @@ def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
         value = np.asarray(value)
         if value.ndim == 0 and value.dtype.kind in _KINDS[kind]:
             value = to_int32(value, where) if kind == "int" else value
-            return _shared_float(value) if kind == "float" else value.item()
+            if kind == "float":
+                return np.asarray(value, np.float32).reshape(1)
+            return value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
     if kind == "int":
@@ -177,10 +179,6 @@ def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
     if kind == "float" and value.dtype != np.float32:
         return value.astype(np.float32)
     return value
-
-
-def _shared_float(value: Any) -> Any:
-    return np.asarray(value, np.float32).reshape(1)
 
 
 def checked_labels(labels: Any, count: int) -> Any:

@@ -71,11 +71,15 @@ def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, 
     return (first, second)
 
 
+def _number(value: Any, name: str, bounds: str) -> float:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced; give a Python number {bounds}")
+    return float(value)
+
+
 def probability(value: Any, name: str = "p") -> float:
     """A number from 0 to 1."""
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} is traced; give a Python number from 0 to 1")
-    number = float(value)
+    number = _number(value, name, "from 0 to 1")
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name}={value!r}; wanted a probability from 0 to 1")
     return number
@@ -83,9 +87,7 @@ def probability(value: Any, name: str = "p") -> float:
 
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} is traced; give a Python number above 0")
-    number = float(value)
+    number = _number(value, name, "above 0")
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name}={value!r}; wanted a finite number above 0")
     return number

@@ -23,15 +23,21 @@ def call_operands(program: ClosedJaxpr, leaves: Sequence[Any]) -> Iterator[tuple
     yield from _walk(*_with_constants(program.jaxpr, program.consts, leaves))
 
 
-def _with_constants(
-    jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Any] | None
-) -> tuple[Jaxpr, Sequence[Any] | None]:
-    """The program with its constants as inputs, and what it gets; None where that does not fit."""
-    opened = jaxpr.replace(
+def constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with its constants as its first inputs."""
+    opened: Jaxpr = jaxpr.replace(
         constvars=[],
         invars=[*jaxpr.constvars, *jaxpr.invars],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
+    return opened
+
+
+def _with_constants(
+    jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Any] | None
+) -> tuple[Jaxpr, Sequence[Any] | None]:
+    """The program with its constants as inputs, and what it gets; None where that does not fit."""
+    opened = constants_as_inputs(jaxpr)
     given = None if values is None else [*consts, *values]
     return opened, given if given is not None and len(given) == len(opened.invars) else None
 

@@ -21,6 +21,7 @@ from jaxkern.core import compat
 from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls
 from jaxkern.performance.hlo import HloModule
 from jaxkern.performance.op_uses import OpUse, op_uses
+from jaxkern.performance.operands import constants_as_inputs
 
 # Matrix products and convolutions of a GPU's libraries, which XLA's analysis does know.
 _KNOWN_CALLS = ("__cublas", "__cudnn")
@@ -134,7 +135,7 @@ class _Counter:
 
     def _alone(self, program: Jaxpr, around: JaxprEqn | None) -> np.ndarray:
         structs = [_struct(v) for v in (*program.constvars, *program.invars)]
-        run = jaxpr_as_fun(ClosedJaxpr(_with_constants_as_inputs(program), ()))
+        run = jaxpr_as_fun(ClosedJaxpr(constants_as_inputs(program), ()))
         sharing = 1
         if around is not None:
             # Every device gets operands of the body's own, local shapes.
@@ -208,13 +209,6 @@ def program_devices(compiled: Any) -> list[jax.Device]:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     found = {d for s in shardings for d in getattr(s, "device_set", ())}
     return sorted(found, key=lambda d: d.id) or [jax.local_devices()[0]]
-
-
-def _with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
-    if not jaxpr.constvars:
-        return jaxpr
-    opened: Jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    return opened
 
 
 def _struct(variable: Any) -> Any:

@@ -118,6 +118,14 @@ class PipelinePlan:
         with self.lock:
             return list(self._programs.values())
 
+    def learn(self, unit: BatchUnit) -> None:
+        """Keeps the shapes of the first full unit."""
+        if self.first is None and len(unit.records) == min(
+            self.stream.batch_size, self.stream.rows
+        ):
+            specs = unit.joint._replace(leaves=row.spec_of(unit.joint.leaves))
+            self.first = BatchUnit(specs, unit.records)
+
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
         unit = self.first or Epoch(self, 0).unit(0)
@@ -184,11 +192,7 @@ class Epoch:
             fresh and out is None and not others,
             self._bad(batch, blocks) if self.plan.masks else 0,
         )
-        stream = self.plan.stream
-        if self.plan.first is None and len(unit.records) == min(stream.batch_size, stream.rows):
-            self.plan.first = BatchUnit(
-                joint._replace(leaves=row.spec_of(joint.leaves)), unit.records
-            )
+        self.plan.learn(unit)
         return unit
 
     def _bad(self, batch: int, blocks: Sequence[Block]) -> int:

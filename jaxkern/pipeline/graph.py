@@ -15,8 +15,6 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RecordProducer
 
 Remainder = Literal["partial", "drop", "pad"]
-
-
 #: from the records' keys [N] to a node's; traced, and hashable
 Derivation = Callable[[jax.Array], jax.Array]
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxkern.core.backend import current_backend
 from jaxkern.core.threads import num_threads
-from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
@@ -67,9 +66,7 @@ class NativeBatches:
         if self._stream.remainder == "pad":
             data["mask"] = self._stream.mask_of(rows)
         unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))
-        if self._epoch.plan.first is None and len(rows) == self._stream.batch_size:
-            specs = row.spec_of(unit.joint.leaves)
-            self._epoch.plan.first = unit._replace(joint=unit.joint._replace(leaves=specs))
+        self._epoch.plan.learn(unit)
         return unit
 
     def stats(self) -> RingStats:

@@ -245,7 +245,7 @@ class Cache(PipelineNode):
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         stream = epoch.stream_of(before)
-        store = vertex.storage.setdefault("records", _Records(stream.records))  # of one thread
+        store = vertex.storage.setdefault("records", _Records(stream.records))  # all get the first
         rows = stream.rows_of(batch)
         records = epoch.records(stream, rows)
         data = store.find(records)

@@ -14,6 +14,7 @@ from importlib import metadata
 
 import pytest
 from matplotlib.figure import Figure
+from short_probes import shorten
 
 import jaxkern as jk
 from jaxkern.benchmarking.plots import bar_chart
@@ -120,6 +121,7 @@ def test_bench_says_what_has_no_native_kernel(tmp_path, capsys, monkeypatch):
 
 def test_roofline_is_the_analysis(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shorten(monkeypatch)
     plot = tmp_path / "plots" / "g2.png"
     assert main(["roofline", "--case", "xpcs-g2", "--json", "--plot", str(plot)]) == 0
     found = json.loads(capsys.readouterr().out)["cases"]["xpcs-g2"]
@@ -135,6 +137,7 @@ def test_roofline_is_the_analysis(tmp_path, capsys, monkeypatch):
 
 def test_device_is_the_status(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shorten(monkeypatch)
     assert main(["device", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     status = jk.device.get_device_status()

@@ -9,7 +9,7 @@
 #include "xpcs/cuda_cotangent.h"
 #include "xpcs/cuda_matrix.h"
 #include "xpcs/cuda_normal.h"
-#include "xpcs/cuda_points.h"
+#include "xpcs/points.h"
 
 namespace jaxkern::xpcs::testing {
 
