@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.axes import flat_axes
 from jaxkern.core.failures import note
-from jaxkern.execution.operator import Operator, is_array, name_of, refuse_traced
+from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.operator import Operator, callable_tree, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.threads import Task, run_tasks, supervised
 
@@ -88,7 +90,8 @@ class _VMap(_Mapped):
     kind = "vmap"
 
     def _program(self, size: int) -> Callable[..., Any]:
-        return jax.vmap(_inside(self._fn), self._in_axes, self._out_axes)
+        mapped: Callable[..., Any] = _inside(self, _innermost(self))
+        return mapped
 
 
 class _PMap(_Mapped):
@@ -96,7 +99,7 @@ class _PMap(_Mapped):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._programs: dict[int, Callable[..., Any]] = {}
+        self._programs: dict[int, Jitted] = {}
 
     def _program(self, size: int) -> Callable[..., Any]:
         available = jax.device_count()
@@ -114,20 +117,33 @@ class _PMap(_Mapped):
                 "choose num_workers so that it divides them"
             )
         if wanted not in self._programs:
-            mapped = jax.vmap(_inside(self._fn))
-            if wanted > 1:
-                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:wanted]), (_AXIS,))
+            self._programs.setdefault(wanted, Jitted(self._sharing(wanted), JITOptions()))
+        # With the arrays of an operator as operands, so that changed ones are seen.
+        return functools.partial(self._programs[wanted].call, callable_tree(_innermost(self._fn)))
+
+    def _sharing(self, count: int) -> Callable[..., Any]:
+        def mapped(innermost: Any, *args: Any) -> Any:
+            each = jax.vmap(_inside(self._fn, innermost))
+            if count > 1:
+                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:count]), (_AXIS,))
                 spec = PartitionSpec(_AXIS)
-                mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
-            self._programs.setdefault(wanted, jax.jit(mapped))
-        return self._programs[wanted]
+                each = jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec)
+            return each(*args)
+
+        mapped.__name__ = self._fn_name
+        return mapped
 
 
-def _inside(fn: Any) -> Callable[..., Any]:
-    """A function to be traced: of a `vmap`, the plain ``jax.vmap``."""
+def _innermost(fn: Any) -> Any:
+    """What `vmap`, and `vmap` of that, map."""
+    return _innermost(fn._fn) if isinstance(fn, _VMap) else fn
+
+
+def _inside(fn: Any, innermost: Any) -> Any:
+    """The plain ``jax.vmap`` of each `vmap`, over another function than its own."""
     if isinstance(fn, _VMap):
-        return jax.vmap(_inside(fn._fn), fn._in_axes, fn._out_axes)
-    return fn  # type: ignore[no-any-return]
+        return jax.vmap(_inside(fn._fn, innermost), fn._in_axes, fn._out_axes)
+    return innermost
 
 
 def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:

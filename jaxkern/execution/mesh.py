@@ -12,6 +12,10 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
+from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.operator import callable_tree
+
 Entry = int | str | None | tuple[int | str, ...]
 
 
@@ -153,12 +157,13 @@ def mesh_sharded(
     spec = _resolved(partition_spec, mesh)
     out = None if out_spec is None else _resolved(out_spec, mesh)
 
-    def sharded(*args: Any) -> Any:
-        result = fn(*args)
+    def sharded(whole: Any, *args: Any) -> Any:
+        result = whole(*args)
         return result if out is None else _placed(result, out, mesh)
 
-    sharded.__name__ = getattr(fn, "__name__", "sharded")
-    jitted = jax.jit(sharded)
+    # With the arrays of an operator as operands, so that changed ones are seen.
+    jitted = Jitted(sharded, JITOptions(), getattr(fn, "__name__", None))
+    whole = callable_tree(fn)
 
     def prepared(args: tuple[Any, ...]) -> Any:
         if isinstance(spec, tuple) and not _is_spec(spec) and len(spec) != len(args):
@@ -170,9 +175,9 @@ def mesh_sharded(
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return jitted(*prepared(args))
+        return jitted.call(whole, *prepared(args))
 
-    call.lower = lambda *args: jitted.lower(*prepared(args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lower(whole, *prepared(args))  # type: ignore[attr-defined]
     return call
 
 

@@ -76,7 +76,7 @@ class Structural:
 
     def _scheduled(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Schedule | str:
         """The schedule of a call, or why it has none."""
-        arrays, structure = jax.tree.flatten(owner)
+        structure = jax.tree.structure(owner)
         operators = operators_in(owner)
         kinds = tuple(
             (isinstance(x, jax.Array), x.shape, x.dtype) if is_array(x) else type(x) for x in leaves
@@ -85,15 +85,15 @@ class Structural:
         key = (structure, tree, kinds, tuple(map(id, operators)))
         with self._lock:
             found = self._schedules.get(key)
-            if found is None or (isinstance(found, Schedule) and found.differs(arrays)):
+            if found is None or (isinstance(found, Schedule) and not found.graph.is_current()):
                 graph = self._recorded(owner, rest, kwargs)
                 if isinstance(graph, str):
                     found = graph
                 elif isinstance(found, Schedule) and found.graph.form() == graph.form():
                     # With other arrays, which its programs take as operands.
-                    found.graph, found.arrays = graph, arrays
+                    found.graph = graph
                 else:
-                    found = Schedule(graph, operators, arrays)
+                    found = Schedule(graph, operators)
                 self._schedules[key] = found
                 if len(self._schedules) > _KEPT_SCHEDULES:
                     self._schedules.popitem(last=False)
