@@ -19,7 +19,6 @@ from jaxkern.core.compat import is_tracing, program_context
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.execution.jit_options import CacheInfo, JITOptions
 from jaxkern.execution.operator import Operator, is_hashable, unbound
-from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.signature import (
     Fixed,
     checked_call,
@@ -27,7 +26,7 @@ from jaxkern.execution.signature import (
     refuse_hidden_arrays,
     refuse_hidden_in_operators,
 )
-from jaxkern.execution.threads import supervised
+from jaxkern.execution.threads import Supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -158,7 +157,7 @@ class _Counts:
     misses: int = 0
     evictions: int = 0
     inlined: int = 0
-    seconds: float = 0.0
+    compile_seconds: float = 0.0
 
 
 class _Program:
@@ -205,7 +204,7 @@ class _Call(NamedTuple):
         return tree, tuple(form if type(form) is Fixed else None for form in forms)
 
 
-class Jitted:
+class Jitted(Supervised):
     """A function that `jit` has made.
 
     A program is kept for each set of: the structure of the arguments; their shapes, dtypes and weak
@@ -213,8 +212,7 @@ class Jitted:
     and bits; and the context that JAX traces in.
     """
 
-    #: calls keep to `execution_options` by themselves
-    supervises = True
+    kind = "jit"
 
     def __init__(
         self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
@@ -238,14 +236,9 @@ class Jitted:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        active = ACTIVE.get()
-        if active is None:
-            return self.call(*args, **kwargs)
-        if active.recorder is not None and active.recorder.concerns((args, kwargs)):
-            # The arrays of what was jitted are operands of the program around it too.
-            return active.recorder.call(self.fn if self._first else self, *args, **kwargs)
-        return supervised(active, self._name, "jit", self.call, *args, **kwargs)
+    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The arrays of what was jitted are operands of the program around it too."""
+        return recorder.call(self.fn if self._first else self, *args, **kwargs)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call without a look at `execution_options`."""
@@ -320,7 +313,7 @@ class Jitted:
             raise
         finally:
             with self._lock:
-                counts.seconds += time.perf_counter() - started
+                counts.compile_seconds += time.perf_counter() - started
         with self._lock:
             program.compiled = compiled
             if counts is not self._counts:  # cleared meanwhile
@@ -398,7 +391,7 @@ class Jitted:
         number = place.idx - len(self._first)
         return f"{self._name}: {'self' if number < 0 else f'argument {number}'}{inside}"
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lowered(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """That of ``jax.jit``, for these arguments."""
         call = self._taken_apart(args, kwargs)
         lowered: jax.stages.Lowered = self._explained(
@@ -427,17 +420,13 @@ class Jitted:
     def cache_info(self) -> CacheInfo:
         """What the cache holds and has done."""
         with self._lock:
-            counts = dataclasses.replace(self._counts)
+            counts = dataclasses.asdict(self._counts)
             programs = [kept for kept in self._programs.values() if kept.compiled is not None]
         return CacheInfo(
-            hits=counts.hits,
-            misses=counts.misses,
-            evictions=counts.evictions,
+            **counts,
             programs=len(programs),
             max_programs=self._options.cache_size,
             bytes=sum(program.bytes() for program in programs),
-            compile_seconds=counts.seconds,
-            inlined=counts.inlined,
         )
 
     def cache_clear(self) -> None:

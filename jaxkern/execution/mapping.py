@@ -12,21 +12,19 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes
+from jaxkern.core.axes import flat_axes, rows_on
 from jaxkern.core.failures import note
 from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
 from jaxkern.execution.operator import Operator, callable_tree, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.threads import Task, run_tasks, supervised
+from jaxkern.execution.threads import Supervised, Task, run_tasks, supervised
 
 _AXIS = "workers"
 
 
-class _Mapped:
+class _Mapped(Supervised):
     """A mapped function: JAX's map of it, or threads where it is declared to be Python."""
-
-    kind: str
 
     def __init__(self, fn: Any, in_axes: Any, out_axes: Any, workers: int | None, host: Any):
         if not callable(fn):
@@ -37,30 +35,27 @@ class _Mapped:
         #: whether it maps Python work; also read where a map is mapped, or called in a graph
         self.host = bool(host) or getattr(fn, "host", False) is True
         self._fn_name = name_of(fn)
-        self.__name__ = f"{self.kind}({self._fn_name})"
+        self._name = self.__name__ = f"{self.kind}({self._fn_name})"
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.{self.__name__}"
 
-    def __call__(self, *args: Any) -> Any:
-        active = ACTIVE.get()
-        if active is not None:
-            if active.recorder is not None and active.recorder.concerns(args):
-                return active.recorder.call(self, *args)
-            return supervised(active, self.__name__, self.kind, self._call, args)
-        return self._call(args)
-
-    def _call(self, args: tuple[Any, ...]) -> Any:
-        axes = _axes_of(self.kind, args, self._in_axes)
-        leaves, tree = jax.tree.flatten(args)
-        size = _size(self.kind, args, leaves, axes)
+    def call(self, /, *args: Any) -> Any:
+        """A call without a look at `execution_options`."""
+        axes = flat_axes(
+            self._in_axes,
+            args,
+            f"{self.kind}: in_axes is {self._in_axes!r}; wanted an axis or None for each of "
+            f"{len(args)} arguments (or a prefix of their trees), or one for all",
+        )
+        size = _size(self.kind, args, axes)
         if self.host:
             refuse_traced(self, args)
-            return self._on_host(leaves, tree, axes, size)
+            return self._on_host(*jax.tree.flatten(args), axes, size)
         program = self._program(size)
         active = ACTIVE.get()
         if active is not None:
-            return supervised(active, self.__name__, "jit", self._in_jax, program, args)
+            return supervised(active, self._name, "jit", self._in_jax, program, args)
         return self._in_jax(program, args)
 
     def _in_jax(self, program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -146,34 +141,12 @@ def _inside(fn: Any, innermost: Any) -> Any:
     return innermost
 
 
-def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:
-    """The mapped axis of each leaf, from a tree of them as ``jax.vmap`` takes it."""
-    if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
-        raise ValueError(
-            f"{kind}: in_axes has {len(in_axes)} entries and there are {len(args)} arguments"
-        )
-    wanted = (
-        f"{kind}: in_axes is {in_axes!r}; wanted an axis or None for each argument (or a prefix of "
-        "their trees), or one for all"
-    )
-    return flat_axes(in_axes, tuple(args), wanted)
-
-
-def _size(kind: str, args: Any, leaves: Sequence[Any], axes: Sequence[int | None]) -> int:
+def _size(kind: str, args: tuple[Any, ...], axes: Sequence[int | None]) -> int:
     sizes: dict[int, str] = {}
-    paths = [path for path, _ in jax.tree.leaves_with_path(args)]
-    for path, leaf, axis in zip(paths, leaves, axes, strict=True):
-        if axis is None:
-            continue
-        place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-        if not is_array(leaf):
-            raise ValueError(
-                f"{kind}: {place} has a leaf of type {type(leaf).__name__}; wanted arrays with an "
-                "axis to map (texts: np.array([...])), or None in in_axes"
-            )
-        if not -leaf.ndim <= axis < leaf.ndim:
-            raise ValueError(f"{kind}: {place} has shape {leaf.shape}, which has no axis {axis}")
-        sizes.setdefault(leaf.shape[axis], place)
+    for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
+        if axis is not None:
+            place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+            sizes.setdefault(rows_on(f"{kind}: {place}", leaf, axis), place)
     if not sizes:
         raise ValueError(f"{kind}: nothing is mapped; wanted an axis for at least one argument")
     if len(sizes) > 1:
@@ -225,21 +198,20 @@ def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
         for index, part in enumerate(parts):
             objects[index] = part
         return objects
-    shapes = {np.shape(part) for part in parts}
-    if len(shapes) > 1:
-        raise ValueError(f"{kind}: results of items differ in shape: {sorted(shapes)}")
-    shape = shapes.pop()
-    if not -len(shape) - 1 <= axis <= len(shape):
-        raise ValueError(
-            f"{kind}: out_axes has {axis} for results of shape {shape}; wanted "
-            f"{-len(shape) - 1} to {len(shape)}"
-        )
     if len(kinds) > 1:
         # NumPy would turn numbers into text.
         parts = [np.asarray(part, object) for part in parts]
     elif any(isinstance(part, jax.Array) for part in parts):
-        return jnp.stack(parts, axis)
-    return np.stack([np.asarray(part) for part in parts], axis)
+        parts = [jnp.asarray(part) for part in parts]
+    stack = jnp.stack if isinstance(parts[0], jax.Array) else np.stack
+    try:
+        return stack(parts, axis)
+    except ValueError as error:
+        shapes = " and ".join(map(str, sorted({np.shape(part) for part in parts})))
+        raise ValueError(
+            f"{kind}: results of items have shape {shapes}, and out_axes has {axis}; wanted one "
+            "shape, and an axis that their stack has"
+        ) from error
 
 
 def _sort(value: Any) -> str:

@@ -177,7 +177,7 @@ def mesh_sharded(
     def call(*args: Any) -> Any:
         return jitted.call(whole, *prepared(args))
 
-    call.lower = lambda *args: jitted.lower(whole, *prepared(args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lowered(whole, *prepared(args))  # type: ignore[attr-defined]
     return call
 
 
@@ -186,7 +186,7 @@ def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
 
     def put(x: Any, spec: JaxSpec) -> Any:
         x = jax.numpy.asarray(x)
-        sharding = _sharding(x, spec, mesh)
+        sharding = NamedSharding(mesh, JaxSpec(*tuple(spec)[: x.ndim]))
         if isinstance(x, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(x, sharding)
         return jax.device_put(x, sharding)
@@ -197,20 +197,6 @@ def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
         tree,
         is_leaf=_is_spec,
     )
-
-
-def _sharding(x: Any, spec: JaxSpec, mesh: Mesh) -> NamedSharding:
-    entries = tuple(spec)[: x.ndim]
-    for axis, entry in enumerate(entries):
-        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        count = math.prod(mesh.shape[name] for name in names)
-        if x.shape[axis] % count:
-            raise ValueError(
-                f"mesh_sharded: axis {axis} of an array of shape {x.shape} cannot be shared "
-                f"equally by {count} devices ({', '.join(names)}); pad it, or leave that axis "
-                "whole"
-            )
-    return NamedSharding(mesh, JaxSpec(*entries))
 
 
 def _is_spec(value: Any) -> bool:

@@ -17,20 +17,18 @@ from jaxkern.core.failures import described
 from jaxkern.execution.explanation import explanation
 from jaxkern.execution.graph import Graph, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
-from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.schedule import Schedule
 from jaxkern.execution.signature import operators_in
-from jaxkern.execution.threads import supervised
+from jaxkern.execution.threads import Supervised
 
 Strategy = Literal["auto", "parallel", "sequential"]
 _KEPT_SCHEDULES = 64
 
 
-class Structural:
+class Structural(Supervised):
     """A composite that `structural_jit` has made."""
 
-    #: calls keep to `execution_options` by themselves
-    supervises = True
+    kind = "graph"
 
     def __init__(self, fn: Callable[..., Any], strategy: Strategy, workers: int | None) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -45,16 +43,12 @@ class Structural:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        active = ACTIVE.get()
-        if active is not None:
-            if active.recorder is not None:
-                # A composite inside another one is part of the same graph.
-                return active.recorder.expanded(self, args, kwargs)
-            return supervised(active, self._name, "graph", self._call, args, kwargs)
-        return self._call(args, kwargs)
+    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A composite inside another one is part of the same graph."""
+        return recorder.expanded(self, args, kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A call without a look at `execution_options`."""
         if is_tracing() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
             return self.composite(*args, **kwargs)
         owner, rest = self._owner(args)
