@@ -11,7 +11,16 @@ from typing import Any
 
 import jax
 
-from jaxkern.execution.operator import CHILDREN, Operator, is_array, is_operator, name_of
+from jaxkern.core.static import exact_key
+from jaxkern.execution.operator import (
+    CHILDREN,
+    Operator,
+    callable_tree,
+    is_array,
+    is_operator,
+    is_tree,
+    name_of,
+)
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions
 
 
@@ -122,6 +131,16 @@ class Graph:
     #: the inputs that are no leaves of the arguments: arrays that were given to operations
     arrays: list[Any]
     result: Any
+    #: the composites whose forward was called, and what their attributes held
+    read: list[tuple[Operator, list[Any]]]
+
+    def is_current(self) -> bool:
+        """Whether the attributes of all composites are what they were."""
+        for op, held in self.read:
+            now = _held(op)
+            if len(now) != len(held) or not all(map(python.is_, now, held)):
+                return False
+        return True
 
     def levels(self) -> list[list[int]]:
         """Operations by the longest chain of operations before them."""
@@ -137,9 +156,7 @@ class Graph:
         """Equal for two graphs that differ in the values of arrays only."""
         calls = [(op.args, op.kwargs) for op in self.operations]
         leaves, tree = jax.tree.flatten((self.result, calls))
-        constants = [
-            (Placeholder, place(x)) if type(x) is Placeholder else (type(x), x) for x in leaves
-        ]
+        constants = [place(x) if type(x) is Placeholder else exact_key(x) for x in leaves]
         arrays = [(isinstance(x, jax.Array), x.shape, x.dtype) for x in self.arrays]
         return [tree, [(id(op.op), op.host) for op in self.operations], constants, arrays]
 
@@ -150,6 +167,7 @@ class Recorder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._inputs: list[Any] = []
+        self._read: list[tuple[Operator, list[Any]]] = []
         self._scope: tuple[str, ...] = ()
 
     def record(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Graph:
@@ -163,9 +181,9 @@ class Recorder:
             result = self._with_inputs(self.expanded(forward, args, kwargs))
         finally:
             ACTIVE.reset(token)
-        graph = Graph(self._operations, self._inputs[len(inputs) :], result)
+        graph = Graph(self._operations, self._inputs[len(inputs) :], result, self._read)
         # Placeholders know their recorder and live on in programs: the arrays of a graph do not.
-        self._operations, self._inputs = [], []
+        self._operations, self._inputs, self._read = [], [], []
         return graph
 
     def concerns(self, arguments: Any) -> bool:
@@ -215,6 +233,7 @@ class Recorder:
         forward = getattr(forward, "composite", forward)
         if not isinstance(owner, Operator):
             return forward(*args, **kwargs)
+        self._read.append((owner, _held(owner)))
         # Functions that are attributes are steps too; the operator itself stays as it is.
         wrapped = copy.copy(owner)
         for name, value in vars(owner).items():
@@ -246,6 +265,8 @@ class Recorder:
         self, name: str, op: Any, args: Any, kwargs: dict[str, Any], host: bool, reason: str
     ) -> Placeholder:
         args, kwargs = self._with_inputs((args, kwargs))
+        if not host and is_tree(getattr(op, "__self__", None)):
+            op = callable_tree(op)  # the arrays of the object are operands
         sources = {place(p)[0] for p in placeholders((args, kwargs))}
         needed = sorted(source for source in sources if source >= 0)
         index = len(self._operations)
@@ -303,8 +324,12 @@ def _is_composite(op: Operator) -> bool:
     """Whether it is not one step: no host operator itself, not compiled as a whole, with hosts."""
     if op.host or hasattr(type(op).forward, "cache_info"):
         return False
-    leaves = jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
     return any(
-        getattr(leaf, "host", False) is True or (is_operator(leaf) and _is_composite(leaf))
-        for leaf in leaves
+        getattr(part, "host", False) is True or (is_operator(part) and _is_composite(part))
+        for part in _held(op)
     )
+
+
+def _held(op: Operator) -> list[Any]:
+    """What the attributes of an operator hold: operators, arrays and all other leaves."""
+    return jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
