@@ -22,7 +22,8 @@ struct ProgramAccess {
   std::shared_ptr<Ring> (*find)(uint64_t key);  // an open ring, or null
   Status (*take)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch);
   Status (*acquire)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* slot);
-  // Calls batch.end() in a thread of its own, where memory may be freed and CUDA may be called.
+  // Calls batch.end() in a thread of its own, where memory may be freed and CUDA may be called, or
+  // here when there is none to be had.
   void (*end_elsewhere)(HostBatch batch);
 };
 
