@@ -29,7 +29,8 @@ struct ProgramAccess {
 
 const ProgramAccess& program_access();
 
-constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v2";  // the capsule's name
+// The capsules' names. A change of the table, or of Ring's fields, takes another one.
+constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v2";
 constexpr char kAllocator[] = "jaxkern.ring.Allocator.v1";
 
 }  // namespace jaxkern::ring

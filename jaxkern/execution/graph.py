@@ -132,15 +132,11 @@ class Graph:
     arrays: list[Any]
     result: Any
     #: the composites whose forward was called, and what their attributes held
-    read: list[tuple[Operator, list[Any]]]
+    read: list[tuple[Operator, dict[str, list[Any]]]]
 
     def is_current(self) -> bool:
         """Whether the attributes of all composites are what they were."""
-        for op, held in self.read:
-            now = _held(op)
-            if len(now) != len(held) or not all(map(python.is_, now, held)):
-                return False
-        return True
+        return all(_changed(op, held) is None for op, held in self.read)
 
     def levels(self) -> list[list[int]]:
         """Operations by the longest chain of operations before them."""
@@ -167,7 +163,7 @@ class Recorder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._inputs: list[Any] = []
-        self._read: list[tuple[Operator, list[Any]]] = []
+        self._read: list[tuple[Operator, dict[str, list[Any]]]] = []
         self._scope: tuple[str, ...] = ()
 
     def record(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Graph:
@@ -239,13 +235,12 @@ class Recorder:
         for name, value in vars(owner).items():
             if not isinstance(value, Operator):
                 object.__setattr__(wrapped, name, self._watched(value))
-        before = _identities(wrapped)
+        before = _held(wrapped)
         result = forward(wrapped, *args, **kwargs)
-        after = _identities(wrapped)
-        changed = [n for n in before.keys() | after.keys() if before.get(n) != after.get(n)]
-        if changed:
+        changed = _changed(wrapped, before)
+        if changed is not None:
             raise SymbolicError(
-                f"forward of {type(owner).__name__} changes its attribute {changed[0]!r}, which a "
+                f"forward of {type(owner).__name__} changes its attribute {changed!r}, which a "
                 "graph would do once and never again. Return the new value"
             )
         return result
@@ -277,15 +272,6 @@ class Recorder:
         operation = Operation(index, name, op, args, kwargs, tuple(needed), host, reason)
         self._operations.append(operation)
         return Placeholder(self, index)
-
-
-def _identities(op: Operator) -> dict[str, list[int]]:
-    """What tells whether attributes were replaced, or lists and dicts among them changed."""
-    return {
-        name: [id(value), *(map(id, jax.tree.leaves(value)) if type(value) in (list, dict) else ())]
-        for name, value in vars(op).items()
-        if name != CHILDREN
-    }
 
 
 class _Watched:
@@ -326,10 +312,24 @@ def _is_composite(op: Operator) -> bool:
         return False
     return any(
         getattr(part, "host", False) is True or (is_operator(part) and _is_composite(part))
-        for part in _held(op)
+        for part in jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
     )
 
 
-def _held(op: Operator) -> list[Any]:
-    """What the attributes of an operator hold: operators, arrays and all other leaves."""
-    return jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
+def _held(op: Operator) -> dict[str, list[Any]]:
+    """What each attribute of an operator holds: operators, arrays and all other leaves."""
+    return {
+        name: jax.tree.leaves(value, is_leaf=is_operator)
+        for name, value in vars(op).items()
+        if name != CHILDREN
+    }
+
+
+def _changed(op: Operator, held: dict[str, list[Any]]) -> str | None:
+    """An attribute that holds something else than it did."""
+    now = _held(op)
+    for name in now.keys() | held.keys():
+        new, old = now.get(name), held.get(name)
+        if new is None or old is None or len(new) != len(old) or not all(map(python.is_, new, old)):
+            return name
+    return None

@@ -86,9 +86,9 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
         options = JITOptions()
     elif not isinstance(options, JITOptions):
         raise TypeError(f"options is a {type(options).__name__}; wanted JITOptions(...)")
+    _refuse_uncompilable(fn)
     if isinstance(fn, type):
         return _jit_class(fn, options)
-    _refuse_uncompilable(fn)
     jitted = Jitted(fn, options)
     if options.sample_input is not None:
         precompile(jitted, options.sample_input, background=options.background)
@@ -96,44 +96,36 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
 
 
 def _refuse_uncompilable(fn: Any) -> None:
-    if not callable(fn):
-        raise TypeError(f"jit: got {type(fn).__name__}; wanted a function or an Operator")
-    if isinstance(fn, Operator) and fn.host:
+    is_class = isinstance(fn, type)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if not callable(fn) or (is_class and not issubclass(fn, Operator)):
         raise TypeError(
-            f"jit: {type(fn).__name__} is declared host = True and cannot be compiled; leave jit "
-            "away, or call it inside a jitted function through jax.pure_callback"
+            f"jit: got {name}; wanted a function, or an operator or a subclass of "
+            "jaxkern.execution.Operator"
+        )
+    if (is_class or isinstance(fn, Operator)) and fn.host:
+        raise TypeError(
+            f"jit: {name} is declared host = True and cannot be compiled; leave jit away, or call "
+            "it inside a jitted function through jax.pure_callback"
         )
     body = fn if inspect.isroutine(fn) else type(fn).__call__
-    for test, what in (
-        (inspect.iscoroutinefunction, "a coroutine function"),
-        (inspect.isasyncgenfunction, "an asynchronous generator"),
-        (inspect.isgeneratorfunction, "a generator"),
-    ):
-        if test(body):
-            raise TypeError(
-                f"jit: {getattr(fn, '__name__', fn)} is {what}, which cannot be compiled; jit the "
-                "functions of arrays that it calls"
-            )
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_kind(body) for is_kind in kinds):
+        raise TypeError(
+            f"jit: {name} is a coroutine function or a generator, which cannot be compiled; jit "
+            "the functions of arrays that it calls"
+        )
 
 
-def _jit_class(cls: type, options: JITOptions) -> type:
-    if not issubclass(cls, Operator):
-        raise TypeError(
-            f"jit: {cls.__name__} is a class; wanted a subclass of jaxkern.execution.Operator, or "
-            "a function"
-        )
-    if cls.host:
-        raise TypeError(
-            f"jit: {cls.__name__} is declared host = True and cannot be compiled; leave one of the "
-            "two away"
-        )
+def _jit_class(cls: Any, options: JITOptions) -> type:
     forward: Any = cls.__dict__.get("forward", cls.forward)
     if isinstance(forward, Jitted):
         forward = forward.fn
-    cls.forward = Jitted(forward, options, cls.__name__)  # type: ignore[method-assign]
+    cls.forward = Jitted(forward, options, cls.__name__)
     if options.sample_input is not None:
         _compile_instances(cls, options)
-    return cls
+    made: type = cls
+    return made
 
 
 def _compile_instances(cls: Any, options: JITOptions) -> None:
