@@ -1,8 +1,6 @@
 // The CUDA module: which FFI target is which handler, and what the machine code is for.
 #include <cuda_runtime_api.h>
 
-#include <cstring>
-
 #include "bind/objects.h"
 #include "core/module.h"
 #include "image/ops.h"
@@ -42,11 +40,8 @@ NB_MODULE(_cuda, m) {
   m.def(
       "set_ring_access",
       [](const nb::capsule& access) {
-        if (std::strcmp(access.name(), jaxkern::ring::kProgramAccess) != 0) {
-          throw nb::type_error("what the CPU module's ring_access() returns is wanted");
-        }
-        jaxkern::ring::set_program_access(
-            static_cast<const jaxkern::ring::ProgramAccess*>(access.data()));
+        using namespace jaxkern::ring;
+        set_program_access(&jaxkern::shared_object<ProgramAccess>(access, kProgramAccess));
       },
       nb::arg("access"), "Where the rings of jitted programs are.");
   m.def(

@@ -4,7 +4,25 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstring>
+#include <string>
+
 namespace jaxkern {
+
+// What the other module made: the object in its capsule, whose name says of which version it is.
+template <typename T>
+const T& shared_object(const nanobind::capsule& given, const char* wanted) {
+  const char* name = given.name();
+  if (name == nullptr || std::strcmp(name, wanted) != 0) {
+    throw nanobind::type_error(
+        (std::string("the capsule's name is ") + (name == nullptr ? "missing" : name) +
+         "; wanted " + wanted +
+         ". jaxkern._cpu and jaxkern._cuda must be of one build: install jaxkern again")
+            .c_str());
+  }
+  return *static_cast<const T*>(given.data());
+}
+
 namespace image {
 void define_chain_producer(nanobind::module_& module);
 }

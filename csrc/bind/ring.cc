@@ -175,9 +175,7 @@ class PythonRing {
     options.start = start;
     options.key = key;
     if (!allocator.is_none()) {
-      const auto given = nb::cast<nb::capsule>(allocator);
-      if (std::strcmp(given.name(), kAllocator) != 0) throw nb::type_error("not an allocator");
-      options.allocator = *static_cast<const Allocator*>(given.data());
+      options.allocator = shared_object<Allocator>(nb::cast<nb::capsule>(allocator), kAllocator);
     }
     if (pop_timeout >= 0) {
       options.pop_timeout = duration(pop_timeout);

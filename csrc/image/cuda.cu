@@ -103,7 +103,7 @@ cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
 }
 
 cudaError_t start(const MixCall& call, cudaStream_t stream) {
-  if (call.elements() == 0 || call.samples == 0) return cudaSuccess;
+  if (call.samples == 0 || call.elements() == 0) return cudaSuccess;
   return with_dtype(call.dtype, [&](auto dtype) {
     constexpr int32_t kVector =
         kStoreBytes / static_cast<int32_t>(sizeof(typename Stored<dtype>::Type));

@@ -1,6 +1,7 @@
 // The rings' functions for programs.
 #include "ring/program_ring.h"
 
+#include <exception>
 #include <utility>
 
 #include "ring/waiters.h"
@@ -38,8 +39,13 @@ Status acquire(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* 
 }
 
 void end_elsewhere(HostBatch batch) {
-  run_waiting(
-      [batch = std::move(batch)] { (void)batch.end(); });  // fails where the ring has closed
+  const auto shared = std::make_shared<HostBatch>(std::move(batch));
+  const auto end = [shared] { (void)shared->end(); };  // fails where the ring has closed
+  try {
+    run_waiting(end);
+  } catch (const std::exception&) {  // no thread to be had, and CUDA's callback must not throw
+    end();
+  }
 }
 
 }  // namespace

@@ -22,13 +22,15 @@ struct ProgramAccess {
   std::shared_ptr<Ring> (*find)(uint64_t key);  // an open ring, or null
   Status (*take)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch);
   Status (*acquire)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* slot);
-  // Calls batch.end() in a thread of its own, where memory may be freed and CUDA may be called.
+  // Calls batch.end() in a thread of its own, where memory may be freed and CUDA may be called, or
+  // here when there is none to be had.
   void (*end_elsewhere)(HostBatch batch);
 };
 
 const ProgramAccess& program_access();
 
-constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v2";  // the capsule's name
+// The capsules' names. A change of the table, or of Ring's fields, takes another one.
+constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v2";
 constexpr char kAllocator[] = "jaxkern.ring.Allocator.v1";
 
 }  // namespace jaxkern::ring

@@ -17,7 +17,7 @@ constexpr int64_t kBlocksTarget = int64_t{256} << 20;
 
 ffi::Error status_of(const OpOperands& o, cudaError_t status) {
   if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal(std::string(o.op) + ": the CUDA launch failed: " +
+  return ffi::Error::Internal(o.call.op() + ": the CUDA launch failed: " +
                               cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")");
 }
 
@@ -48,7 +48,7 @@ class Scratch {
   bool ok() const { return ok_; }
   ffi::Error error(const OpOperands& o) const {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      std::string(o.op) + ": no device memory for " +
+                      o.call.op() + ": no device memory for " +
                           (wanted_ > 0 ? std::to_string(wanted_) + " bytes of" : "the") +
                           " scratch; pass fewer angles at once");
   }

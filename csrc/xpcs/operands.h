@@ -25,7 +25,6 @@ inline Reals reals_at(const Operand& operand, int64_t sample) {
 
 // What all ops have: reals of one dtype, which the result has, and the shear factor's power.
 struct OpOperands {
-  const char* const op;
   Call call;
   const ffi::DataType real;
   const int32_t power;                  // 0, 2 or 4
@@ -40,7 +39,7 @@ struct OpOperands {
 
  protected:
   OpOperands(const char* op, Out result, size_t core_rank, int32_t shear_power)
-      : op(op), call(op, *result, core_rank), real(result->element_type()), power(shear_power) {
+      : call(op, *result, core_rank), real(result->element_type()), power(shear_power) {
     if (real != ffi::F64 && real != ffi::F32) {
       call.fail(std::string("the result has dtype ") + dtype_text(real) +
                 "; wanted float64 or float32");

@@ -245,3 +245,21 @@ def program_context() -> tuple[Any, ...]:
         config.optimization_level.value,
         config.memory_fitting_level.value,
     )
+
+
+def thread_options() -> list[tuple[Any, Any]]:
+    """The options of JAX that are set for this thread only, and their values.
+
+    ``option(value)`` sets one for a ``with`` block. Meshes are not among them.
+    """
+    return [
+        (option, option.get_local())
+        for option in config.config_states.values()
+        if isinstance(option, config.State) and option.get_local() is not config.config_ext.unset
+    ]
+
+
+def current_mesh() -> Any:
+    """The mesh of ``jax.set_mesh``; None without one."""
+    mesh = get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh

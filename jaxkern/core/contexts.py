@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 
 import jax
-import numpy as np
 
 from jaxkern.core.backend import backend, current_backend
+from jaxkern.core.compat import current_mesh, thread_options
 
 
 class ThreadContexts:
-    """The `jaxkern.backend` and the 64-bit types (``jax.enable_x64``) of the thread that makes it.
+    """What ``with`` blocks have set in the thread that makes it, for threads that work for it.
+
+    That is `jaxkern.backend`, the mesh of ``jax.set_mesh``, and the options of JAX: 64-bit types,
+    the default device, the precision of products, and the others.
 
     >>> import jax
     >>> with jax.enable_x64(True):
@@ -22,7 +25,8 @@ class ThreadContexts:
     """
 
     def __init__(self) -> None:
-        self._backend, self._x64 = current_backend(), _has_x64()
+        self._backend, self._mesh = current_backend(), current_mesh()
+        self._options = thread_options()
 
     def entered(self) -> contextlib.ExitStack[bool | None]:
         """The same contexts in this thread, from now to the end of the ``with``."""
@@ -30,10 +34,11 @@ class ThreadContexts:
         with contextlib.ExitStack() as stack:
             if current_backend() != self._backend:
                 stack.enter_context(backend(self._backend))
-            if _has_x64() != self._x64:
-                stack.enter_context(jax.enable_x64(self._x64))
+            if self._mesh is not None and current_mesh() != self._mesh:
+                stack.enter_context(jax.set_mesh(self._mesh))
+            here, wanted = dict(thread_options()), dict(self._options)
+            for option in here | wanted:
+                value = wanted[option] if option in wanted else option.get_global()
+                if option.value != value:
+                    stack.enter_context(option(value))
             return stack.pop_all()
-
-
-def _has_x64() -> bool:
-    return bool(jax.dtypes.canonicalize_dtype(np.int64) == np.int64)

@@ -11,7 +11,16 @@ from typing import Any
 
 import jax
 
-from jaxkern.execution.operator import CHILDREN, Operator, is_array, is_operator, name_of
+from jaxkern.core.static import exact_key
+from jaxkern.execution.operator import (
+    CHILDREN,
+    Operator,
+    callable_tree,
+    is_array,
+    is_operator,
+    is_tree,
+    name_of,
+)
 from jaxkern.execution.options import ACTIVE, Active, ExecutionOptions
 
 
@@ -122,6 +131,12 @@ class Graph:
     #: the inputs that are no leaves of the arguments: arrays that were given to operations
     arrays: list[Any]
     result: Any
+    #: the composites whose forward was called, and what their attributes held
+    read: list[tuple[Operator, dict[str, list[Any]]]]
+
+    def is_current(self) -> bool:
+        """Whether the attributes of all composites are what they were."""
+        return all(_changed(op, held) is None for op, held in self.read)
 
     def levels(self) -> list[list[int]]:
         """Operations by the longest chain of operations before them."""
@@ -137,9 +152,7 @@ class Graph:
         """Equal for two graphs that differ in the values of arrays only."""
         calls = [(op.args, op.kwargs) for op in self.operations]
         leaves, tree = jax.tree.flatten((self.result, calls))
-        constants = [
-            (Placeholder, place(x)) if type(x) is Placeholder else (type(x), x) for x in leaves
-        ]
+        constants = [place(x) if type(x) is Placeholder else exact_key(x) for x in leaves]
         arrays = [(isinstance(x, jax.Array), x.shape, x.dtype) for x in self.arrays]
         return [tree, [(id(op.op), op.host) for op in self.operations], constants, arrays]
 
@@ -150,6 +163,7 @@ class Recorder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._inputs: list[Any] = []
+        self._read: list[tuple[Operator, dict[str, list[Any]]]] = []
         self._scope: tuple[str, ...] = ()
 
     def record(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Graph:
@@ -163,9 +177,9 @@ class Recorder:
             result = self._with_inputs(self.expanded(forward, args, kwargs))
         finally:
             ACTIVE.reset(token)
-        graph = Graph(self._operations, self._inputs[len(inputs) :], result)
+        graph = Graph(self._operations, self._inputs[len(inputs) :], result, self._read)
         # Placeholders know their recorder and live on in programs: the arrays of a graph do not.
-        self._operations, self._inputs = [], []
+        self._operations, self._inputs, self._read = [], [], []
         return graph
 
     def concerns(self, arguments: Any) -> bool:
@@ -215,18 +229,18 @@ class Recorder:
         forward = getattr(forward, "composite", forward)
         if not isinstance(owner, Operator):
             return forward(*args, **kwargs)
+        self._read.append((owner, _held(owner)))
         # Functions that are attributes are steps too; the operator itself stays as it is.
         wrapped = copy.copy(owner)
         for name, value in vars(owner).items():
             if not isinstance(value, Operator):
                 object.__setattr__(wrapped, name, self._watched(value))
-        before = _identities(wrapped)
+        before = _held(wrapped)
         result = forward(wrapped, *args, **kwargs)
-        after = _identities(wrapped)
-        changed = [n for n in before.keys() | after.keys() if before.get(n) != after.get(n)]
-        if changed:
+        changed = _changed(wrapped, before)
+        if changed is not None:
             raise SymbolicError(
-                f"forward of {type(owner).__name__} changes its attribute {changed[0]!r}, which a "
+                f"forward of {type(owner).__name__} changes its attribute {changed!r}, which a "
                 "graph would do once and never again. Return the new value"
             )
         return result
@@ -246,6 +260,8 @@ class Recorder:
         self, name: str, op: Any, args: Any, kwargs: dict[str, Any], host: bool, reason: str
     ) -> Placeholder:
         args, kwargs = self._with_inputs((args, kwargs))
+        if not host and is_tree(getattr(op, "__self__", None)):
+            op = callable_tree(op)  # the arrays of the object are operands
         sources = {place(p)[0] for p in placeholders((args, kwargs))}
         needed = sorted(source for source in sources if source >= 0)
         index = len(self._operations)
@@ -256,15 +272,6 @@ class Recorder:
         operation = Operation(index, name, op, args, kwargs, tuple(needed), host, reason)
         self._operations.append(operation)
         return Placeholder(self, index)
-
-
-def _identities(op: Operator) -> dict[str, list[int]]:
-    """What tells whether attributes were replaced, or lists and dicts among them changed."""
-    return {
-        name: [id(value), *(map(id, jax.tree.leaves(value)) if type(value) in (list, dict) else ())]
-        for name, value in vars(op).items()
-        if name != CHILDREN
-    }
 
 
 class _Watched:
@@ -303,8 +310,26 @@ def _is_composite(op: Operator) -> bool:
     """Whether it is not one step: no host operator itself, not compiled as a whole, with hosts."""
     if op.host or hasattr(type(op).forward, "cache_info"):
         return False
-    leaves = jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
     return any(
-        getattr(leaf, "host", False) is True or (is_operator(leaf) and _is_composite(leaf))
-        for leaf in leaves
+        getattr(part, "host", False) is True or (is_operator(part) and _is_composite(part))
+        for part in jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
     )
+
+
+def _held(op: Operator) -> dict[str, list[Any]]:
+    """What each attribute of an operator holds: operators, arrays and all other leaves."""
+    return {
+        name: jax.tree.leaves(value, is_leaf=is_operator)
+        for name, value in vars(op).items()
+        if name != CHILDREN
+    }
+
+
+def _changed(op: Operator, held: dict[str, list[Any]]) -> str | None:
+    """An attribute that holds something else than it did."""
+    now = _held(op)
+    for name in now.keys() | held.keys():
+        new, old = now.get(name), held.get(name)
+        if new is None or old is None or len(new) != len(old) or not all(map(python.is_, new, old)):
+            return name
+    return None

@@ -18,17 +18,15 @@ import jax
 from jaxkern.core.compat import is_tracing, program_context
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.execution.jit_options import CacheInfo, JITOptions
-from jaxkern.execution.operator import Operator, is_hashable
-from jaxkern.execution.options import ACTIVE
+from jaxkern.execution.operator import Operator, is_hashable, unbound
 from jaxkern.execution.signature import (
     Fixed,
     checked_call,
     form,
     refuse_hidden_arrays,
-    refuse_hidden_in_function,
     refuse_hidden_in_operators,
 )
-from jaxkern.execution.threads import supervised
+from jaxkern.execution.threads import Supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,9 +86,9 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
         options = JITOptions()
     elif not isinstance(options, JITOptions):
         raise TypeError(f"options is a {type(options).__name__}; wanted JITOptions(...)")
+    _refuse_uncompilable(fn)
     if isinstance(fn, type):
         return _jit_class(fn, options)
-    _refuse_uncompilable(fn)
     jitted = Jitted(fn, options)
     if options.sample_input is not None:
         precompile(jitted, options.sample_input, background=options.background)
@@ -98,44 +96,36 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
 
 
 def _refuse_uncompilable(fn: Any) -> None:
-    if not callable(fn):
-        raise TypeError(f"jit: got {type(fn).__name__}; wanted a function or an Operator")
-    if isinstance(fn, Operator) and fn.host:
+    is_class = isinstance(fn, type)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if not callable(fn) or (is_class and not issubclass(fn, Operator)):
         raise TypeError(
-            f"jit: {type(fn).__name__} is declared host = True and cannot be compiled; leave jit "
-            "away, or call it inside a jitted function through jax.pure_callback"
+            f"jit: got {name}; wanted a function, or an operator or a subclass of "
+            "jaxkern.execution.Operator"
+        )
+    if (is_class or isinstance(fn, Operator)) and fn.host:
+        raise TypeError(
+            f"jit: {name} is declared host = True and cannot be compiled; leave jit away, or call "
+            "it inside a jitted function through jax.pure_callback"
         )
     body = fn if inspect.isroutine(fn) else type(fn).__call__
-    for test, what in (
-        (inspect.iscoroutinefunction, "a coroutine function"),
-        (inspect.isasyncgenfunction, "an asynchronous generator"),
-        (inspect.isgeneratorfunction, "a generator"),
-    ):
-        if test(body):
-            raise TypeError(
-                f"jit: {getattr(fn, '__name__', fn)} is {what}, which cannot be compiled; jit the "
-                "functions of arrays that it calls"
-            )
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_kind(body) for is_kind in kinds):
+        raise TypeError(
+            f"jit: {name} is a coroutine function or a generator, which cannot be compiled; jit "
+            "the functions of arrays that it calls"
+        )
 
 
-def _jit_class(cls: type, options: JITOptions) -> type:
-    if not issubclass(cls, Operator):
-        raise TypeError(
-            f"jit: {cls.__name__} is a class; wanted a subclass of jaxkern.execution.Operator, or "
-            "a function"
-        )
-    if cls.host:
-        raise TypeError(
-            f"jit: {cls.__name__} is declared host = True and cannot be compiled; leave one of the "
-            "two away"
-        )
+def _jit_class(cls: Any, options: JITOptions) -> type:
     forward: Any = cls.__dict__.get("forward", cls.forward)
     if isinstance(forward, Jitted):
         forward = forward.fn
-    cls.forward = Jitted(forward, options, cls.__name__)  # type: ignore[method-assign]
+    cls.forward = Jitted(forward, options, cls.__name__)
     if options.sample_input is not None:
         _compile_instances(cls, options)
-    return cls
+    made: type = cls
+    return made
 
 
 def _compile_instances(cls: Any, options: JITOptions) -> None:
@@ -159,7 +149,7 @@ class _Counts:
     misses: int = 0
     evictions: int = 0
     inlined: int = 0
-    seconds: float = 0.0
+    compile_seconds: float = 0.0
 
 
 class _Program:
@@ -206,7 +196,7 @@ class _Call(NamedTuple):
         return tree, tuple(form if type(form) is Fixed else None for form in forms)
 
 
-class Jitted:
+class Jitted(Supervised):
     """A function that `jit` has made.
 
     A program is kept for each set of: the structure of the arguments; their shapes, dtypes and weak
@@ -214,8 +204,7 @@ class Jitted:
     and bits; and the context that JAX traces in.
     """
 
-    #: calls keep to `execution_options` by themselves
-    supervises = True
+    kind = "jit"
 
     def __init__(
         self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
@@ -225,7 +214,7 @@ class Jitted:
         self.fn = fn
         self._options = options
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
-        self._target, self._first = _unbound(fn)
+        self._target, self._first = unbound(fn)
         self._order = _positional_names(fn, options)
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
@@ -239,15 +228,12 @@ class Jitted:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        active = ACTIVE.get()
-        if active is None:
-            return self._call(args, kwargs)
-        if active.recorder is not None and active.recorder.concerns((args, kwargs)):
-            return active.recorder.call(self, *args, **kwargs)
-        return supervised(active, self._name, "jit", self._call, args, kwargs)
+    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The arrays of what was jitted are operands of the program around it too."""
+        return recorder.call(self.fn if self._first else self, *args, **kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A call without a look at `execution_options`."""
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.fn(*args, **kwargs)
         call = self._taken_apart(args, kwargs)
@@ -319,7 +305,7 @@ class Jitted:
             raise
         finally:
             with self._lock:
-                counts.seconds += time.perf_counter() - started
+                counts.compile_seconds += time.perf_counter() - started
         with self._lock:
             program.compiled = compiled
             if counts is not self._counts:  # cleared meanwhile
@@ -347,7 +333,7 @@ class Jitted:
                     refuse_hidden_arrays(self._describe(tree, index), kept.value)
             refuse_hidden_in_operators((args, kwargs))
             if not self._first:
-                refuse_hidden_in_function(self._target)
+                refuse_hidden_arrays(f"{self._target!r:.80}", self._target)
             return checked_call(self._target, args, kwargs, self._name)
 
         program.__name__ = program.__qualname__ = self._name
@@ -397,6 +383,14 @@ class Jitted:
         number = place.idx - len(self._first)
         return f"{self._name}: {'self' if number < 0 else f'argument {number}'}{inside}"
 
+    def lowered(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """That of ``jax.jit``, for these arguments."""
+        call = self._taken_apart(args, kwargs)
+        lowered: jax.stages.Lowered = self._explained(
+            self._function(*call.function_key()).lower, call
+        )
+        return lowered
+
     def donated(self, argument: int | str) -> str | None:
         """The name of an argument, given that or its position, if calls donate it."""
         if isinstance(argument, int):
@@ -418,17 +412,13 @@ class Jitted:
     def cache_info(self) -> CacheInfo:
         """What the cache holds and has done."""
         with self._lock:
-            counts = dataclasses.replace(self._counts)
+            counts = dataclasses.asdict(self._counts)
             programs = [kept for kept in self._programs.values() if kept.compiled is not None]
         return CacheInfo(
-            hits=counts.hits,
-            misses=counts.misses,
-            evictions=counts.evictions,
+            **counts,
             programs=len(programs),
             max_programs=self._options.cache_size,
             bytes=sum(program.bytes() for program in programs),
-            compile_seconds=counts.seconds,
-            inlined=counts.inlined,
         )
 
     def cache_clear(self) -> None:
@@ -443,21 +433,6 @@ def _paths(tree: Any) -> list[tuple[Any, ...]]:
     """Of each leaf of (args, kwargs)."""
     numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
     return [tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)]
-
-
-def _unbound(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function, and what it takes before the arguments of a call.
-
-    That is a pytree that is called, or whose method is: its leaves are operands, so that no array
-    of it is fixed in a program.
-    """
-    if isinstance(fn, types.MethodType) and _is_tree(fn.__self__):
-        return fn.__func__, (fn.__self__,)
-    return (type(fn).__call__, (fn,)) if _is_tree(fn) else (fn, ())
-
-
-def _is_tree(value: Any) -> bool:
-    return value is not None and not jax.tree_util.all_leaves([value])
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
@@ -526,7 +501,7 @@ def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilati
         ``inputs``. Arrays or ``jax.ShapeDtypeStruct`` (with a sharding where the arrays will have
         one); strings and other fixed leaves as they will be passed.
       background: compile in a thread and return at once. The thread has the caller's
-        `jaxkern.backend` and 64-bit types. A call that needs the program waits for it.
+        `jaxkern.backend` and options of JAX. A call that needs the program waits for it.
 
     Returns:
       A handle: ``wait()`` for the end and for errors, ``done``.

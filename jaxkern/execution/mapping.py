@@ -12,19 +12,19 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes
+from jaxkern.core.axes import flat_axes, rows_on
 from jaxkern.core.failures import note
-from jaxkern.execution.operator import Operator, is_array, name_of, refuse_traced
+from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.operator import Operator, callable_tree, is_array, name_of, refuse_traced
 from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.threads import Task, run_tasks, supervised
+from jaxkern.execution.threads import Supervised, Task, run_tasks, supervised
 
 _AXIS = "workers"
 
 
-class _Mapped:
+class _Mapped(Supervised):
     """A mapped function: JAX's map of it, or threads where it is declared to be Python."""
-
-    kind: str
 
     def __init__(self, fn: Any, in_axes: Any, out_axes: Any, workers: int | None, host: Any):
         if not callable(fn):
@@ -35,30 +35,27 @@ class _Mapped:
         #: whether it maps Python work; also read where a map is mapped, or called in a graph
         self.host = bool(host) or getattr(fn, "host", False) is True
         self._fn_name = name_of(fn)
-        self.__name__ = f"{self.kind}({self._fn_name})"
+        self._name = self.__name__ = f"{self.kind}({self._fn_name})"
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.{self.__name__}"
 
-    def __call__(self, *args: Any) -> Any:
-        active = ACTIVE.get()
-        if active is not None:
-            if active.recorder is not None and active.recorder.concerns(args):
-                return active.recorder.call(self, *args)
-            return supervised(active, self.__name__, self.kind, self._call, args)
-        return self._call(args)
-
-    def _call(self, args: tuple[Any, ...]) -> Any:
-        axes = _axes_of(self.kind, args, self._in_axes)
-        leaves, tree = jax.tree.flatten(args)
-        size = _size(self.kind, args, leaves, axes)
+    def call(self, /, *args: Any) -> Any:
+        """A call without a look at `execution_options`."""
+        axes = flat_axes(
+            self._in_axes,
+            args,
+            f"{self.kind}: in_axes is {self._in_axes!r}; wanted an axis or None for each of "
+            f"{len(args)} arguments (or a prefix of their trees), or one for all",
+        )
+        size = _size(self.kind, args, axes)
         if self.host:
             refuse_traced(self, args)
-            return self._on_host(leaves, tree, axes, size)
+            return self._on_host(*jax.tree.flatten(args), axes, size)
         program = self._program(size)
         active = ACTIVE.get()
         if active is not None:
-            return supervised(active, self.__name__, "jit", self._in_jax, program, args)
+            return supervised(active, self._name, "jit", self._in_jax, program, args)
         return self._in_jax(program, args)
 
     def _in_jax(self, program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -88,7 +85,8 @@ class _VMap(_Mapped):
     kind = "vmap"
 
     def _program(self, size: int) -> Callable[..., Any]:
-        return jax.vmap(_inside(self._fn), self._in_axes, self._out_axes)
+        mapped: Callable[..., Any] = _inside(self, _innermost(self))
+        return mapped
 
 
 class _PMap(_Mapped):
@@ -96,7 +94,7 @@ class _PMap(_Mapped):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._programs: dict[int, Callable[..., Any]] = {}
+        self._programs: dict[int, Jitted] = {}
 
     def _program(self, size: int) -> Callable[..., Any]:
         available = jax.device_count()
@@ -114,50 +112,41 @@ class _PMap(_Mapped):
                 "choose num_workers so that it divides them"
             )
         if wanted not in self._programs:
-            mapped = jax.vmap(_inside(self._fn))
-            if wanted > 1:
-                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:wanted]), (_AXIS,))
+            self._programs.setdefault(wanted, Jitted(self._sharing(wanted), JITOptions()))
+        # With the arrays of an operator as operands, so that changed ones are seen.
+        return functools.partial(self._programs[wanted].call, callable_tree(_innermost(self._fn)))
+
+    def _sharing(self, count: int) -> Callable[..., Any]:
+        def mapped(innermost: Any, *args: Any) -> Any:
+            each = jax.vmap(_inside(self._fn, innermost))
+            if count > 1:
+                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:count]), (_AXIS,))
                 spec = PartitionSpec(_AXIS)
-                mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
-            self._programs.setdefault(wanted, jax.jit(mapped))
-        return self._programs[wanted]
+                each = jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec)
+            return each(*args)
+
+        mapped.__name__ = self._fn_name
+        return mapped
 
 
-def _inside(fn: Any) -> Callable[..., Any]:
-    """A function to be traced: of a `vmap`, the plain ``jax.vmap``."""
+def _innermost(fn: Any) -> Any:
+    """What `vmap`, and `vmap` of that, map."""
+    return _innermost(fn._fn) if isinstance(fn, _VMap) else fn
+
+
+def _inside(fn: Any, innermost: Any) -> Any:
+    """The plain ``jax.vmap`` of each `vmap`, over another function than its own."""
     if isinstance(fn, _VMap):
-        return jax.vmap(_inside(fn._fn), fn._in_axes, fn._out_axes)
-    return fn  # type: ignore[no-any-return]
+        return jax.vmap(_inside(fn._fn, innermost), fn._in_axes, fn._out_axes)
+    return innermost
 
 
-def _axes_of(kind: str, args: Any, in_axes: Any) -> list[int | None]:
-    """The mapped axis of each leaf, from a tree of them as ``jax.vmap`` takes it."""
-    if isinstance(in_axes, (list, tuple)) and len(in_axes) != len(args):
-        raise ValueError(
-            f"{kind}: in_axes has {len(in_axes)} entries and there are {len(args)} arguments"
-        )
-    wanted = (
-        f"{kind}: in_axes is {in_axes!r}; wanted an axis or None for each argument (or a prefix of "
-        "their trees), or one for all"
-    )
-    return flat_axes(in_axes, tuple(args), wanted)
-
-
-def _size(kind: str, args: Any, leaves: Sequence[Any], axes: Sequence[int | None]) -> int:
+def _size(kind: str, args: tuple[Any, ...], axes: Sequence[int | None]) -> int:
     sizes: dict[int, str] = {}
-    paths = [path for path, _ in jax.tree.leaves_with_path(args)]
-    for path, leaf, axis in zip(paths, leaves, axes, strict=True):
-        if axis is None:
-            continue
-        place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-        if not is_array(leaf):
-            raise ValueError(
-                f"{kind}: {place} has a leaf of type {type(leaf).__name__}; wanted arrays with an "
-                "axis to map (texts: np.array([...])), or None in in_axes"
-            )
-        if not -leaf.ndim <= axis < leaf.ndim:
-            raise ValueError(f"{kind}: {place} has shape {leaf.shape}, which has no axis {axis}")
-        sizes.setdefault(leaf.shape[axis], place)
+    for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
+        if axis is not None:
+            place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+            sizes.setdefault(rows_on(f"{kind}: {place}", leaf, axis), place)
     if not sizes:
         raise ValueError(f"{kind}: nothing is mapped; wanted an axis for at least one argument")
     if len(sizes) > 1:
@@ -209,21 +198,20 @@ def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
         for index, part in enumerate(parts):
             objects[index] = part
         return objects
-    shapes = {np.shape(part) for part in parts}
-    if len(shapes) > 1:
-        raise ValueError(f"{kind}: results of items differ in shape: {sorted(shapes)}")
-    shape = shapes.pop()
-    if not -len(shape) - 1 <= axis <= len(shape):
-        raise ValueError(
-            f"{kind}: out_axes has {axis} for results of shape {shape}; wanted "
-            f"{-len(shape) - 1} to {len(shape)}"
-        )
     if len(kinds) > 1:
         # NumPy would turn numbers into text.
         parts = [np.asarray(part, object) for part in parts]
     elif any(isinstance(part, jax.Array) for part in parts):
-        return jnp.stack(parts, axis)
-    return np.stack([np.asarray(part) for part in parts], axis)
+        parts = [jnp.asarray(part) for part in parts]
+    stack = jnp.stack if isinstance(parts[0], jax.Array) else np.stack
+    try:
+        return stack(parts, axis)
+    except ValueError as error:
+        shapes = " and ".join(map(str, sorted({np.shape(part) for part in parts})))
+        raise ValueError(
+            f"{kind}: results of items have shape {shapes}, and out_axes has {axis}; wanted one "
+            "shape, and an axis that their stack has"
+        ) from error
 
 
 def _sort(value: Any) -> str:

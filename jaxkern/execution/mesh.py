@@ -12,6 +12,10 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
+from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.operator import callable_tree
+
 Entry = int | str | None | tuple[int | str, ...]
 
 
@@ -153,12 +157,13 @@ def mesh_sharded(
     spec = _resolved(partition_spec, mesh)
     out = None if out_spec is None else _resolved(out_spec, mesh)
 
-    def sharded(*args: Any) -> Any:
-        result = fn(*args)
+    def sharded(whole: Any, *args: Any) -> Any:
+        result = whole(*args)
         return result if out is None else _placed(result, out, mesh)
 
-    sharded.__name__ = getattr(fn, "__name__", "sharded")
-    jitted = jax.jit(sharded)
+    # With the arrays of an operator as operands, so that changed ones are seen.
+    jitted = Jitted(sharded, JITOptions(), getattr(fn, "__name__", None))
+    whole = callable_tree(fn)
 
     def prepared(args: tuple[Any, ...]) -> Any:
         if isinstance(spec, tuple) and not _is_spec(spec) and len(spec) != len(args):
@@ -170,9 +175,9 @@ def mesh_sharded(
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return jitted(*prepared(args))
+        return jitted.call(whole, *prepared(args))
 
-    call.lower = lambda *args: jitted.lower(*prepared(args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lowered(whole, *prepared(args))  # type: ignore[attr-defined]
     return call
 
 
@@ -181,7 +186,7 @@ def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
 
     def put(x: Any, spec: JaxSpec) -> Any:
         x = jax.numpy.asarray(x)
-        sharding = _sharding(x, spec, mesh)
+        sharding = NamedSharding(mesh, JaxSpec(*tuple(spec)[: x.ndim]))
         if isinstance(x, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(x, sharding)
         return jax.device_put(x, sharding)
@@ -192,20 +197,6 @@ def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
         tree,
         is_leaf=_is_spec,
     )
-
-
-def _sharding(x: Any, spec: JaxSpec, mesh: Mesh) -> NamedSharding:
-    entries = tuple(spec)[: x.ndim]
-    for axis, entry in enumerate(entries):
-        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        count = math.prod(mesh.shape[name] for name in names)
-        if x.shape[axis] % count:
-            raise ValueError(
-                f"mesh_sharded: axis {axis} of an array of shape {x.shape} cannot be shared "
-                f"equally by {count} devices ({', '.join(names)}); pad it, or leave that axis "
-                "whole"
-            )
-    return NamedSharding(mesh, JaxSpec(*entries))
 
 
 def _is_spec(value: Any) -> bool:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import whole_number
@@ -204,35 +205,29 @@ def _packed_parameters(
 
     So a mesh can split them whatever their shapes are: each group is padded to the largest.
     """
-    split = [jax.tree.flatten(list(group)) for group in groups]
-    rows: list[dict[str, list[jax.Array]]] = []
-    for leaves, _ in split:
-        row: dict[str, list[jax.Array]] = {}
-        for leaf in leaves:
+    split = []
+    for group in groups:
+        leaves, tree = jax.tree.flatten(list(group))
+        alike: dict[str, dict[int, Any]] = {}
+        for place, leaf in enumerate(leaves):
             if _is_number(leaf):
-                row.setdefault(str(jnp.asarray(leaf).dtype), []).append(jnp.ravel(leaf))
-        rows.append(row)
+                alike.setdefault(str(jnp.asarray(leaf).dtype), {})[place] = leaf
+        vectors = {dtype: ravel_pytree(numbers) for dtype, numbers in alike.items()}
+        split.append((leaves, tree, vectors))
     packed = {}
-    for dtype in sorted({name for row in rows for name in row}):
-        vectors = [
-            jnp.concatenate(row[dtype]) if dtype in row else jnp.zeros((0,), dtype) for row in rows
+    for dtype in sorted({dtype for *_, vectors in split for dtype in vectors}):
+        rows = [
+            vectors[dtype][0] if dtype in vectors else jnp.zeros(0, dtype) for *_, vectors in split
         ]
-        width = max(vector.size for vector in vectors)
-        packed[dtype] = jnp.stack([jnp.pad(v, (0, width - v.size)) for v in vectors])
+        width = max(row.size for row in rows)
+        packed[dtype] = jnp.stack([jnp.pad(row, (0, width - row.size)) for row in rows])
 
     def unpack(group: int, mine: dict[str, jax.Array]) -> list[Any]:
-        leaves, tree = split[group]
-        used = dict.fromkeys(mine, 0)
-        restored: list[Any] = []
-        for leaf in leaves:
-            if not _is_number(leaf):
-                restored.append(leaf)
-                continue
-            like = jnp.asarray(leaf)
-            name, begin = str(like.dtype), used[str(like.dtype)]
-            used[name] += like.size
-            restored.append(mine[name][begin : begin + like.size].reshape(like.shape))
-        found: list[Any] = jax.tree.unflatten(tree, restored)
+        leaves, tree, vectors = split[group]
+        restored = dict(enumerate(leaves))
+        for dtype, (vector, numbers) in vectors.items():
+            restored |= numbers(mine[dtype][: vector.size])
+        found: list[Any] = jax.tree.unflatten(tree, restored.values())
         return found
 
     return packed, unpack

@@ -117,6 +117,28 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
+def is_tree(value: Any) -> bool:
+    """Whether a value is a pytree with a structure, no leaf."""
+    return value is not None and not jax.tree_util.all_leaves([value])
+
+
+def unbound(fn: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A function, and what it takes before the arguments of a call.
+
+    That is a pytree that is called, or whose method is: its leaves are operands, so that no array
+    of it is fixed in a program.
+    """
+    if isinstance(fn, types.MethodType) and is_tree(fn.__self__):
+        return fn.__func__, (fn.__self__,)
+    return (type(fn).__call__, (fn,)) if is_tree(fn) else (fn, ())
+
+
+def callable_tree(fn: Any) -> Any:
+    """The same function as a pytree, so that its arrays can be passed to a program."""
+    target, first = unbound(fn)
+    return jax.tree_util.Partial(target, *first)
+
+
 def is_operator(value: Any) -> bool:
     """Whether a part of a tree is an operator, for ``is_leaf``."""
     return isinstance(value, Operator)

@@ -171,15 +171,12 @@ def _capped_kernels(count: int | None) -> Iterator[None]:
 
 def _seconds(timeout: Any) -> float:
     wanted = f"timeout_seconds is {timeout!r}; wanted seconds above 0, or None for no limit"
-    # float() would read texts.
-    if isinstance(timeout, (bool, str, bytes, bytearray)):
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
         raise TypeError(wanted)
     try:
         seconds = float(timeout)
     except OverflowError:  # an integer beyond all floats
         seconds = math.inf if timeout > 0 else -math.inf
-    except (TypeError, ValueError) as error:
-        raise TypeError(wanted) from error
     if not seconds > 0:
         raise ValueError(wanted)
     return seconds

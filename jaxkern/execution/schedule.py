@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import time
 from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
@@ -63,18 +62,11 @@ class Part:
 class Schedule:
     """A recorded graph and the parts that it runs in."""
 
-    def __init__(self, graph: Graph, operators: list[Operator], arrays: list[Any]) -> None:
+    def __init__(self, graph: Graph, operators: list[Operator]) -> None:
         self.graph = graph
         # Schedules are told apart by the ids of the operators, which must not be reused.
         self.operators = operators
-        #: those of the composite when it was recorded: a value may be in the graph
-        self.arrays = arrays
         self.parts = _parts(graph)
-
-    def differs(self, arrays: list[Any]) -> bool:
-        """Whether the composite's arrays are others."""
-        same = len(arrays) == len(self.arrays) and all(map(operator.is_, arrays, self.arrays))
-        return not same
 
     def run(self, leaves: list[Any], name: str, max_workers: int | None) -> Any:
         """The result of a call whose arguments have these leaves."""
@@ -119,7 +111,15 @@ def _parts(graph: Graph) -> list[Part]:
         hosts.append(frozenset[int]().union(*before))
         key = operation.index if operation.host else hosts[-1]
         members.setdefault(key, []).append(operation.index)
-    groups = list(members.values())
+    # A part is after those that it waits for, and host operations are in the order of their calls.
+    groups = sorted(
+        members.values(),
+        key=lambda group: (
+            (group[0], 0, 0)
+            if graph.operations[group[0]].host
+            else (max(hosts[group[0]], default=-1), 1, len(hosts[group[0]]))
+        ),
+    )
     part_of = {index: number for number, group in enumerate(groups) for index in group}
     result = {place(p)[0] for p in placeholders(graph.result)}
     parts = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxkern.core.compat import ArrayImpl
 from jaxkern.core.static import exact_key
-from jaxkern.execution.operator import Operator, is_array, is_hashable
+from jaxkern.execution.operator import Operator, is_array, is_hashable, is_tree
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -137,41 +137,50 @@ def operators_in(tree: Any) -> list[Operator]:
 
 
 def refuse_hidden_arrays(place: str, value: Any) -> None:
-    """Raises TypeError for an object, fixed in a program, with arrays that would be fixed too."""
-    attribute = _hidden_array(value)
+    """Raises TypeError for an object, fixed in a program, with arrays that would be fixed too.
+
+    Also for one whose method it is, or of which a ``functools.partial`` was made.
+    """
+    if isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            refuse_hidden_arrays(place, part)
+        return
+    method = isinstance(value, types.MethodType)
+    owner = value.__self__ if method else value
+    # Other pytrees do not change, and are constants as under jax.jit.
+    if is_tree(owner) and not (method or isinstance(owner, Operator)):
+        return
+    attribute = _array_attribute(owner)
     if attribute is not None:
+        what = f"{'a method of ' if method else ''}a {type(owner).__name__}, which"
         raise TypeError(
-            f"{place} is a {type(value).__name__}, no pytree, and holds an array in its attribute "
-            f"{attribute!r}: its value would be fixed in the compiled program and later changes "
-            "ignored. Make the class a jaxkern.execution.Operator or another pytree, or pass the "
-            "array as an argument"
+            f"{place} is {what} holds an array in its attribute {attribute!r}: its value would be "
+            "fixed in the compiled program and later changes ignored. Make the class a "
+            "jaxkern.execution.Operator or another pytree and pass that, or pass the array as an "
+            "argument"
         )
-
-
-def refuse_hidden_in_function(fn: Any) -> None:
-    """The same for a callable object, and for the object that a method is bound to."""
-    if isinstance(fn, functools.partial):
-        for part in (fn.func, *fn.args, *fn.keywords.values()):
-            refuse_hidden_in_function(part)
-    else:
-        owner = fn.__self__ if isinstance(fn, types.MethodType) else fn
-        refuse_hidden_arrays(f"{owner!r:.80}", owner)
 
 
 def refuse_hidden_in_operators(arguments: Any) -> None:
     """The same for plain objects that are attributes of operators."""
     for op in operators_in(arguments):
         for name, value in vars(op).items():
-            refuse_hidden_arrays(f"attribute {name!r} of {type(op).__name__}", value)
+            if not is_tree(value):
+                refuse_hidden_arrays(f"attribute {name!r} of {type(op).__name__}", value)
 
 
-def _hidden_array(value: Any) -> str | None:
-    """The attribute in which an object that is no pytree holds an array."""
-    if not hasattr(value, "__dict__") or isinstance(value, (type, types.ModuleType, jax.Array)):
+def _array_attribute(value: Any) -> str | None:
+    """The attribute in which an object holds an array."""
+    if isinstance(value, (type, types.ModuleType, jax.Array)):
         return None
-    if hasattr(value, "__code__") or not jax.tree_util.all_leaves([value]):
+    if hasattr(value, "__code__") or hasattr(value, "__jax_array__"):
         return None
-    for name, attribute in vars(value).items():
+    attributes = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            attributes[name] = getattr(value, name, None)
+    for name, attribute in attributes.items():
         try:
             leaves = jax.tree.leaves(attribute)
         except ValueError:  # a dict whose keys have no order is no pytree

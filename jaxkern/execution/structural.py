@@ -17,20 +17,18 @@ from jaxkern.core.failures import described
 from jaxkern.execution.explanation import explanation
 from jaxkern.execution.graph import Graph, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
-from jaxkern.execution.options import ACTIVE
 from jaxkern.execution.schedule import Schedule
 from jaxkern.execution.signature import operators_in
-from jaxkern.execution.threads import supervised
+from jaxkern.execution.threads import Supervised
 
 Strategy = Literal["auto", "parallel", "sequential"]
 _KEPT_SCHEDULES = 64
 
 
-class Structural:
+class Structural(Supervised):
     """A composite that `structural_jit` has made."""
 
-    #: calls keep to `execution_options` by themselves
-    supervises = True
+    kind = "graph"
 
     def __init__(self, fn: Callable[..., Any], strategy: Strategy, workers: int | None) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -45,16 +43,12 @@ class Structural:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        active = ACTIVE.get()
-        if active is not None:
-            if active.recorder is not None:
-                # A composite inside another one is part of the same graph.
-                return active.recorder.expanded(self, args, kwargs)
-            return supervised(active, self._name, "graph", self._call, args, kwargs)
-        return self._call(args, kwargs)
+    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A composite inside another one is part of the same graph."""
+        return recorder.expanded(self, args, kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A call without a look at `execution_options`."""
         if is_tracing() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
             return self.composite(*args, **kwargs)
         owner, rest = self._owner(args)
@@ -76,7 +70,7 @@ class Structural:
 
     def _scheduled(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Schedule | str:
         """The schedule of a call, or why it has none."""
-        arrays, structure = jax.tree.flatten(owner)
+        structure = jax.tree.structure(owner)
         operators = operators_in(owner)
         kinds = tuple(
             (isinstance(x, jax.Array), x.shape, x.dtype) if is_array(x) else type(x) for x in leaves
@@ -85,15 +79,15 @@ class Structural:
         key = (structure, tree, kinds, tuple(map(id, operators)))
         with self._lock:
             found = self._schedules.get(key)
-            if found is None or (isinstance(found, Schedule) and found.differs(arrays)):
+            if found is None or (isinstance(found, Schedule) and not found.graph.is_current()):
                 graph = self._recorded(owner, rest, kwargs)
                 if isinstance(graph, str):
                     found = graph
                 elif isinstance(found, Schedule) and found.graph.form() == graph.form():
                     # With other arrays, which its programs take as operands.
-                    found.graph, found.arrays = graph, arrays
+                    found.graph = graph
                 else:
-                    found = Schedule(graph, operators, arrays)
+                    found = Schedule(graph, operators)
                 self._schedules[key] = found
                 if len(self._schedules) > _KEPT_SCHEDULES:
                     self._schedules.popitem(last=False)

@@ -93,6 +93,29 @@ def supervised(
     return result
 
 
+class Supervised:
+    """A callable that keeps to `execution_options` by itself; its work is in ``call``."""
+
+    #: also read through a method of it
+    supervises = True
+    #: the category of its spans
+    kind: str
+    _name: str
+    call: Callable[..., Any]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        active = ACTIVE.get()
+        if active is None:
+            return self.call(*args, **kwargs)
+        if active.recorder is not None and active.recorder.concerns((args, kwargs)):
+            return self.recorded(active.recorder, *args, **kwargs)
+        return supervised(active, self._name, self.kind, self.call, *args, **kwargs)
+
+    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A call in a graph that is being recorded."""
+        return recorder.call(self, *args, **kwargs)
+
+
 class _Run:
     """One call of `run_tasks`: the caller chooses what begins, its threads work."""
 

@@ -44,7 +44,10 @@ class Transform:
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         """Of the stage "image": adds the transform with these parameters to a chain."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what it does to an image; wanted a transform of "
+            "jaxkern.image, or a subclass of one"
+        )
 
     def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
         """Of the stage "batch", whose partner is the previous image (a roll by 1).

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxkern import image
 from jaxkern.core import memory
@@ -21,15 +22,12 @@ from jaxkern.core.client import default_device
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.quantities import scaled
 from jaxkern.core.timing import call_seconds
-from jaxkern.pipeline.pipeline import Pipeline
+from jaxkern.pipeline import Pipeline
 from jaxkern.pipeline.resizing import Resized
 
-# Rows that are made up for an argument of which only the shape is known.
+MOST_RECORDS = 2**31 - 1  # rows are counted in 32 bits by many programs
+_DEFAULT_SHARE = 0.9  # of the free memory; the rest is for what a program needs besides
 _MADE_UP_ROWS = 8
-# What is left free of the memory that is available by default, for what a program needs besides.
-_DEFAULT_SHARE = 0.9
-# Outputs of a pipeline that exist at a time: the consumer's, and the one that is made meanwhile.
-_OUTPUTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,260 +60,126 @@ class BatchMeasurement:
         return None if self.seconds is None else self.batch_size / self.seconds
 
     def __str__(self) -> str:
-        parts = (
-            f"{name} {scaled(size, 'B')}"
-            for name, size in (
-                ("arguments", self.argument_bytes),
-                ("outputs", self.output_bytes),
-                ("temporaries", self.temporary_bytes),
-            )
+        return (
+            f"{scaled(self.total_bytes, 'B')} (arguments {scaled(self.argument_bytes, 'B')}, "
+            f"outputs {scaled(self.output_bytes, 'B')}, "
+            f"temporaries {scaled(self.temporary_bytes, 'B')})"
         )
-        return f"{scaled(self.total_bytes, 'B')} ({', '.join(parts)})"
 
 
-class _Trial:
+@dataclass(frozen=True)
+class Trial:
     """Something that can be compiled and timed at any batch size.
 
     Attributes:
+      build: compiles it for a size; gives its bytes, and what times so many calls: seconds of one.
+      sharding: of its batches.
       multiple: sizes are multiples of it: the devices that share a batch.
-      most: the largest size that there are records for; None: any.
+      most: the largest size that there are records for.
+      held: bytes of its own that one device holds already.
     """
 
-    multiple: int
-    most: int | None = None
-
-    def __init__(self, sharding: jax.sharding.Sharding | None) -> None:
-        self.sharding = sharding
+    build: Callable[[int], tuple[BatchMeasurement, Callable[[int], float]]]
+    sharding: jax.sharding.Sharding | None = None
+    multiple: int = 1
+    most: int = MOST_RECORDS
+    held: int = 0
 
     @property
-    def device(self) -> jax.Device:
-        """One of those that it runs on."""
-        if self.sharding is None:
-            return default_device()
-        devices: list[Any] = list(self.sharding.addressable_devices)
-        return min(devices, key=lambda device: device.id)
+    def device(self) -> Any:
+        """One of those that a batch is on."""
+        return _device(self.sharding)
 
     def default_limit(self) -> int:
-        """Bytes of one device that it may use: nine tenths of what is free.
-
-        By the device's own figures, where it has any; else devices share the memory of this
-        process.
-        """
+        """Most of what is free on one device: by its own figures, or of this process."""
         stats = self.device.memory_stats() or {}
         if "bytes_limit" in stats:
             free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
         else:
-            free = memory.available_bytes()
-            free //= 1 if self.sharding is None else len(self.sharding.addressable_devices)
-        return int(_DEFAULT_SHARE * free)
+            shared = 1 if self.sharding is None else len(self.sharding.addressable_devices)
+            free = memory.available_bytes() // shared
+        return int(_DEFAULT_SHARE * free) + self.held
 
 
-class FunctionTrial(_Trial):
-    """A JAX function, called with samples of its arguments cut or repeated to a batch size.
+def _device(sharding: jax.sharding.Sharding | None) -> Any:
+    devices: Any = [default_device()] if sharding is None else sharding.addressable_devices
+    return min(devices, key=lambda device: device.id)
 
-    Args:
-      fn: jitted or not.
-      args: what it is called with: pytrees of arrays or ``jax.ShapeDtypeStruct``.
-      in_axes: as in ``jax.vmap``: where the batch axis is; None for what has none.
-      sharding: of the batch axis; None: as the first sample that has one.
-    Raises: ValueError where a sample has no batch axis, or the samples differ in their rows.
-    """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        in_axes: Any,
-        sharding: jax.sharding.Sharding | None,
-    ) -> None:
-        self._fn: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
-        leaves = jax.tree.leaves(args)
-        self._tree: Any = jax.tree.structure(args)
-        self._axes = _batch_axes(args, in_axes)
-        super().__init__(_sharding_of(leaves, self._axes) if sharding is None else sharding)
-        self._leaves = list(map(self._sample, leaves, self._axes))
-        self.multiple = batch_devices(self.sharding)
-        self._compiled: dict[int, Any] = {}
-        self._donated: list[bool] = []
+def _devices(sharding: jax.sharding.Sharding | None) -> int:
+    """Over how many devices the leading axis is spread."""
+    if sharding is None:
+        return 1
+    count, axes = len(sharding.device_set), len(getattr(sharding, "spec", ())) or 1
+    return count // sharding.shard_shape((count,) * axes)[0]
 
-    def default_limit(self) -> int:
-        """Besides that, what its own arguments hold."""
-        held: int = sum(
-            shard.data.nbytes
-            for leaf, axis in zip(self._leaves, self._axes, strict=True)
-            if axis is None and isinstance(leaf, jax.Array)
-            for shard in leaf.addressable_shards
-            if shard.device == self.device
-        )
-        return held + super().default_limit()
 
-    def compile(self, size: int) -> BatchMeasurement:
-        """Compiles for a size without running it."""
+def function_trial(
+    fn: Callable[..., Any], args: Any, in_axes: Any, sharding: jax.sharding.Sharding | None
+) -> Trial:
+    """A function, called with samples of its arguments cut or repeated to a batch size."""
+    axes = _batch_axes(args, in_axes)
+    given = jax.tree.leaves(args)
+    tree: Any = jax.tree.structure(args)
+    for leaf, axis in zip(given, axes, strict=True):
+        if axis is not None and sharding is None:  # that of the first sample that has one
+            placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
+            sharding = leaf.sharding if placed else None
+    leaves = [_sample(leaf, axis) for leaf, axis in zip(given, axes, strict=True)]
+
+    def build(size: int) -> tuple[BatchMeasurement, Callable[[int], float]]:
         started = time.perf_counter()
-        specs = [self._spec(x, a, size) for x, a in zip(self._leaves, self._axes, strict=True)]
-        args = self._tree.unflatten(specs)
-        built = compile_program(self._fn, *args)
-        if built.lowered.in_tree != jax.tree.structure((args, {})):
+        pairs = zip(leaves, axes, strict=True)
+        specs = tree.unflatten(
+            leaf if axis is None else _spec(leaf, axis, size, sharding) for leaf, axis in pairs
+        )
+        built = compile_program(fn, *specs)
+        if built.lowered.in_tree != jax.tree.structure((specs, {})):
             raise ValueError(
                 "the function has static arguments; wanted one that takes arrays only: close over "
                 "the static ones, as in functools.partial(fn, mode='train')"
             )
-        self._compiled[size] = built.compiled
-        self._donated = [info.donated for info in jax.tree.leaves(built.lowered.args_info)]
+        donated = [info.donated for info in jax.tree.leaves(built.lowered.args_info)]
+        # None where the program does not use an argument.
+        wanted, _ = built.compiled.input_shardings
+        placed = jax.tree.leaves(wanted, is_leaf=lambda place: place is None)
+
+        def value(at: int) -> Any:
+            leaf, axis = leaves[at], axes[at]
+            if axis is not None:
+                leaf = leaf[(slice(None),) * axis + (np.arange(size) % leaf.shape[axis],)]
+            # The caller's own array must outlive a call that takes it for its result.
+            return jax.device_put(leaf, placed[at], may_alias=False if donated[at] else None)
+
+        def turn(calls: int) -> float:
+            # Arguments live for one turn only, so that no two sizes hold memory at a time.
+            kept = [None if d else value(at) for at, d in enumerate(donated)]
+
+            def fresh() -> Any:
+                return tree.unflatten(value(at) if d else kept[at] for at, d in enumerate(donated))
+
+            return statistics.median(call_seconds(built.compiled, calls=calls, fresh=fresh))
+
         found = memory_analysis(built.compiled)
-        given, made = found.argument_size_in_bytes, found.output_size_in_bytes
-        return BatchMeasurement(
+        taken, made = found.argument_size_in_bytes, found.output_size_in_bytes
+        measurement = BatchMeasurement(
             batch_size=size,
-            argument_bytes=given,
+            argument_bytes=taken,
             output_bytes=made,
             temporary_bytes=found.temp_size_in_bytes,
-            total_bytes=given + made + found.temp_size_in_bytes - found.alias_size_in_bytes,
+            total_bytes=taken + made + found.temp_size_in_bytes - found.alias_size_in_bytes,
             compile_seconds=time.perf_counter() - started,
         )
+        return measurement, turn
 
-    def turn(self, size: int, calls: int) -> float:
-        """Seconds per call, from its dispatch to its result: the median, behind one untimed."""
-        # Arguments live for one turn only, so that no two sizes hold memory at a time.
-        kept = [None if d else self._leaf(place, size) for place, d in enumerate(self._donated)]
-
-        def fresh() -> Any:
-            return self._tree.unflatten(
-                self._leaf(place, size) if donated else kept[place]
-                for place, donated in enumerate(self._donated)
-            )
-
-        return statistics.median(call_seconds(self._compiled[size], calls=calls, fresh=fresh))
-
-    def _sample(self, leaf: Any, axis: int | None) -> Any:
-        """A leaf with values; one that is shared by the batch is where the batch is."""
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            leaf = _made_up(leaf, axis)
-        if axis is not None:
-            return leaf if _holds_keys(leaf) else np.asarray(leaf)
-        placed = isinstance(leaf, jax.Array) and leaf.committed
-        if placed or not hasattr(leaf, "shape") or self.sharding is None:
-            return leaf
-        whole = self.sharding
-        if isinstance(whole, jax.sharding.NamedSharding):
-            whole = jax.sharding.NamedSharding(whole.mesh, jax.sharding.PartitionSpec())
-        return jax.device_put(leaf, whole)
-
-    def _spec(self, leaf: Any, axis: int | None, size: int) -> Any:
-        if axis is None:
-            return leaf
-        shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._placed(axis, len(shape)))
-
-    def _leaf(self, place: int, size: int) -> Any:
-        leaf, axis = self._leaves[place], self._axes[place]
-        if axis is None:
-            # The caller's own array must outlive a call that takes it for its result.
-            return leaf.copy() if self._donated[place] and hasattr(leaf, "copy") else leaf
-        rows = np.arange(size) % leaf.shape[axis]
-        values = leaf[(slice(None),) * axis + (rows,)]
-        return jax.device_put(values, self._placed(axis, len(leaf.shape)))
-
-    def _placed(self, axis: int, ndim: int) -> jax.sharding.Sharding | None:
-        if not isinstance(self.sharding, jax.sharding.NamedSharding):
-            return self.sharding
-        kept = self.sharding.spec[: 1 if axis else ndim]
-        return jax.sharding.NamedSharding(
-            self.sharding.mesh,
-            jax.sharding.PartitionSpec(*[None] * axis, *kept),
-            memory_kind=self.sharding.memory_kind,
-        )
-
-
-class PipelineTrial(_Trial):
-    """A pipeline, built again for each batch size; reads from its source.
-
-    Its own memory is what a ring of units for the last program holds (on the CPU, where those are
-    the program's arguments too; otherwise two of them are on the device), two outputs, and the
-    program's temporaries.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._resized = Resized(pipeline)
-        self._pipelines: dict[int, Pipeline] = {}
-        super().__init__(self._resized.sharding)
-        self._processes = 1 if self.sharding is None else jax.process_count()
-        self.multiple = max(batch_devices(self.sharding) // self._processes, 1)
-        self.most = self._resized.records
-
-    def compile(self, size: int) -> BatchMeasurement:
-        """Compiles the last program for a size without running it."""
-        self._pipelines[size] = self._resized.pipeline(size)
-        started = time.perf_counter()
-        leaves, compiled = self._resized.last_program(self._pipelines[size], size)
-        seconds = time.perf_counter() - started
-        unit = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        unit //= self._processes * (1 if self.sharding is None else self.multiple)
-        held = self._resized.units_ahead or 1
-        if self.device.platform != "cpu":
-            held = 2
-        elif self.sharding is not None:
-            held += 1  # a ring's array is copied to the devices
-        given, made, temporary, outputs = unit, unit, 0, 0
-        if compiled is not None:
-            found = memory_analysis(compiled)
-            given, made = found.argument_size_in_bytes, found.output_size_in_bytes
-            temporary, outputs = found.temp_size_in_bytes, _OUTPUTS * made
-        return BatchMeasurement(
-            batch_size=size,
-            argument_bytes=given,
-            output_bytes=made,
-            temporary_bytes=temporary,
-            total_bytes=held * unit + outputs + temporary,
-            compile_seconds=seconds,
-        )
-
-    def turn(self, size: int, calls: int) -> float:
-        """Seconds per batch as they are delivered, by a consumer that waits for each one.
-
-        The first batches, for which the ring is filled and the program compiled, do not count. An
-        epoch that ends is followed by the next one, whose beginning does.
-        """
-        ahead, workers = self._resized.units_ahead, self._resized.workers
-        with contextlib.closing(_delivered(self._pipelines[size])) as batches:
-            for batch in itertools.islice(batches, ahead + 1):
-                jax.block_until_ready(batch)
-            calls = max(calls, 2 * workers + 1)  # several workers deliver in bursts
-            started = time.perf_counter()
-            for batch in itertools.islice(batches, calls):
-                jax.block_until_ready(batch)
-            return (time.perf_counter() - started) / calls
-
-
-def _delivered(pipeline: Pipeline) -> Generator[Any, None, None]:
-    while True:
-        with contextlib.closing(iter(pipeline)) as epoch:
-            yield from epoch
-
-
-def augmentation() -> tuple[Any, tuple[Any, ...]]:
-    """The fused op as training on ImageNet uses it, and what it takes."""
-    augment = image.Compose(
-        [
-            image.RandomResizedCrop(224),
-            image.RandomHorizontalFlip(0.5),
-            image.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ]
+    held = sum(
+        shard.data.nbytes
+        for leaf, axis in zip(leaves, axes, strict=True)
+        if axis is None and isinstance(leaf, jax.Array)
+        for shard in leaf.addressable_shards
+        if shard.device == _device(sharding)
     )
-    images = np.random.default_rng(0).integers(0, 256, (8, 256, 256, 3), np.uint8)
-    return augment, (jax.random.split(jax.random.key(0), 8), images)
-
-
-def batch_devices(sharding: jax.sharding.Sharding | None) -> int:
-    """Over how many devices the leading axis is spread."""
-    if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec:
-        return 1
-    names = sharding.spec[0]
-    names = () if names is None else names if isinstance(names, tuple) else (names,)
-    count = 1
-    for name in names:
-        count *= sharding.mesh.shape[name]
-    return count
+    return Trial(build, sharding, _devices(sharding), held=held)
 
 
 def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
@@ -332,46 +196,99 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
             name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
             rows.setdefault(rows_on(name, leaf, axis), name)
             axes[at] = axis % len(leaf.shape)
-    more = "; in_axes says what has no batch axis: in_axes=(None, 0) for fn(params, batch)"
-    if not rows:
-        raise ValueError(
-            "no argument has a batch axis; wanted samples of the function's arguments behind it"
-            + more
-        )
-    if len(rows) > 1 or 0 in rows:
+    if len(rows) != 1 or 0 in rows:
         found = " and ".join(f"{name} has {count} rows" for count, name in rows.items())
-        raise ValueError(f"{found}; wanted equally many in every sample, at least one{more}")
+        raise ValueError(
+            f"{found or 'no argument has a batch axis'}; wanted samples of the function's "
+            "arguments behind it, with equally many rows, at least one; in_axes says what has no "
+            "batch axis: in_axes=(None, 0) for fn(params, batch)"
+        )
     return axes
 
 
-def _made_up(struct: jax.ShapeDtypeStruct, axis: int | None) -> Any:
-    """Values of a shape: floats from 0 to 1, and zeros, which are valid wherever indices are."""
-    shape = list(struct.shape)
-    if axis is not None:
-        shape[axis] = min(shape[axis], _MADE_UP_ROWS)
-    if _holds_keys(struct):
-        keys = jax.random.split(jax.random.key(0), tuple(shape))
-        if keys.dtype != struct.dtype:
-            raise TypeError(
-                f"a sample is {struct}; wanted an array of such keys, which have a seed"
-            )
-        return keys
-    dtype = np.dtype(struct.dtype)
-    if jnp.issubdtype(dtype, np.inexact):
-        values: Any = np.random.default_rng(0).random(shape, np.float32).astype(dtype)
-    else:
-        values = np.zeros(shape, dtype)
-    return values if axis is not None else jax.device_put(values, struct.sharding)
+def _sample(leaf: Any, axis: int | None) -> Any:
+    """A leaf with values: in place of a struct floats from 0 to 1, and zeros, valid as indices."""
+    keys = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        shape = list(leaf.shape)
+        if axis is not None:
+            shape[axis] = min(shape[axis], _MADE_UP_ROWS)
+        values: Any = jax.lax.full(shape, 0, leaf.dtype) if keys else np.zeros(shape, leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, np.inexact):
+            values = np.random.default_rng(0).random(shape, np.float32).astype(leaf.dtype)
+        leaf = values if axis is not None else jax.device_put(values, leaf.sharding)
+    return leaf if keys or axis is None else np.asarray(leaf)
 
 
-def _holds_keys(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+def _spec(
+    leaf: Any, axis: int, size: int, sharding: jax.sharding.Sharding | None
+) -> jax.ShapeDtypeStruct:
+    """A sample's shape with as many rows as the batch, spread as that is."""
+    shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+    if isinstance(sharding, NamedSharding):
+        parts = PartitionSpec(*[None] * axis, *sharding.spec[: 1 if axis else len(shape)])
+        sharding = NamedSharding(sharding.mesh, parts, memory_kind=sharding.memory_kind)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def _sharding_of(leaves: list[Any], axes: list[int | None]) -> jax.sharding.Sharding | None:
-    for leaf, axis in zip(leaves, axes, strict=True):
-        placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
-        if axis is not None and placed and leaf.sharding is not None:
-            found: jax.sharding.Sharding = leaf.sharding
-            return found
-    return None
+def augmentation() -> tuple[Any, tuple[Any, ...]]:
+    """The fused op as training on ImageNet uses it, and what it takes."""
+    crop, flip = image.RandomResizedCrop(224), image.RandomHorizontalFlip(0.5)
+    normalize = image.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    images = np.random.default_rng(0).integers(0, 256, (8, 256, 256, 3), np.uint8)
+    return image.Compose([crop, flip, normalize]), (jax.random.split(jax.random.key(0), 8), images)
+
+
+def pipeline_trial(pipeline: Pipeline) -> Trial:
+    """A pipeline, built again for each batch size; reads from its source."""
+    resized = Resized(pipeline)
+    sharding, ahead = resized.sharding, resized.units_ahead
+    processes = 1 if sharding is None else jax.process_count()
+    multiple = max(_devices(sharding) // processes, 1)
+    held = 2  # units on the device; on the CPU the ring's, which with a sharding are copied
+    if _device(sharding).platform == "cpu":
+        held = (ahead or 1) + (sharding is not None)
+
+    def build(size: int) -> tuple[BatchMeasurement, Callable[[int], float]]:
+        sized = resized.pipeline(size)
+        started = time.perf_counter()
+        leaves, compiled = resized.last_program(sized, size)
+        seconds = time.perf_counter() - started
+        unit = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // (processes * multiple)
+        given, made, temporary, outputs = unit, unit, 0, 0
+        if compiled is not None:
+            found = memory_analysis(compiled)
+            given, made = found.argument_size_in_bytes, found.output_size_in_bytes
+            # Two outputs exist at a time: the consumer's, and the one that is made meanwhile.
+            temporary, outputs = found.temp_size_in_bytes, 2 * made
+        measurement = BatchMeasurement(
+            batch_size=size,
+            argument_bytes=given,
+            output_bytes=made,
+            temporary_bytes=temporary,
+            total_bytes=held * unit + outputs + temporary,
+            compile_seconds=seconds,
+        )
+
+        def turn(calls: int) -> float:
+            # The first batches, for which the ring is filled and the program compiled, do not
+            # count; the beginning of a further epoch does.
+            with contextlib.closing(_delivered(sized)) as batches:
+                for batch in itertools.islice(batches, ahead + 1):
+                    jax.block_until_ready(batch)
+                calls = max(calls, 2 * resized.workers + 1)  # several workers deliver in bursts
+                started = time.perf_counter()
+                for batch in itertools.islice(batches, calls):
+                    jax.block_until_ready(batch)
+                return (time.perf_counter() - started) / calls
+
+        return measurement, turn
+
+    return Trial(build, sharding, multiple, resized.records)
+
+
+def _delivered(pipeline: Pipeline) -> Generator[Any, None, None]:
+    while True:
+        with contextlib.closing(iter(pipeline)) as epoch:
+            yield from epoch

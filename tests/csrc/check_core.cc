@@ -1,13 +1,10 @@
-// Half conversions against exact arithmetic, MixUp and CutMix against their formula, and the choice
-// of the instruction-set level.
+// Half conversions against exact arithmetic, and the choice of the instruction-set level.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 
 #include "core/half.h"
 #include "core/simd_level.h"
-#include "image/mix.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 
@@ -48,53 +45,6 @@ void check_half(Dtype dtype, uint16_t infinity, ToHalf to_half, ToFloat to_float
     expect(to_half(middle) == (half & 1 ? half + 1 : half), "ties to even", middle);
     expect(to_half(toward_low) == half, "below the middle", middle);
     expect(to_half(toward_high) == half + 1, "above the middle", middle);
-  }
-}
-
-void check_mix(uint64_t seed) {
-  Random random(seed);
-  const Dtype dtype = static_cast<Dtype>(random.integer(0, 3));
-  const Layout layout = static_cast<Layout>(random.integer(0, 1));
-  Case x, partner;
-  x.plan.source_dtype = dtype;
-  x.plan.channels = random.chance(50) ? 3 : random.chance(50) ? 1 : 4;
-  x.height = random.integer(1, 20);
-  x.width = random.integer(1, 40);
-  partner = x;
-  fill_pixels(random, x);
-  fill_pixels(random, partner);
-  const int32_t channels = x.plan.channels;
-  const EraseBox box = {random.integer(-5, x.height), random.integer(-5, x.width),
-                        random.integer(-2, 30), random.integer(-2, 30)};
-  const float lambda = random.chance(30) ? 1.f : random.real(0.f, 1.f);
-  const double bound = dtype == Dtype::kF16 ? .13 : dtype == Dtype::kBF16 ? 1.01 : 1e-3;
-  for (const char* const* level = available_simd_levels(); *level; ++level) {
-    set_simd_level(*level);
-    std::unique_ptr<unsigned char[]> output(new unsigned char[x.pixels.size()]);
-    const bool in_place = random.chance(30);
-    if (in_place) std::memcpy(output.get(), x.pixels.data(), x.pixels.size());
-    MixCall call = {dtype, layout, x.height, x.width, channels, {}, output.get(), 1};
-    call.operands.set(kX, in_place ? output.get() : x.pixels.data(), {});
-    call.operands.set(kPartner, partner.pixels.data(), {});
-    call.operands.set(kLambda, &lambda, {});
-    call.operands.set(kBox, &box, {});
-    mix_samples(call, 0, 1);
-    for (int32_t y = 0; y < x.height; ++y)
-      for (int32_t column = 0; column < x.width; ++column)
-        for (int32_t c = 0; c < channels; ++c) {
-          const size_t index =
-              static_cast<size_t>(layout == Layout::kNHWC ? (y * x.width + column) * channels + c
-                                                          : (c * x.height + y) * x.width + column);
-          const double a = element(dtype, x.pixels.data(), index);
-          const double b = element(dtype, partner.pixels.data(), index);
-          const bool inside = y >= box.top && y < box.top + box.height && column >= box.left &&
-                              column < box.left + box.width;
-          double want = inside ? b : static_cast<double>(lambda) * a + (1. - lambda) * b;
-          const double got = element(dtype, output.get(), index);
-          double tolerance = inside || lambda == 1.f ? 0. : bound;
-          if (dtype == Dtype::kU8) tolerance = tolerance > 0 ? .501 : 0.;
-          expect(std::abs(got - want) <= tolerance, "mixed value", got - want);
-        }
   }
 }
 
@@ -158,7 +108,6 @@ int main(int argc, char** argv) {
       jaxkern::image::Dtype::kBF16, 0x7f80, [](float v) { return float_to_bfloat16(v); },
       [](uint16_t h) { return bfloat16_to_float(h); });
   check_bfloat16_ties();
-  for (uint64_t seed = 1; seed <= 1000; ++seed) check_mix(seed);
   std::printf("check_core: %s\n", g_failures ? "FAILED" : "passed");
   return g_failures ? 1 : 0;
 }

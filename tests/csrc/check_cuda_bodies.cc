@@ -1,6 +1,7 @@
 // Runs the bodies of the CUDA kernels over their whole grids on the CPU, thread by thread, and
-// compares them with the CPU kernels; catches a wrong index, an unwritten element, and with
-// sanitizers any access outside the operands: usage: check_cuda_bodies [iterations] [first seed].
+// compares them with the CPU kernels, those of mixing also with their formula; catches a wrong
+// index, an unwritten element, and with sanitizers any access outside the operands: usage:
+// check_cuda_bodies [iterations] [first seed].
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -365,6 +366,12 @@ void run_mix_grid(const MixCall& call) {
   }
 }
 
+struct Mixed {
+  double value;
+  bool exact;
+};
+
+// Of the CPU loop at every level and of the body.
 bool check_mix(uint64_t seed, int64_t& in_vectors) {
   Random random(seed * 0x2545f4914f6cdd1du + 7);
   MixCall call = {};
@@ -417,29 +424,49 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   call.output = in_place ? x.get() + lead : separate.get();
   in_vectors += mix_in_vectors(call);
   with_dtype(call.dtype, [&](auto dtype) { run_mix_grid<dtype>(call); });
-  std::vector<unsigned char> all(total);
-  MixCall on_cpu = call;
-  on_cpu.operands.data[kX] = x_values.data();
-  on_cpu.output = all.data();
-  mix_samples(on_cpu, 0, call.samples);
-  for (int64_t i = 0; i < shape.samples(); ++i) {
-    const unsigned char* const expected = all.data() + static_cast<size_t>(i * core) * item;
-    const unsigned char* const got =
-        static_cast<const unsigned char*>(call.output) + static_cast<size_t>(i * core) * item;
-    for (size_t k = 0; k < static_cast<size_t>(core); ++k) {
-      const double want = element(call.dtype, expected, k), have = element(call.dtype, got, k);
+
+  // The formula for element k of image i, in double.
+  const auto formula = [&](int64_t i, int64_t k) -> Mixed {
+    const int64_t at = k / call.together(), row = at / call.width % call.height;
+    const EraseBox own = box[static_cast<size_t>(box_at.map.offset(i) / 4)];
+    const float part = lambda[static_cast<size_t>(lambda_at.map.offset(i))];
+    const double a =
+        element(call.dtype, x_values.data(), static_cast<size_t>(x_at.map.offset(i) + k));
+    const double b =
+        element(call.dtype, p_values.data(), static_cast<size_t>(partner_at.map.offset(i) + k));
+    const bool cut = row >= own.top && row < own.top + own.height && at % call.width >= own.left &&
+                     at % call.width < own.left + own.width;
+    const double value = cut ? b : static_cast<double>(part) * a + (1. - part) * b;
+    return {value, cut || part == 1.f};
+  };
+  const double bounds[] = {.501, .13, 1.01, 1e-3};  // by dtype, of values up to 255
+  std::vector<unsigned char> on_cpu(total);
+  for (const char* const* level = available_simd_levels(); *level; ++level) {
+    set_simd_level(*level);
+    if (in_place) std::memcpy(on_cpu.data(), x_values.data(), total);
+    MixCall same = call;
+    same.operands.data[kX] = in_place ? on_cpu.data() : x_values.data();
+    same.output = on_cpu.data();
+    mix_samples(same, 0, call.samples);
+    for (int64_t flat = 0; flat < core * call.samples; ++flat) {
+      const size_t k = static_cast<size_t>(flat);
+      const double cpu = element(call.dtype, on_cpu.data(), k);
+      const double body = element(call.dtype, static_cast<const unsigned char*>(call.output), k);
+      const Mixed want = formula(flat / core, flat % core);
+      const double bound = want.exact ? 0. : bounds[static_cast<int>(call.dtype)];
       // The CPU kernels may fuse the multiply and the add: one unit in the last place, or one
       // level.
       const double ulp = call.dtype == Dtype::kU8     ? 1.
-                         : call.dtype == Dtype::kF16  ? std::abs(want) * 0x1p-10 + 0x1p-24
-                         : call.dtype == Dtype::kBF16 ? std::abs(want) * 0x1p-7
+                         : call.dtype == Dtype::kF16  ? std::abs(cpu) * 0x1p-10 + 0x1p-24
+                         : call.dtype == Dtype::kBF16 ? std::abs(cpu) * 0x1p-7
                                                       : 255 * 0x1p-22;
-      if (std::abs(want - have) <= ulp) continue;
-      std::printf("mix seed %" PRIu64 ": image %" PRId64 ", element %zu is %.6f, expected %.6f\n",
-                  seed, i, k, have, want);
+      if (std::abs(cpu - want.value) <= bound && std::abs(body - cpu) <= ulp) continue;
+      std::printf("mix seed %" PRIu64 " level %s: element %zu is %.6f and %.6f, expected %.6f\n",
+                  seed, *level, k, cpu, body, want.value);
       return false;
     }
   }
+  set_simd_level(nullptr);
   return true;
 }
 

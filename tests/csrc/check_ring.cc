@@ -1,5 +1,7 @@
 // The ring under many producers, with errors, abandoned slots, timeouts and closes at random; build
 // it with -fsanitize=thread and with address: usage: check_ring [rounds] [seed].
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "ring/program_ring.h"
 #include "ring/ring.h"
 
 namespace {
@@ -443,6 +446,48 @@ void keys() {
   expect(Ring::find(77) == nullptr, "a ring outlives its owner");
 }
 
+// Until it ends, the system has no memory for the stack of a new thread.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&usual_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, size_t{1} << 46);
+    expect(pthread_setattr_default_np(&huge) == 0, "the size of stacks");
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&usual_);
+    pthread_attr_destroy(&usual_);
+  }
+
+ private:
+  pthread_attr_t usual_;
+};
+
+// What the CUDA module does with a ring, through the table of functions that it is given.
+void programs() {
+  const auto ring = make(2, 0, 79);
+  const jaxkern::ring::ProgramAccess& rings = jaxkern::ring::program_access();
+  expect(rings.find(79) == ring && rings.find(80) == nullptr, "a program's ring");
+  {
+    jaxkern::ring::HostBatch dropped;
+    expect(rings.acquire(ring, kNow, &dropped).ok(), "a program's slot");
+    expect(dropped.leaves.size() == ring->leaves().size(), "the leaves of a program's slot");
+  }
+  expect(ring->statistics().filling == 0, "a slot that a program drops goes back");
+  for (const bool threads : {false, true}) {  // in this order: a thread that was made is kept
+    std::optional<NoThreads> none;
+    if (!threads) none.emplace();
+    jaxkern::ring::HostBatch slot, batch;
+    expect(rings.acquire(ring, kNow, &slot).ok(), "a program's slot");
+    rings.end_elsewhere(std::move(slot));
+    expect(rings.take(ring, in(5000000), &batch).ok(), "a batch that was committed elsewhere");
+    expect(batch.end().ok() && ring->statistics().held == 0, "a program's batch goes back");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -455,6 +500,7 @@ int main(int argc, char** argv) {
   messages();
   verdicts();
   keys();
+  programs();
   for (int i = 0; i < rounds && g_failures == 0; ++i) {
     stress(seed + static_cast<uint64_t>(i));
     if (i % 10 == 0) several_consumers(seed + static_cast<uint64_t>(i));

@@ -6,12 +6,14 @@ import json
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxkern as jk
 from jaxkern import execution as ex
+from jaxkern.core.contexts import ThreadContexts
 
 
 class Work(ex.Operator):
@@ -266,3 +268,24 @@ def test_names_of_arguments_are_texts(field):
             ex.JITOptions(**{field: wrong})
     for right in ("x", ["x"], ("x",), {"x"}):
         assert getattr(ex.JITOptions(**{field: right}), field) == ("x",)
+
+
+def test_threads_have_what_the_caller_has_set_in_jax():
+    def seen(_=0):
+        mesh = jax.sharding.get_abstract_mesh()
+        config = (jax.config.jax_default_matmul_precision, jax.config.jax_default_device)
+        return str((*config, jax.config.jax_enable_x64, jax.config.jax_debug_nans, mesh))
+
+    device, op = jax.devices()[1], ex.operator(seen, host=True)
+    mesh = jax.make_mesh((1,), ("i",), devices=[device])
+    with jax.default_matmul_precision("highest"), jax.default_device(device), jax.debug_nans(True):
+        with jax.enable_x64(True), jax.set_mesh(mesh), ex.execution_options(timeout_seconds=60):
+            wanted = seen()
+            assert op(0) == wanted
+            assert set(ex.pmap(seen, 2, host=True)(np.arange(3))) == {wanted}
+            assert ex.jit(lambda x: x + 1)(np.ones(2)).devices() == {device}
+        contexts = ThreadContexts()
+        wanted = seen()
+    assert seen() != wanted
+    with jax.enable_x64(True), contexts.entered():
+        assert seen() == wanted

@@ -102,8 +102,8 @@ def test_threads_have_the_contexts_of_the_caller():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (([1.0, 2.0],), "leaf of type float"),
-        ((np.float32(1),), "no axis 0"),
+        (([1.0, 2.0],), r"vmap: argument 0\[0\] has shape \(\); wanted rows on axis 0"),
+        ((np.float32(1),), r"argument 0 has shape \(\); wanted rows"),
         ((np.ones(2), np.ones(3)), "differ in size: 2 in argument 0, 3 in argument 1"),
         ((np.ones((0, 2)),), "no items"),
     ],
@@ -154,7 +154,7 @@ def test_python_functions_are_declared():
         assert ex.vmap(lambda x: 1.0, host=True)(texts).tolist() == [1, 1]
     days = np.array(["2020-01-01", "2020-01-02"], "M8[D]")
     assert ex.vmap(lambda x: str(x), host=True)(days).tolist() == ["2020-01-01", "2020-01-02"]
-    with pytest.raises(ValueError, match="has no axis 0"):
+    with pytest.raises(ValueError, match="wanted rows on axis 0"):
         ex.vmap(ex.vmap(lambda x: x, host=True))(np.ones(3))
 
 
@@ -180,7 +180,7 @@ def test_axes_of_results_of_python_functions():
     np.testing.assert_array_equal(first, X[0].T)
     np.testing.assert_array_equal(rest["sum"], X[0].sum(1))
     np.testing.assert_array_equal(rest["twice"], 2 * X[0].T)
-    with pytest.raises(ValueError, match="out_axes has 1 for results of shape"):
+    with pytest.raises(ValueError, match=r"have shape \(\), and out_axes has 1"):
         ex.vmap(two, out_axes=1, host=True)(X[0])
     for axes in [(None, 1), (0, 1), None]:
         with pytest.raises(ValueError, match=r"out_axes is .*; wanted, .* an integer") as error:
@@ -195,8 +195,8 @@ def test_bad_functions():
         with pytest.raises(ValueError, match=f"num_workers is {workers!r}; wanted a whole number"):
             ex.pmap(jnp.sin, workers)
     assert ex.pmap(jnp.sin, np.int64(2))(X).shape == X.shape
-    with pytest.raises(ValueError, match="in_axes has 2 entries"):
+    with pytest.raises(ValueError, match=r"in_axes is \(0, 0\); wanted .* each of 1 arguments"):
         ex.vmap(abs, (0, 0))(X)
     ragged = ex.vmap(lambda i: np.ones(int(i)), host=True)
-    with pytest.raises(ValueError, match="differ in shape"):
+    with pytest.raises(ValueError, match=r"have shape \(0,\) and \(1,\) and \(2,\)"):
         ragged(np.arange(3))

@@ -72,7 +72,7 @@ def test_bad_meshes():
     for entry in (2, -1, "rows", True):
         with pytest.raises(ValueError, match="the mesh has 2 axes: 0 or 'axis0'"):
             ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))
-    with pytest.raises(ValueError, match="axis 0 of an array of shape"):
+    with pytest.raises(ValueError, match=r"dimension size is 3|divisible by 2"):
         ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(0))(X[:3])
     with pytest.raises(ValueError, match="1 entries and there are 2 arguments"):
         ex.mesh_sharded(jnp.add, MESH, (ex.PartitionSpec(),))(X, X)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,3 +148,65 @@ def test_bad_operators():
         Host()(1)
     with pytest.raises(TypeError, match="wanted a function of one argument"):
         ex.operator(3)
+
+
+class Scale(ex.Operator):
+    def __init__(self, w):
+        self.w = jnp.float32(w)
+
+    def forward(self, *, inputs):
+        return self.w * inputs
+
+    def times(self, x):
+        return self.w * x
+
+
+MESH, SPEC = ex.DeviceMesh(2), ex.PartitionSpec(0)
+HOST = ex.operator(lambda x: x, host=True)
+MADE = {
+    "vmap": lambda op: ex.vmap(op),
+    "pmap": lambda op: ex.pmap(ex.vmap(op)),
+    "one device": lambda op: ex.pmap(op, 1),
+    "method": lambda op: ex.pmap(op.times),
+    "mesh": lambda op: ex.mesh_sharded(op, MESH, SPEC),
+    "method on a mesh": lambda op: ex.mesh_sharded(op.times, MESH, SPEC),
+    "stages": lambda op: ex.pipeline_parallel([op], ex.DeviceMesh(1), 2),
+    "jitted in a graph": lambda op: graph_of(ex.jit(op)),
+    "method in a graph": lambda op: graph_of(Holds(op.times)),
+}
+
+
+def graph_of(step):
+    return ex.structural_jit(lambda x: step(HOST(x)), execution_strategy="parallel")
+
+
+class Holds(ex.Operator):
+    def __init__(self, step):
+        self.step, self.host_step = step, HOST
+
+    def forward(self, *, inputs):
+        return self.step(inputs)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_whatever_calls_an_operator_uses_its_changed_arrays(name):
+    op, x = Scale(2), jnp.ones((4, 2))
+    fn = MADE[name](op)
+    for w in (2.0, 3.0):
+        op.w = jnp.float32(w)
+        np.testing.assert_array_equal(fn(x), w * x)
+
+
+def test_methods_and_objects_with_slots_hide_no_arrays():
+    class Slots:
+        __slots__ = ("w",)
+
+        def __init__(self):
+            self.w = np.ones(2)
+
+    f, op = ex.jit(lambda x, g: x), Scale(2)
+    for hides in (op.times, functools.partial(op.times), functools.partial(max, op), Slots()):
+        with pytest.raises(TypeError, match="holds an array in its attribute 'w'"):
+            f(1.0, hides)
+    with pytest.raises(TypeError, match="attribute 'step' of Holds is a method of a Scale"):
+        ex.jit(lambda op, x: x)(Holds(op.times), 1.0)

@@ -445,3 +445,52 @@ def test_kernels_in_a_graph():
         got = fit({"params": params, "scale": 2.0})
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
     assert "declared host" in fit.explain()
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "auto"])
+def test_one_after_the_other_is_in_the_order_of_the_calls(strategy):
+    log: list = []
+    ops = [ex.operator(lambda *_, i=i: log.append(i) or np.float32(1), host=True) for i in range(3)]
+
+    def calls(x):
+        # The sum is JAX's and waits for the first operator and for a cosine that is called last.
+        sine = jnp_sin(ops[0](x))
+        second, third = ops[1](sine), ops[2](x)
+        return second, third, added((sine, jnp_cos(x)))
+
+    jnp_sin, jnp_cos = ex.operator(lambda x: jnp.sin(x)), ex.operator(lambda x: jnp.cos(x))
+    added = ex.operator(lambda pair: pair[0] + pair[1])
+    run = ex.structural_jit(calls, execution_strategy=strategy)
+    with ex.execution_options(use_parallel=strategy == "sequential"):
+        run(jnp.ones(2))
+    assert log == [0, 1, 2]
+
+
+def test_changes_inside_a_composite_of_the_scope_are_seen():
+    class Load(ex.Operator):
+        def __init__(self, by):
+            self.read = ex.operator(lambda x: x * by, host=True)
+
+        def forward(self, *, inputs):
+            return self.read(inputs)
+
+    load = Load(2)
+    run = ex.structural_jit(lambda x: load(x) + 1, execution_strategy="parallel")
+    assert run(1.0) == 3
+    load.read = Load(5).read
+    assert run(1.0) == 6
+
+
+def test_numbers_read_from_arrays_are_told_apart_by_their_bits():
+    class Signed(ex.Operator):
+        def __init__(self):
+            self.w, self.sign = np.float32(0), lambda x, w: jnp.copysign(x, w)
+
+        def forward(self, *, inputs):
+            return self.sign(STEP(inputs), float(self.w))
+
+    op = Signed()
+    run, x = ex.structural_jit(op, execution_strategy="parallel"), jnp.ones(())
+    assert float(run(x)) == 1
+    op.w = np.float32(-0.0)
+    assert float(run(x)) == -1

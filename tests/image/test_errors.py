@@ -72,6 +72,14 @@ def test_constructor_types(make, message):
         make()
 
 
+def test_a_transform_that_does_nothing():
+    class Unfinished(im.Transform):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Unfinished does not say what it does"):
+        im.Compose([Unfinished()])(jax.random.key(0), U8)
+
+
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [

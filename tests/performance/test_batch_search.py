@@ -6,6 +6,7 @@ search without end.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,12 @@ import jax
 import pytest
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.performance.batch_size import BatchSizeRecommendation, Search, rounded_down
-from jaxkern.performance.batch_trials import BatchMeasurement
+from jaxkern.performance.batch_size import (
+    BatchMeasurement,
+    BatchSizeRecommendation,
+    Search,
+    rounded_down,
+)
 
 
 @dataclass
@@ -27,7 +32,7 @@ class Exact:
     memory: Callable[[int], int] = lambda n: 100 + 16 * n
     compiling: float = 0.01
     multiple: int = 1
-    most: int | None = None
+    most: int = 2**31 - 1
     fails_to_compile: int | None = None
     fails_to_run: int | None = None
     now: float = 0.0
@@ -35,12 +40,12 @@ class Exact:
     compiled: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def compile(self, size: int) -> BatchMeasurement:
+    def build(self, size: int) -> tuple[BatchMeasurement, Callable[[int], float]]:
         self.now += self.compiling
         self.compiled.append(size)
         if self.fails_to_compile is not None and size >= self.fails_to_compile:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
-        return BatchMeasurement(
+        measurement = BatchMeasurement(
             batch_size=size,
             argument_bytes=0,
             output_bytes=0,
@@ -48,9 +53,9 @@ class Exact:
             total_bytes=self.memory(size),
             compile_seconds=self.compiling,
         )
+        return measurement, functools.partial(self.turn, size)
 
     def turn(self, size: int, calls: int) -> float:
-        assert size in self.compiled
         if self.fails_to_run is not None and size >= self.fails_to_run:
             raise ValueError("a table of the function is too small")
         self.now += (calls + 1) * self.seconds(size)

@@ -7,6 +7,7 @@ thread waiting, and bad input that is accepted.
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
+from jaxkern.core import registry
 
 STRUCT = {"x": jax.ShapeDtypeStruct((3,), np.float32), "i": jax.ShapeDtypeStruct((), np.int32)}
 
@@ -284,6 +286,16 @@ def test_bad_input_is_refused():
         ring.finish(4)
     with pytest.raises(jk.ring.RingError, match="index 3 is behind the end"):
         ring.put(batch(3), index=3)
+
+
+def test_memory_of_another_build_is_refused():
+    library = registry.module("cpu")
+    ring = functools.partial(library.Ring, [("float32", 4, [2], -1)], 2, 0, 0, -1.0)
+    wanted = r"; wanted jaxkern\.ring\.Allocator\.v\d.* install jaxkern again"
+    with pytest.raises(TypeError, match="name is jaxkern.ring.ProgramAccess" + r".*" + wanted):
+        ring(library.ring_access())
+    with pytest.raises(TypeError, match="name is missing" + wanted):
+        ring(next(iter(library.registrations().values())))
 
 
 def test_wide_dtypes_are_taken_as_jax_takes_them():

@@ -238,7 +238,7 @@ def test_damaged_files_are_refused(case, interrupted):
         ({"sigma": 0.1}, "sigma"),
         ({"loss": "huber"}, "loss"),
         ({"scaling": "constant"}, "scaling"),
-        ({"ftol": 1e-3}, "ftol"),
+        ({"ftol": 1e-3}, r"tolerances \(there \[1e-08, 1e-08, 1e-08, None\]"),
         ({"keep": np.arange(N) != 5}, "frames"),
         ({"strategy": "CHUNKED"}, "strategy"),
     ],

@@ -50,7 +50,8 @@ def fingerprint_of(
         "strategy": [data.strategy.value, data.chunk_rows],
         "on_bad_chunk": problem.streaming.on_bad_chunk,
         "multistart": multistart,
-        **problem.solver,
+        "tolerances": [problem.solver[name] for name in ("ftol", "xtol", "gtol", "max_nfev")],
+        "x_scale": problem.solver["x_scale"],
     }
     return {
         "data": [list(data.shape), np.dtype(data.dtype).str, digest(sample.rows, sample.values)],
