@@ -91,6 +91,14 @@ def test_mixing_in_other_dtypes(run, dtype):
     assert_close(run(aug, U8, params), reference(aug, U8, params, dtype), odd_levels=0.01)
 
 
+def test_a_tie_between_bfloat16_numbers_goes_to_the_even_one(run):
+    values = np.asarray([1.0, 1 + 2**-7, 1 + 2 * 2**-7, 1 + 3 * 2**-7], np.float32)
+    pair = np.stack([values[:-1], values[1:]]).reshape(2, 1, 3, 1)
+    aug = im.Compose([im.MixUp(per_sample=True)], dtype=jnp.bfloat16)
+    out = run(aug, jnp.asarray(pair, jnp.bfloat16), ({"lam": np.full(2, 0.5, np.float32)},))
+    np.testing.assert_array_equal(np.asarray(out, np.float32)[0].ravel(), values[[0, 2, 2]])
+
+
 def test_cutmix_labels_follow_clipped_box(run):
     """A box that leaves the image counts only with what is inside, whatever `lam` says."""
     aug = im.Compose([im.CutMix()])
