@@ -2,10 +2,11 @@
 
 namespace {
 
-// Mixes elements [begin, end) where all arrays share one index.
+// Mixes elements [begin, end) where all arrays share one index. Inlined into its three places it is
+// slower by a half.
 template <Dtype dtype>
-void mix_range(const void* x, const void* partner, float lambda, int64_t begin, int64_t end,
-               void* output) {
+__attribute__((noinline)) void mix_range(const void* x, const void* partner, float lambda,
+                                         int64_t begin, int64_t end, void* output) {
   for (int64_t i = begin; i < end; ++i) {
     float value = mix_value(load_value<dtype>(x, i), load_value<dtype>(partner, i), lambda);
     if (dtype == Dtype::kU8) value = round_value(Rounding::kNearest, value);

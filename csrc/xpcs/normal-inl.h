@@ -172,19 +172,26 @@ inline void contract_columns(const TileWork& work, const StateLayout& layout, No
       store(weighted + v * kDoubles, load(q + v * kDoubles) * load(t + v * kDoubles));
     }
   };
-  for (int32_t k = 0; k < a + x; ++k) {
-    const bool shear = k >= a;
+  for (int32_t k = 0; k < a; ++k) {
     const double* t = s->table[k];
-    const double turned = shear ? 1 : sign;
     double* gram = s->gram + (2 + k) * basis;
-    gram[0] -= turned * once(s->column[shear ? kH : kS], t);
-    gram[1] -= turned * once(s->column[shear ? kHF : kSF], t);
-    s->rhs[2 + k] -= turned * once(s->column[shear ? kHB : kSB], t);
-    weigh(shear ? s->column[kHH] : ss, t);
-    for (int32_t l = k; l < (shear ? a + x : a); ++l) gram[2 + l] += once(weighted, s->table[l]);
-    if (shear || x == 0) continue;
+    gram[0] -= sign * once(s->column[kS], t);
+    gram[1] -= sign * once(s->column[kSF], t);
+    s->rhs[2 + k] -= sign * once(s->column[kSB], t);
+    weigh(ss, t);
+    for (int32_t l = k; l < a; ++l) gram[2 + l] += once(weighted, s->table[l]);
+    if (x == 0) continue;
     weigh(s->column[kSH], t);
-    for (int32_t l = a; l < a + x; ++l) gram[2 + l] += sign * once(weighted, s->table[l]);
+    for (int32_t l = 0; l < x; ++l) gram[2 + a + l] += sign * once(weighted, s->table[a + l]);
+  }
+  for (int32_t k = 0; k < x; ++k) {
+    const double* t = s->table[a + k];
+    double* gram = s->gram + (2 + a + k) * basis;
+    gram[0] -= once(s->column[kH], t);
+    gram[1] -= once(s->column[kHF], t);
+    s->rhs[2 + a + k] -= once(s->column[kHB], t);
+    weigh(s->column[kHH], t);
+    for (int32_t l = k; l < x; ++l) gram[2 + a + l] += once(weighted, s->table[a + l]);
   }
 }
 
@@ -194,25 +201,27 @@ inline void contract_rows(const StateLayout& layout, int64_t rows, NormalScratch
   for (int64_t i = 0; i < rows; ++i) {
     const auto sum = [&](Sum which) { return s->row_sum[which][i]; };
     const auto table = [&](int32_t k) { return s->row_table[k][i]; };
-    // The products of table k with tables [first, end), of which the tables' own sums are `of`.
-    const auto products = [&](int32_t k, int32_t first, int32_t end, Sum q, const auto& of) {
-      double* gram = s->gram + (2 + k) * basis + 2;
-      for (int32_t l = first; l < end; ++l) {
-        gram[l] += table(k) * (table(l) * sum(q) - of[l][i]) - table(l) * of[k][i];
-      }
-    };
-    for (int32_t k = 0; k < a + x; ++k) {
-      const bool shear = k >= a;
+    for (int32_t k = 0; k < a; ++k) {
       const double t = table(k);
       double* gram = s->gram + (2 + k) * basis;
-      gram[0] += t * sum(shear ? kH : kS);
-      gram[1] += t * sum(shear ? kHF : kSF);
-      s->rhs[2 + k] += t * sum(shear ? kHB : kSB);
-      if (shear) {
-        products(k, k, a + x, kHH, s->row_hh);
-      } else {
-        products(k, k, a, kSS, s->row_ss);
-        products(k, a, a + x, kSH, s->row_sh);
+      gram[0] += t * sum(kS);
+      gram[1] += t * sum(kSF);
+      s->rhs[2 + k] += t * sum(kSB);
+      for (int32_t l = k; l < a; ++l) {
+        gram[2 + l] += t * (table(l) * sum(kSS) - s->row_ss[l][i]) - table(l) * s->row_ss[k][i];
+      }
+      for (int32_t l = a; l < a + x; ++l) {
+        gram[2 + l] += t * (table(l) * sum(kSH) - s->row_sh[l][i]) - table(l) * s->row_sh[k][i];
+      }
+    }
+    for (int32_t k = a; k < a + x; ++k) {
+      const double t = table(k);
+      double* gram = s->gram + (2 + k) * basis;
+      gram[0] += t * sum(kH);
+      gram[1] += t * sum(kHF);
+      s->rhs[2 + k] += t * sum(kHB);
+      for (int32_t l = k; l < a + x; ++l) {
+        gram[2 + l] += t * (table(l) * sum(kHH) - s->row_hh[l][i]) - table(l) * s->row_hh[k][i];
       }
     }
   }

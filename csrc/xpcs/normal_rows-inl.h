@@ -23,9 +23,15 @@ inline void prefetch_rows(const NormalWork& work, const Tile& tile, int64_t row0
 // `count` values from element `at` of the data, as doubles.
 inline void read_data(const NormalWork& work, int64_t at, int64_t count, double* out) {
   switch (work.data_type) {
-    case DataType::kF64:
-    case DataType::kF32:
-      return read_reals({work.data, work.data_type == DataType::kF32}, at, count, out);
+    case DataType::kF64: {
+      std::memcpy(out, static_cast<const double*>(work.data) + at, count * sizeof(double));
+      return;
+    }
+    case DataType::kF32: {
+      const float* from = static_cast<const float*>(work.data) + at;
+      for (int64_t j = 0; j < count; ++j) out[j] = from[j];
+      return;
+    }
     case DataType::kF16: {
       const uint16_t* from = static_cast<const uint16_t*>(work.data) + at;
       int64_t j = 0;
