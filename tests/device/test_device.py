@@ -57,6 +57,13 @@ def test_limits_of_slurm_and_of_the_user_are_heeded(monkeypatch):
     assert "limit 0.5 GiB" in str(status)
 
 
+def test_a_limit_that_is_none_is_not_told(monkeypatch):
+    monkeypatch.setattr("jaxkern.device.status.memory_limit", lambda: 2.0**20)
+    status = get_device_status()
+    assert status.memory_limit_bytes is None
+    assert "no limit on this process" in str(status)
+
+
 def test_affinity_is_heeded():
     code = "import jaxkern.device as d; print(d.get_device_status().usable_cpus)"
     one = min(os.sched_getaffinity(0))
