@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 
@@ -57,6 +58,13 @@ class BatchSource:
         Native threads then take them instead, without Python.
         """
         return None
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Field -> where its images lie, which `gather` decodes; `row_arrays` has the other fields.
+
+        Native threads then decode what a Compose needs of them, without Python.
+        """
+        return {}
 
     def __getitem__(self, index: int) -> Data:
         """One record."""
