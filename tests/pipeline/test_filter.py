@@ -4,6 +4,7 @@ delivered, errors that take batches with them, and threads that outlive an itera
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import threading
@@ -199,10 +200,8 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
     for number in range(len(wanted) + 1):
         begun = iter(make(workers))
         for _ in range(number):
-            try:
+            with contextlib.suppress(ValueError):
                 next(begun)
-            except ValueError:
-                pass
         resumed = iter(make(2 - workers))
         resumed.set_state(json.loads(json.dumps(begun.get_state())))
         # A state is behind the last batch: an error comes again until one behind it has come.
