@@ -6,6 +6,7 @@ from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorCon
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
@@ -34,6 +35,7 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Explanation",
+    "Filter",
     "HDF5Source",
     "ImageFolder",
     "OperatorNode",
