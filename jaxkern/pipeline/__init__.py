@@ -15,6 +15,7 @@ from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
 from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
+from jaxkern.pipeline.packing import Pack as Pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
@@ -24,6 +25,7 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.tokens import TokenSource as TokenSource
 
 __all__ = [
     "ArraySource",
@@ -40,6 +42,7 @@ __all__ = [
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "Pack",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",
@@ -48,6 +51,7 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TokenSource",
     "from_source",
     "prefetch_to_device",
 ]
