@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from jaxkern.pipeline.columns import ImageColumn
 from jaxkern.pipeline.hdf5 import HDF5Source
+from jaxkern.pipeline.images import EncodedSource
 from jaxkern.pipeline.source import ArraySource, BatchSource, RecordSource
 
 
@@ -24,6 +26,9 @@ def as_source(source: Any) -> BatchSource:
     if isinstance(source, BatchSource):
         return source
     if isinstance(source, Mapping):
+        images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
+        if images:
+            return EncodedSource(images, {k: v for k, v in source.items() if k not in images})
         if any(_is_hdf5(value) for value in source.values()):
             return HDF5Source(source)
         return ArraySource(source)
