@@ -30,7 +30,8 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
-  jaxkern::image::define_producers(m);
+  jaxkern::image::define_chain_producer(m);
+  jaxkern::image::define_jpeg(m);
   jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);

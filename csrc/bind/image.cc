@@ -81,7 +81,7 @@ nb::object encoded_producer(const Integers& filter, const Integers& size, const 
 
 }  // namespace
 
-void define_producers(nb::module_& module) {
+void define_chain_producer(nb::module_& module) {
   module.def("image_chain_producer", &chain_producer, nb::kw_only(), nb::arg("filter"),
              nb::arg("size"), nb::arg("erasures"), nb::arg("rounding"), nb::arg("layout"),
              nb::arg("channels"), nb::arg("source_dtype"), nb::arg("output_dtype"),

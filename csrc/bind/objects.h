@@ -24,7 +24,8 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
 }
 
 namespace image {
-void define_producers(nanobind::module_& module);
+void define_chain_producer(nanobind::module_& module);
+void define_jpeg(nanobind::module_& module);
 }
 namespace performance {
 void define_probes(nanobind::module_& module);         // of the CPU module
