@@ -59,7 +59,9 @@ def native_work(
 
 def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
     arrays = node.source.row_arrays()
-    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
+    if node.source.encoded_images():
+        return None
+    if not arrays or (node.remainder == "pad" and "mask" in arrays):
         return None
     for array in arrays.values():
         if not array.dtype.isnative or (array.size and not array[0].flags.c_contiguous):

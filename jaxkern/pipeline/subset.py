@@ -60,6 +60,10 @@ class Subset(BatchSource):
         """The source's batch of these records."""
         return self.source.gather(self.indices[records], out)
 
+    def check(self, records: np.ndarray) -> None:
+        """As the source's."""
+        self.source.check(self.indices[records])
+
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Views of the source's arrays, where the indices have one step."""
         arrays = self.source.row_arrays()
