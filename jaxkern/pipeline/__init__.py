@@ -16,6 +16,8 @@ from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
 from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
+from jaxkern.pipeline.packed import PackedSource as PackedSource
+from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
@@ -42,6 +44,7 @@ __all__ = [
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "PackedSource",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",
@@ -51,5 +54,6 @@ __all__ = [
     "Stage",
     "Subset",
     "from_source",
+    "pack",
     "prefetch_to_device",
 ]

@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from jaxkern.pipeline.columns import ImageColumn
 from jaxkern.pipeline.hdf5 import HDF5Source
 from jaxkern.pipeline.images import EncodedSource
+from jaxkern.pipeline.packed import PackedSource
+from jaxkern.pipeline.packed_format import SUFFIX
 from jaxkern.pipeline.source import ArraySource, BatchSource, RecordSource
 
 
@@ -32,10 +34,13 @@ def as_source(source: Any) -> BatchSource:
         if any(_is_hdf5(value) for value in source.values()):
             return HDF5Source(source)
         return ArraySource(source)
+    if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(SUFFIX):
+        return PackedSource(source)
     if isinstance(source, str | os.PathLike) or not isinstance(source, RandomAccessSource):
         raise TypeError(
-            f"source is {source!r:.80}; wanted a dict of arrays, or anything with len() and [i] "
-            "that gives dicts; jaxkern.pipeline has ArraySource, HDF5Source and ImageFolder"
+            f"source is {source!r:.80}; wanted a dict of arrays, the name of a packed file (.jkp), "
+            "or anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
+            "HDF5Source and ImageFolder"
         )
     return RecordSource(source)
 

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.backend import current_backend
+from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.epoch import Epoch
+from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
 from jaxkern.ring import Assembly, RingStats
 
@@ -46,7 +49,7 @@ class NativeBatches:
         }
         self._assembly = Assembly(
             work.arrays,
-            _orders(epoch, batches),
+            _orders(epoch, batches, work.source),
             stream.batch_size,
             capacity=capacity,
             workers=min(threads, num_threads()),
@@ -91,10 +94,27 @@ def native_batches(epoch: Epoch, *args: Any) -> NativeBatches | None:
     return NativeBatches(work, epoch, *args)
 
 
-def _orders(epoch: Epoch, batches: range) -> Iterator[np.ndarray]:
+def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray]:
+    """The records of batches, some together; raises in the place of one that must not be read."""
     stream = epoch.plan.stream
+    assert isinstance(vertex.node, SourceNode)
+    source = vertex.node.source
     step = max(1, _RECORDS // stream.batch_size)
     for first in range(batches.start, batches.stop, step):
         last = min(first + step, batches.stop) - 1
         rows = range(stream.rows_of(first).start, stream.rows_of(last).stop)
-        yield epoch.records(stream, rows)
+        records = epoch.records(stream, rows)
+        try:
+            source.check(records)
+        except Exception:
+            for batch in range(first, last + 1):
+                here = stream.rows_of(batch)
+                part = records[here.start - rows.start : here.stop - rows.start]
+                try:
+                    source.check(part)
+                except Exception as error:
+                    note(error, "in batch {} of epoch {}", batch, epoch.number)
+                    raise
+                yield part
+        else:
+            yield records
