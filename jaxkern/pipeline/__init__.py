@@ -7,6 +7,7 @@ from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorCon
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -39,6 +40,7 @@ __all__ = [
     "ElementOperatorConfig",
     "Encoded",
     "Explanation",
+    "Filter",
     "HDF5Source",
     "ImageFiles",
     "ImageFolder",
