@@ -1,5 +1,6 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
+from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
@@ -8,6 +9,7 @@ from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
 from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
+from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
 from jaxkern.pipeline.nodes import Cache as Cache
@@ -15,7 +17,8 @@ from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
 from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
-from jaxkern.pipeline.packing import Pack as Pack
+from jaxkern.pipeline.packed import PackedSource as PackedSource
+from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
@@ -25,7 +28,8 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
-from jaxkern.pipeline.tokens import TokenSource as TokenSource
+from jaxkern.pipeline.token_packing import Pack as Pack
+from jaxkern.pipeline.token_source import TokenSource as TokenSource
 
 __all__ = [
     "ArraySource",
@@ -36,13 +40,16 @@ __all__ = [
     "Element",
     "ElementOperator",
     "ElementOperatorConfig",
+    "Encoded",
     "Explanation",
     "Filter",
     "HDF5Source",
+    "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
     "Pack",
+    "PackedSource",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",
@@ -53,5 +60,6 @@ __all__ = [
     "Subset",
     "TokenSource",
     "from_source",
+    "pack",
     "prefetch_to_device",
 ]

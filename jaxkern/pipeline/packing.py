@@ -1,376 +1,185 @@
-"""Pack: documents of tokens in rows of one length, a pipeline's batches."""
+"""Packing a source: threads encode its records, and one writes them in order, file by file."""
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+import collections
+import concurrent.futures
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
-from jaxkern.pipeline.nodes import EpochOrder, SourceNode
-from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, FlowStart, Rows, SequentialNode
+from jaxkern.core.failures import note
+from jaxkern.core.progress import ProgressBar
+from jaxkern.core.threads import num_threads
+from jaxkern.core.version import __version__
+from jaxkern.pipeline.as_source import as_source
+from jaxkern.pipeline.packed import PackedSource
+from jaxkern.pipeline.packed_format import SUFFIX
+from jaxkern.pipeline.packed_records import PackedRecord, PackFormat, RecordEncoder, Stored
+from jaxkern.pipeline.packed_writer import PackedWriter
 from jaxkern.pipeline.source import BatchSource
-from jaxkern.pipeline.subset import Subset
-from jaxkern.pipeline.tokens import TokenSource
-from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
-from jaxkern.tokens import Rows as TokenRows
-from jaxkern.tokens.packing import MARKS, Method, Overlong
-
-_DOCUMENTS = 1024  # looked up together
 
 
-class Pack(SequentialNode):
-    """Packs documents of tokens into rows of one length; a batch is [batch_size, length].
+def pack(
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    format: str = "npy",
+    max_side: int | None = None,
+    images: Sequence[str] = ("image",),
+    shards: int | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> list[Path]:
+    """Writes a source's records into a packed file, which `from_source` reads through a map.
 
-    A batch holds the fields, int32, with `pad_id` behind the last token of a row, and
-    ``"segment_ids"`` (1, 2, ... by document in the row, 0 in padding), ``"positions"`` (in the
-    segment, from 0) and ``"loss_mask"`` (bool: neither padding nor the first token of a segment),
-    see `jaxkern.tokens.pack`. Other fields are dropped. ``iterator.packing`` tells how full the
-    rows are. How many rows an epoch has is known at its end: ``len(pipeline)`` raises.
-
-    Behind a `TokenSource`, or a `Subset` of one, native code takes the documents from where they
-    lie, in the epoch's order. Behind other nodes a document is a row of a batch whose field
-    `lengths` tells its tokens; those behind them are padding.
+    Files appear whole, under their names, or not at all. A call that was interrupted or killed is
+    continued by the same call, with the bytes of one that was not; the bytes do not depend on the
+    number of threads.
 
     Args:
-      length: of a row.
-      fields: which fields are packed, all in the same places.
-      method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
-      long: what becomes of a document longer than a row: "error" in its batch's place, "split",
-        "truncate" or "drop", see `jaxkern.tokens.pack`.
-      max_open_bins: rows in the making; more of them leave less padding and make states larger.
-      pad_id: what stands in padding; a dict by field where they differ.
-      lengths: the field with the tokens of each document, behind nodes other than a source.
-      batch_size: rows of a batch; None for the batch_size before it.
-    Raises: ValueError that names the argument.
+      source: as for `from_source`.
+      path: of the file, NAME.jkp.
+      format: "npy": all arrays as they are, of any shapes. "raw": the same, and `images` are
+        uint8 [H, W, C] that may be resized. "jpeg:90": images as JPEG files of that quality; a
+        source's own JPEG files are taken as they are where they are not to be resized.
+      max_side: that no side of an image exceeds; larger ones are resized, antialiased, once.
+      images: the fields that are images.
+      shards: how many files to write instead, NAME-00000-of-00064.jkp and so on, each with the
+        records behind those of the one before.
+      threads: that read and encode; as many as there are cores if not given.
+      overwrite: whether files that are there are replaced; otherwise they are errors.
+      progress: whether to show a bar.
+    Returns: the paths of the files.
+    Raises:
+      FileExistsError: for a file that is there.
+      BlockingIOError: where another process packs it.
+      TypeError, ValueError: for what cannot be packed, with its record; and what the source raises.
 
-    >>> import jaxkern as jk
-    >>> source = jk.pipeline.TokenSource([[1, 2, 3], [4, 5, 6, 7], [8]])
-    >>> pipe = jk.from_source(source, batch_size=2) >> jk.pipeline.Pack(4)
-    >>> [(b["tokens"].tolist(), b["segment_ids"].tolist()) for b in pipe]
-    [([[4, 5, 6, 7], [1, 2, 3, 8]], [[1, 1, 1, 1], [1, 1, 1, 2]])]
+    >>> import tempfile, numpy as np, jaxkern as jk
+    >>> path = tempfile.mkdtemp() + "/numbers.jkp"
+    >>> [file] = jk.pipeline.pack({"x": np.arange(5.0)}, path, progress=False)
+    >>> sorted(float(x) for batch in jk.from_source(path, 2, shuffle=True) for x in batch["x"])
+    [0.0, 1.0, 2.0, 3.0, 4.0]
     """
-
-    name = "pack"
-
-    def __init__(
-        self,
-        length: int,
-        fields: Sequence[str] = ("tokens",),
-        method: Method = "first-fit",
-        *,
-        long: Overlong = "error",
-        max_open_bins: int = 64,
-        pad_id: int | Mapping[str, int] = 0,
-        lengths: str = "length",
-        batch_size: int | None = None,
-    ) -> None:
-        self.packer = lambda: RowPacker(length, method, long=long, max_open_bins=max_open_bins)
-        self.packer()  # raises what is wrong
-        self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
-        if not self.fields or {*self.fields} & {*MARKS, lengths}:
-            raise ValueError(
-                f"fields is {fields!r}; wanted fields with tokens, none of them named "
-                f"{', '.join(map(repr, [*MARKS, lengths]))}"
+    if max_side is not None:
+        max_side = whole_number("max_side", max_side, 1)
+    threads = num_threads() if threads is None else whole_number("threads", threads, 1)
+    form = PackFormat.of(format, max_side, images)
+    reader = as_source(source)
+    if len(reader) == 0:
+        raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
+    paths = shard_paths(Path(path), len(reader), shards)
+    _check_free(paths, overwrite)
+    encoder = RecordEncoder(reader, form)
+    about = _about(reader, form)
+    found = _digest(reader, about, encoder)
+    purpose = hashlib.blake2b(f"{found} {reader.describe()} {_files(reader, True)}".encode())
+    with ProgressBar(progress, "packing", "records") as bar:
+        bar.update(done=0, total=len(reader))
+        for number, shard in enumerate(paths):
+            records = range(
+                len(reader) * number // len(paths), len(reader) * (number + 1) // len(paths)
             )
-        self.pad_id, self.lengths = pad_id, lengths
-        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
-        self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
-        self._source: BatchSource | None = None
-
-    def describe(self) -> str:
-        size = "" if self.batch_size is None else f", rows {self.batch_size}"
-        return f"Pack({self._options}{size})"
-
-    def behind(self, vertex: Vertex) -> PipelineNode:
-        """With the source's documents where it stands behind a source that has such."""
-        node = copy.copy(self)
-        node._source = None
-        if isinstance(vertex.node, SourceNode) and _documents_of(vertex.node.source) is not None:
-            node._source = vertex.node.source
-            found = _documents_of(node._source)
-            assert found is not None
-            missing = [name for name in self.fields if name not in found[0].fields]
-            if missing:
-                raise ValueError(
-                    f"the source has no field {missing[0]!r}; it has {sorted(found[0].fields)}"
-                )
-        return node
-
-    def rows(self, block: Block) -> Rows:
-        """The tokens of a block's documents behind each other, and their lengths."""
-        count = len(block.records)
-        missing = [name for name in (*self.fields, self.lengths) if name not in block.data]
-        if missing:
-            raise ValueError(
-                f"the batch has no field {missing[0]!r}; it has {sorted(block.data)}: give the "
-                "fields with the tokens as fields=, and the one with their numbers as lengths="
-            )
-        lengths = np.asarray(block.data[self.lengths]).astype(np.int64)
-        found: Data = {self.lengths: lengths}
-        for name in self.fields:
-            values = np.asarray(block.data[name])
-            if values.ndim != 2 or lengths.shape != (count,):
-                raise ValueError(
-                    f"{name!r} is {values.dtype}{list(values.shape)} with lengths "
-                    f"{list(lengths.shape)}; wanted documents [N, most] and their lengths [N]"
-                )
-            if count and not (lengths.min() >= 0 and lengths.max() <= values.shape[1]):
-                raise ValueError(
-                    f"{self.lengths!r} is {lengths.min()} to {lengths.max()}; wanted 0 to "
-                    f"{values.shape[1]}, the columns of {name!r}"
-                )
-            found[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
-        return Rows(found, block.records, np.arange(count), count)
-
-    def flow(self, start: FlowStart) -> Flow:
-        place = start.place or {}
-        reader: _Reader
-        if self._source is None:
-            reader = _GivenDocuments(start, self.fields, self.lengths)
-        else:
-            reader = _SourceDocuments(start, self._source)
-        return _PackFlow(self, start.stream, _Window(reader, int(place.get("errors", 0))), place)
+            metadata = about
+            if shards is not None:
+                metadata = {**about, "set": found, "shard": [number, len(paths)]}
+                if not overwrite and shard.exists():
+                    _check_same(shard, metadata)  # of the call that this one continues
+                    continue
+            with PackedWriter(shard, encoder.fields, len(records), purpose.digest()) as writer:
+                bar.update(text=shard.name)
+                try:
+                    left = records[writer.done :]
+                    for made in _encoded(encoder, left, threads):
+                        for record in made:
+                            writer.write(record)
+                        bar.update(done=records.start + writer.done)
+                except BaseException as error:
+                    note(error, "{} of {} records are kept: the same call goes on behind them",
+                         records.start + writer.done, len(reader))  # fmt: skip
+                    raise
+                writer.finish(metadata)
+    return paths
 
 
-def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
-    """The documents that a source's records are, and which they are where not all in order."""
-    if type(source) is TokenSource:
-        return source.documents, None
-    if type(source) is Subset and (found := _documents_of(source.source)) is not None:
-        documents, chosen = found
-        return documents, source.indices if chosen is None else chosen[source.indices]
-    return None
+def shard_paths(path: Path, records: int, shards: int | None) -> list[Path]:
+    """The files of a set, or the one file."""
+    if path.suffix != SUFFIX:
+        raise ValueError(f"path is {path}; wanted a name that ends in {SUFFIX}")
+    if shards is None:
+        return [path]
+    shards = whole_number("shards", shards, 1)
+    if shards > records:
+        raise ValueError(f"shards is {shards} and there are {records} records; wanted one in each")
+    if shards > 99_999:
+        raise ValueError(f"shards is {shards}; wanted up to 99999, the digits of their names")
+    return [path.with_name(f"{path.stem}-{n:05}-of-{shards:05}{SUFFIX}") for n in range(shards)]
 
 
-class _Read(NamedTuple):
-    """Documents that were read together, or the error in their place.
-
-    Attributes:
-      before: where reading begins that has them again.
-      first: the number of the first one.
-      records, begins, lengths: int64 [M] of each.
-      fields: field -> values, among which they begin.
-    """
-
-    before: Any
-    first: int
-    records: np.ndarray
-    begins: np.ndarray
-    lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]
-    error: BaseException | None = None
-
-
-class _Reader(Protocol):
-    @property
-    def place(self) -> Any:
-        """Where the next read begins."""
-
-    def read(self, first: int) -> _Read | None:
-        """The next documents, the first of which gets this number; None behind the last."""
-
-
-class _SourceDocuments:
-    """Of a source, in the epoch's order."""
-
-    def __init__(self, start: FlowStart, source: BatchSource) -> None:
-        found = _documents_of(source)
-        assert found is not None
-        self._documents, self._chosen = found
-        self._order = EpochOrder(start.stream, start.epoch)
-        self._rows = start.stream.real_rows
-        self.place = 0 if start.place is None else int(start.place["at"])
-
-    def read(self, first: int) -> _Read | None:
-        before, self.place = self.place, min(self.place + _DOCUMENTS, self._rows)
-        if before >= self.place:
-            return None
-        records = self._order.records(range(before, self.place))
-        chosen = records if self._chosen is None else self._chosen[records]
-        self._documents.check_files()
-        places = self._documents.places(chosen)
-        return _Read(before, first, records, *places, self._documents.fields)
-
-
-class _GivenDocuments:
-    """The rows of the batches before the node."""
-
-    def __init__(self, start: FlowStart, fields: tuple[str, ...], lengths: str) -> None:
-        assert start.given is not None
-        self._given, self._fields, self._lengths = start.given, fields, lengths
-
-    @property
-    def place(self) -> Any:
-        return self._given.place
-
-    def read(self, first: int) -> _Read | None:
-        item = self._given.next()
-        if item is None:
-            return None
-        none = np.empty(0, np.int64)
-        if item.error is not None:
-            return _Read(item.before, first, none, none, none, {}, item.error)
-        lengths = item.value.data[self._lengths]
-        begins = np.cumsum(lengths) - lengths
-        fields = {name: item.value.data[name] for name in self._fields}
-        return _Read(item.before, first, item.value.records, begins, lengths, fields)
-
-
-class _Window:
-    """The documents from the oldest on that an open bin holds, numbered as they come."""
-
-    def __init__(self, reader: _Reader, raised: int) -> None:
-        self._reader = reader
-        self._raised = raised  # errors that were raised before, and come again
-        self._reads: deque[_Read] = deque()
-        self._count = 0
-
-    def read_with(self, number: int) -> _Read | None:
-        """What was read with this document, which may be read now; None behind the last.
-
-        Raises the error in the place of documents once.
-        """
-        while number >= self._count:
-            read = self._reader.read(self._count)
-            if read is None:
-                return None
-            self._reads.append(read)
-            self._count += len(read.lengths)
-            if read.error is not None:
-                if not self._raised:
-                    raise read.error
-                self._raised -= 1
-        return next(read for read in reversed(self._reads) if read.first <= number)
-
-    def place(self, oldest: int) -> tuple[dict[str, Any], int]:
-        """Where reading begins that has the documents from a number on, and the first one's number
-        there; what stands before is let go."""
-        while self._reads and self._reads[0].first + len(self._reads[0].lengths) <= oldest:
-            self._reads.popleft()
-        if not self._reads:
-            return {"at": self._reader.place}, self._count
-        errors = sum(read.error is not None for read in self._reads)
-        found = {"at": self._reads[0].before}
-        return found | ({"errors": errors} if errors else {}), self._reads[0].first
-
-    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where documents begin among the values that they were read with, and their lengths."""
-        found = [(read, n - read.first) for n in numbers.tolist() if (read := self.read_with(n))]
-        if len(found) != len(numbers):
-            raise ValueError("the state's bins hold documents that the epoch has not")
-        begins = [read.begins[at] for read, at in found]
-        lengths = [read.lengths[at] for read, at in found]
-        return np.array(begins, np.int64), np.array(lengths, np.int64)
-
-    def records(self, numbers: np.ndarray) -> np.ndarray:
-        """The records int64 [M] of documents."""
-        found = [(self.read_with(n), n) for n in numbers.tolist()]
-        return np.array([read.records[n - read.first] for read, n in found if read], np.int64)
-
-    def values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
-        """Rows, and the values among which their pieces lie: joined where there are several."""
-        last = self._reads[-1]
-        if all(read.fields is last.fields for read in self._reads if read.error is None):
-            return rows, last.fields
-        pieces = rows.pieces.copy()
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in last.fields}
-        for number, _, count, begin in pieces.tolist():
-            read = self.read_with(number)
-            assert read is not None
-            for name, values in read.fields.items():
-                parts[name].append(values[begin : begin + count])
-        pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
-        return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}
-
-
-class _PackFlow(Flow):
-    """Rows in batches: placed by the documents' lengths, then written by native code."""
-
-    def __init__(
-        self, node: Pack, stream: Stream, window: _Window, place: Mapping[str, Any]
-    ) -> None:
-        self._node, self._window = node, window
-        self._size, self._remainder = stream.batch_size, stream.remainder
-        self._packer = node.packer()
-        counts = dict(place.get("counts", {}))
-        self._dropped = counts.pop("dropped", 0)
-        self._stats = PackingStats(**counts)
-        #: documents that were an error in a batch's place and are passed over
-        self._passed = set(place.get("passed", ()))
-        if "packer" in place:
-            state = state_bins(place["packer"], window.places, self._packer)
-            self._packer.restore(*state)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        document, started, sizes, pieces = self._packer.bins()
-        oldest = int(pieces[:, 0].min(initial=document))
-        found, first = self._window.place(oldest)
-        pieces[:, 0] -= first
-        found["packer"] = bins_state(document - first, started, sizes, pieces)
-        if passed := [n - first for n in sorted(self._passed) if n >= document]:
-            found["passed"] = passed
-        found["counts"] = {**vars(self._stats), "dropped": self._dropped}
-        return found
-
-    def next(self) -> Block | None:
-        before, dropped = self._packer.bins(), self._dropped
+def _encoded(encoder: RecordEncoder, records: range, threads: int) -> Iterator[list[PackedRecord]]:
+    """The records in order, encoded by threads a little ahead."""
+    blocks = (records[i : i + encoder.block] for i in range(0, len(records), encoder.block))
+    with concurrent.futures.ThreadPoolExecutor(threads, "jaxkern-pack") as pool:
+        ahead: collections.deque[Any] = collections.deque()
         try:
-            self._fill()
-        except BaseException:
-            self._packer.restore(*before)  # and from there on without what has failed
-            self._dropped = dropped
-            raise
-        rows = self._packer.take()
-        count = len(rows.ends)
-        if not count or (self._remainder == "drop" and count < self._size):
-            return None
-        stats = rows.stats
-        firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
-        records = self._window.records(firsts)
-        if self._remainder == "pad" and count < self._size:
-            again = np.full(self._size - count, count - 1)
-            rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[again]]))
-            records = np.concatenate([records, records[again]])
-        rows, values = self._window.values(rows)
-        fields = {name: values[name] for name in self._node.fields}
-        data: Data = dict(packed_rows(rows, fields, self._node.pad_id))
-        if self._remainder == "pad":
-            data["mask"] = np.arange(self._size) < count
-        self._stats += stats
-        return Block(data, records)
+            for block in blocks:
+                ahead.append(pool.submit(encoder.encoded, block))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
 
-    def _fill(self) -> None:
-        """Places documents until a batch is complete, or all are placed."""
-        packer = self._packer
-        while packer.complete < self._size:
-            read = self._window.read_with(packer.document)
-            if read is None:
-                packer.flush(self._size)
-                return
-            at = packer.document - read.first
-            lengths = read.lengths[at:]
-            if any(n >= packer.document for n in self._passed):
-                lengths = lengths.copy()
-                for n in self._passed & {*range(packer.document, read.first + at + len(lengths))}:
-                    lengths[n - packer.document] = 0
-            overlong = np.empty(0, np.int64)
-            if packer.method != "concat-split" and packer.long in ("error", "drop"):
-                overlong = np.flatnonzero(lengths > packer.length)
-            stop = int(overlong[0]) if packer.long == "error" and overlong.size else len(lengths)
-            used = packer.add(read.begins[at : at + stop], lengths[:stop], self._size)
-            if packer.long == "drop":
-                self._dropped += int((overlong < used).sum())
-            if used == stop < len(lengths) and packer.complete < self._size:
-                self._passed.add(packer.document)
-                raise ValueError(
-                    f"record {read.records[at + stop]} has {lengths[stop]} tokens and a row "
-                    f'{packer.length}; say what becomes of it: Pack(..., long="split"), '
-                    '"truncate" or "drop"; or use longer rows'
-                )
+
+def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
+    """Raises where a file, or all of a set, is there; a part of a set may be continued."""
+    if not overwrite and all(path.exists() for path in paths):
+        raise FileExistsError(f"{paths[0]} is there already; remove it, or use overwrite=True")
+
+
+def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
+    if PackedSource(path).shard_metadata != metadata:
+        raise FileExistsError(
+            f"{path} is there already and is of another set; remove it, or use overwrite=True"
+        )
+
+
+def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
+    """What the files say of the whole; nothing of where or when they were made."""
+    about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
+    if form.max_side is not None:
+        about["max_side"] = form.max_side
+    if hasattr(source, "classes"):
+        about["classes"] = [str(name) for name in source.classes]
+    return about
+
+
+def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) -> str:
+    """Of the settings, and of what tells a source from another without reading it."""
+    digest = hashlib.blake2b(digest_size=8)
+    fields = [field.described() for field in encoder.fields]
+    digest.update(json.dumps([about, len(source), fields, _files(source, False)]).encode())
+    for record in (0, len(source) - 1):
+        for value in encoder.encoded(range(record, record + 1))[0].values():
+            digest.update(value.data if isinstance(value, Stored) else value.tobytes())
+    return digest.hexdigest()
+
+
+def _files(source: BatchSource, times: bool) -> list[Any]:
+    """The files of a source of files: names below their folder, sizes, and times of change."""
+    root = getattr(source, "root", "/")
+    found: list[Any] = []
+    for path in getattr(source, "files", ()):
+        status = os.stat(path)
+        found.append([os.path.relpath(path, root), status.st_size])
+        if times:
+            found[-1].append(status.st_mtime_ns)
+    return found

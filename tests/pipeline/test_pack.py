@@ -130,6 +130,7 @@ def test_a_document_longer_than_a_row(way):
     lengths[40] = 29
     wanted = [d for d in documents() if len(d) <= 28]
     assert len(wanted) < len(LENGTHS)
+    told = set()
     for state_at in (0, 1, 2, 5, None):
         iterator, outcomes = iter(piped(way, Pack(28, max_open_bins=3))), []
         while True:
@@ -142,12 +143,13 @@ def test_a_document_longer_than_a_row(way):
             except StopIteration:
                 break
             except ValueError as error:
-                assert "has 29 tokens and a row 28" in str(error)
+                told.add(str(error).partition(" ")[2].partition(";")[0])
                 outcomes.append(None)
         rows = np.concatenate([np.asarray(o["tokens"]) for o in outcomes if o is not None])
         assert sorted(rows[rows > 0].tolist()) == np.concatenate(wanted).tolist()
         if state_at is None:
             assert sum(o is None for o in outcomes) == len(LENGTHS) - len(wanted)
+    assert {text.partition(" ")[2] for text in told} == {"has 29 tokens and a row 28"}
     pipe = piped(way, Pack(28, long="drop"))
     iterator = iter(pipe)
     rows = column(epoch_of(iterator), "tokens")
@@ -208,8 +210,8 @@ def test_several_fields_and_a_value_that_is_no_int32():
         except StopIteration:
             break
         except ValueError as error:
-            assert "1099511627776 among its values, at 57" in str(error)
             outcomes.append(error)
+    assert "1099511627776 among its values, at 57" in str(outcomes[1])
     assert [isinstance(o, ValueError) for o in outcomes] == [False, True, False]
     np.testing.assert_array_equal(outcomes[0]["next"], outcomes[0]["tokens"] + 1)
     one = epoch_of(jk.from_source(TokenSource(fields, offsets), 2) >> Pack(20))
