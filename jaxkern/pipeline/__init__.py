@@ -17,6 +17,7 @@ from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.pipeline import from_stream as from_stream
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
@@ -49,5 +50,6 @@ __all__ = [
     "Stage",
     "Subset",
     "from_source",
+    "from_stream",
     "prefetch_to_device",
 ]

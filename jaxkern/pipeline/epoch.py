@@ -101,8 +101,9 @@ class PipelinePlan:
         stream = dataclasses.replace(node.stream(given), cut=vertex)
         if vertex in self._before_cuts:
             return dataclasses.replace(stream, remainder="partial")
-        wanted = {v.node.remainder for v in vertex.ordered() if isinstance(v.node, SourceNode)}
-        return dataclasses.replace(stream, remainder=wanted.pop()) if wanted else stream
+        first = vertex.ordered()[0].node
+        wanted = first.remainder if isinstance(first, SourceNode | SequentialNode) else None
+        return stream if wanted is None else dataclasses.replace(stream, remainder=wanted)
 
     @functools.cached_property
     def _before_cuts(self) -> set[Vertex]:
@@ -160,6 +161,12 @@ class PipelinePlan:
         """A unit with the usual shapes; reads the first batch where none has been made yet."""
         if self.first is not None:
             return self.first
+        once = next((v.node for v in self.vertices if getattr(v.node, "once", False)), None)
+        if once is not None:
+            raise RuntimeError(
+                f"{once.describe()} can be read only once: the shapes are known when an iteration "
+                "has made the first batch, or of a stream that a function opens anew"
+            )
         with contextlib.closing(Epoch(self, 0)) as epoch:
             if not epoch.pull(0):
                 raise ValueError("the epoch has no batch, and its shapes are not known")

@@ -81,6 +81,10 @@ class SequentialNode(PipelineNode):
 
     #: batches of this size; None for the size of what is before
     batch_size: int | None = None
+    #: of a source: what becomes of the rows that fill no batch
+    remainder: Remainder | None = None
+    #: whether what is before can be read from its beginning one time only
+    once: bool = False
     #: whether rows that do not come out are counted as "dropped"
     drops: bool = False
 
