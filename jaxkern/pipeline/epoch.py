@@ -16,6 +16,7 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
@@ -205,6 +206,7 @@ class Epoch:
         self.number = number
         #: the number of batches, or more while it is unknown
         self.batches = plan.stream.batches
+        self._threads, self._ahead = threads, ahead
         self._flows = Flows(self, number, threads, ahead)
         self._places: dict[int, dict[str, Any] | None] = {start: place}
         self._opened = False
@@ -258,6 +260,14 @@ class Epoch:
     def place(self, batch: int) -> dict[str, Any] | None:
         """Where the sequential node is before a batch, or the end; see `Flow.place`."""
         return self._places.get(batch)
+
+    def numbered(self, number: int) -> Epoch:
+        """Another epoch of the same plan."""
+        return Epoch(self.plan, number, threads=self._threads, ahead=self._ahead)
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+        return self._flows.feed(vertex, self.number, at)
 
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxkern.core.arguments import whole_number
@@ -99,7 +100,8 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
         )
     starts = np.cumsum([0, *counts])[:-1]
     within = np.arange(sum(counts)) - np.repeat(starts, counts)
-    return np.repeat(records.astype(np.int64) * PARTS, counts) + within
+    ids: np.ndarray = np.repeat(records.astype(np.int64) * PARTS, counts) + within
+    return ids
 
 
 class Window(SequentialNode):
@@ -216,6 +218,6 @@ class _WindowFlow(Flow):
         rows = (starts[:, None] + np.arange(self._size)).reshape(-1)
         joined = row.joined([(given.data, rows)])
         shape = (windows, self._size)
-        data = {name: value.reshape(*shape, *value.shape[1:]) for name, value in joined.items()}
+        data = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), joined)
         block = Block(data, given.records[starts])
         return with_remainder(block, self._batch, self._remainder)

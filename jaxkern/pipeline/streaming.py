@@ -77,6 +77,7 @@ class StreamNode(SequentialNode):
 
     def stream(self, inputs: Any) -> Stream:
         assert self.batch_size is not None
+        assert self.remainder is not None
         shuffle = bool(self.shuffle_buffer)
         return Stream(
             UNKNOWN, UNKNOWN, self.batch_size, self.remainder, self.seed, shuffle, self.shard
@@ -216,7 +217,7 @@ class _Reader:
             first = node.initial(lambda: _jsonable(get())) if same else None
             if same or self._given is not None:
                 put(_native(first if self._given is None else self._given))
-        iterator = iter(opened)
+        iterator: Iterator[Any] = iter(opened)
         if own is None and by_state:
             own = _state_methods(iterator)
             if own is not None and self._given is not None:
