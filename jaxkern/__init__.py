@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxkern import random as random
     from jaxkern import ring as ring
     from jaxkern import testing as testing
+    from jaxkern import tokens as tokens
     from jaxkern import xpcs as xpcs
     from jaxkern.device.doctor import doctor as doctor
     from jaxkern.performance import (
@@ -70,6 +71,7 @@ __all__ = [
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 ]
 
@@ -84,6 +86,7 @@ _DOMAINS = (
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 )
 _HOMES = {
