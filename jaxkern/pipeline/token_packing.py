@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
 from jaxkern.pipeline.nodes import EpochOrder, SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Rows, SequentialNode
 from jaxkern.pipeline.source import BatchSource
 from jaxkern.pipeline.subset import Subset
 from jaxkern.pipeline.token_source import TokenSource
@@ -57,6 +58,7 @@ class Pack(SequentialNode):
     """
 
     name = "pack"
+    fresh = True
 
     def __init__(
         self,
@@ -70,7 +72,10 @@ class Pack(SequentialNode):
         lengths: str = "length",
         batch_size: int | None = None,
     ) -> None:
-        self.packer = lambda: RowPacker(length, method, long=long, max_open_bins=max_open_bins)
+        #: makes the packer of an epoch
+        self.packer = functools.partial(
+            RowPacker, length, method, long=long, max_open_bins=max_open_bins
+        )
         self.packer()  # raises what is wrong
         self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
         if not self.fields or {*self.fields} & {*MARKS, lengths}:
@@ -246,7 +251,8 @@ class _Window:
                 if not self._raised:
                     raise read.error
                 self._raised -= 1
-        return next(read for read in reversed(self._reads) if read.first <= number)
+        found: _Read = next(read for read in reversed(self._reads) if read.first <= number)
+        return found
 
     def place(self, oldest: int) -> tuple[dict[str, Any], int]:
         """Where reading begins that has the documents from a number on, and the first one's number
@@ -270,8 +276,9 @@ class _Window:
 
     def records(self, numbers: np.ndarray) -> np.ndarray:
         """The records int64 [M] of documents."""
-        found = [(self.read_with(n), n) for n in numbers.tolist()]
-        return np.array([read.records[n - read.first] for read, n in found if read], np.int64)
+        records = np.concatenate([read.records for read in self._reads])
+        found: np.ndarray = records[numbers - self._reads[0].first]
+        return found
 
     def values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
         """Rows, and the values among which their pieces lie: joined where there are several."""
@@ -304,8 +311,7 @@ class _PackFlow(Flow):
         #: documents that were an error in a batch's place and are passed over
         self._passed = set(place.get("passed", ()))
         if "packer" in place:
-            state = state_bins(place["packer"], window.places, self._packer)
-            self._packer.restore(*state)
+            self._packer.restore(*state_bins(place["packer"], window.places, self._packer))
 
     @property
     def place(self) -> dict[str, Any]:
@@ -319,7 +325,7 @@ class _PackFlow(Flow):
         found["counts"] = {**vars(self._stats), "dropped": self._dropped}
         return found
 
-    def next(self) -> Block | None:
+    def next(self) -> Deferred | None:
         before, dropped = self._packer.bins(), self._dropped
         try:
             self._fill()
@@ -340,10 +346,27 @@ class _PackFlow(Flow):
             records = np.concatenate([records, records[again]])
         rows, values = self._window.values(rows)
         fields = {name: values[name] for name in self._node.fields}
-        data: Data = dict(packed_rows(rows, fields, self._node.pad_id))
-        if self._remainder == "pad":
-            data["mask"] = np.arange(self._size) < count
         self._stats += stats
+        return Deferred(functools.partial(self._written, rows, fields, records, count))
+
+    def _written(
+        self,
+        rows: TokenRows,
+        fields: Mapping[str, np.ndarray],
+        records: np.ndarray,
+        count: int,
+        out: Data | None,
+    ) -> Block:
+        """The batch of rows, of which the first `count` are no padding."""
+        if out is not None and len(out[self._node.fields[0]]) != len(rows.ends):
+            out = None
+        data: Data = packed_rows(rows, fields, self._node.pad_id, out)
+        if self._remainder == "pad":
+            mask = np.arange(self._size) < count
+            if out is None:
+                data["mask"] = mask
+            else:
+                data["mask"][...] = mask
         return Block(data, records)
 
     def _fill(self) -> None:

@@ -44,8 +44,8 @@ class PackingStats:
         return self.tokens / places if places else 1.0
 
     def __add__(self, other: PackingStats) -> PackingStats:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return PackingStats(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        theirs = vars(other)
+        return PackingStats(**{name: mine + theirs[name] for name, mine in vars(self).items()})
 
     def __str__(self) -> str:
         return (
@@ -161,13 +161,14 @@ def bins_state(
     document: int, started: int, sizes: np.ndarray, pieces: np.ndarray
 ) -> dict[str, Any]:
     """What `RowPacker.bins` returns as a small dict, JSON-able, of documents' numbers alone."""
-    ends, numbers = np.cumsum(sizes).tolist(), pieces[:, 0].tolist()
+    split = np.flatnonzero(pieces[:, 1])
     return {
         "document": document,
         "started": started,
-        "bins": [numbers[a:b] for a, b in zip([0, *ends], ends, strict=False)],
-        # of what is left of a document that was split, which is in one bin at most
-        "starts": {str(n): start for n, start in pieces[:, :2].tolist() if start},
+        "bins": sizes.tolist(),
+        "documents": pieces[:, 0].tolist(),
+        # places in "documents" where a document does not begin, and its token there
+        "split": [split.tolist(), pieces[split, 1].tolist()],
     }
 
 
@@ -179,16 +180,17 @@ def state_bins(
     Args:
       places: documents int64 [M] -> where they begin and their lengths, as `Documents.places`.
     """
-    numbers = np.array([n for documents in state["bins"] for n in documents], np.int64)
+    numbers = np.array(state["documents"], np.int64)
     begins, lengths = places(numbers)
-    starts = np.array([state["starts"].get(str(n), 0) for n in numbers.tolist()], np.int64)
+    starts = np.zeros(len(numbers), np.int64)
+    starts[np.array(state["split"][0], np.int64)] = state["split"][1]
     counts = lengths - starts
     if packer.long == "truncate":
         counts = counts.clip(max=packer.length)
     if packer.method == "concat-split" and numbers.size and numbers[-1] == state["document"]:
         counts[-1] = state["started"] - starts[-1]
     pieces = np.stack([numbers, starts, counts, begins + starts], 1)
-    return state["document"], state["started"], [len(bin) for bin in state["bins"]], pieces
+    return state["document"], state["started"], state["bins"], pieces
 
 
 def packed_rows(

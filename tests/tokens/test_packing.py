@@ -246,13 +246,17 @@ def test_rows_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="another shape"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 7), np.int32)})
     documents = Documents(values, [0, 5, 10, 10])
-    for state in (
-        {"document": -1, "started": 0, "bins": [], "starts": {}},
-        {"document": 1, "started": 0, "bins": [[]], "starts": {}},
-        {"document": 0, "started": 0, "bins": [[0]] * 65, "starts": {}},
-        {"document": 3, "started": 0, "bins": [[0, 1]], "starts": {}},  # 10 tokens in a row of 8
-        {"document": 3, "started": 0, "bins": [[0]], "starts": {"0": 7}},
+    for document, bins, numbers, start in (
+        (-1, [], [], 0),
+        (1, [0], [], 0),
+        (0, [1] * 65, [0] * 65, 0),
+        (3, [2], [0, 1], 0),  # 10 tokens in a row of 8
+        (3, [1], [0], 7),
+        (3, [2], [0], 0),
+        (3, [-1, 2], [0], 0),
     ):
+        state = {"document": document, "started": 0, "bins": bins, "documents": numbers}
+        state["split"] = [[0], [start]] if start else [[], []]
         with pytest.raises(ValueError, match=r"."):
             packer.restore(*state_bins(state, documents.places, packer))
     packer = RowPacker(8)
