@@ -10,6 +10,7 @@ from jaxkern.image.geometric import (
     RandomVerticalFlip,
     Resize,
 )
+from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
 from jaxkern.image.producer import ChainProducer
 from jaxkern.image.ragged import Ragged
@@ -33,4 +34,5 @@ __all__ = [
     "Resize",
     "ToDtype",
     "Transform",
+    "decode_jpeg",
 ]
