@@ -12,7 +12,7 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
-from jaxkern.image.producer import ChainProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
@@ -22,6 +22,7 @@ __all__ = [
     "ChainProducer",
     "Compose",
     "CutMix",
+    "EncodedProducer",
     "MixUp",
     "Normalize",
     "Pad",
