@@ -36,6 +36,7 @@ NB_MODULE(_cpu, m) {
   jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);
+  jaxkern::tokens::define_packing(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");

@@ -70,6 +70,12 @@ class BatchSource:
         """What `Pipeline.explain` says of how the records are read; it may take a while."""
         return ()
 
+    def check(self, records: np.ndarray) -> None:
+        """Raises where one of these records int64 [N] must not be read.
+
+        It is asked before native threads read what `row_arrays` and `encoded_images` say.
+        """
+
     def __getitem__(self, index: int) -> Data:
         """One record."""
         return row_of(self.gather(np.array([range(len(self))[index]])), 0)

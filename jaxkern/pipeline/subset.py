@@ -77,6 +77,10 @@ class Subset(BatchSource):
         """Of the whole source."""
         return self.source.remarks()
 
+    def check(self, records: np.ndarray) -> None:
+        """As the source's."""
+        self.source.check(self.indices[records])
+
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Views of the source's arrays where the indices have one step; beside encoded images,
         which are far larger, copies otherwise."""

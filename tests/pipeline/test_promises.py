@@ -1,0 +1,241 @@
+"""Every promise of pipelines for every source and node of `promise_cases.py`: would catch records
+that are lost or doubled, batches that depend on the workers, states that repeat or leave out
+batches, errors out of place, and threads, files or memory that an epoch leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import assert_same, epoch_of
+from promise_cases import BAD, CASES
+
+OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch_size": 2}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    """The name of a row, for the tests to look it up."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def make(case, tmp_path_factory):
+    """The factory of a row, with the suite's options."""
+    build = CASES[case].build(tmp_path_factory.mktemp("case"))
+    return lambda **options: build(**{**OPTIONS, **options})
+
+
+@pytest.fixture(scope="module")
+def wanted(make):
+    """Two epochs without workers."""
+    pipe = make(num_workers=0)
+    assert len(pipe) == len(list(pipe))
+    pipe.epoch = 0
+    return [epoch_of(pipe), epoch_of(pipe)]
+
+
+def ids_of(batches):
+    """The ids of the rows that are no padding."""
+    rows = [np.asarray(b["id"])[np.asarray(b["mask"]) if "mask" in b else ...] for b in batches]
+    return np.concatenate(rows).tolist() if rows else []
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_exact_epochs_and_no_lost_tail(case, make, shards):
+    wanted = Counter(CASES[case].ids)
+    for remainder in ("partial", "pad_remainder", "drop_remainder"):
+        options = {} if remainder == "partial" else {remainder: True}
+        parts = []
+        for index in range(shards):
+            pipe = make(num_workers=1, shard=(index, shards), **options)
+            batches = epoch_of(pipe)
+            assert len(batches) == len(pipe)
+            sizes = [len(batch["id"]) for batch in batches]
+            assert set(sizes[:-1] if remainder == "partial" else sizes) <= {4}
+            parts.append(ids_of(batches))
+        found = Counter(i for part in parts for i in part)
+        if remainder != "drop_remainder":
+            assert found == wanted
+        else:
+            assert found <= wanted
+            assert len({len(part) for part in parts}) == 1
+            assert wanted.total() - found.total() < 4 * shards
+
+
+def test_the_second_iteration_is_the_next_epoch(make, wanted):
+    first, second = wanted
+    assert ids_of(first) != ids_of(second)
+    pipe = make(num_workers=2)
+    pipe.epoch = 1
+    assert_same(epoch_of(pipe), second)
+    assert pipe.epoch == 2
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_bits_do_not_depend_on_the_workers(make, wanted, num_workers):
+    pipe = make(num_workers=num_workers)
+    for epoch in wanted:
+        assert_same(epoch_of(pipe), epoch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resume_after_every_batch(make, wanted, num_workers):
+    running, pipe = iter(make(num_workers=num_workers)), make(num_workers=num_workers)
+    for stop in range(len(wanted[0]) + 1):
+        state = json.loads(json.dumps(running.get_state()))
+        pipe.epoch = 5
+        resumed = iter(pipe)
+        resumed.set_state(state)
+        assert resumed.get_state() == state
+        assert_same(epoch_of(resumed), wanted[0][stop:])
+        assert pipe.epoch == 1
+        if stop < len(wanted[0]):
+            next(running)
+
+
+def outcomes(batches):
+    """Each batch, or the exception in its place."""
+    iterator, found = iter(batches), []
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+def refuse(batch):
+    if BAD in batch["id"]:
+        raise ArithmeticError("a bad record")
+    return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("who", ["a node", "the source"])
+def test_errors_arrive_in_place(case, make, wanted, tmp_path, num_workers, who):
+    if who == "a node":
+        pipe = make(num_workers=num_workers) >> refuse
+    elif CASES[case].breaks is not None:
+        pipe = CASES[case].breaks(tmp_path)(**OPTIONS, num_workers=num_workers)
+    else:
+        return  # what the row reads cannot fail
+    found = outcomes(pipe)
+    assert len(found) == len(wanted[0])
+    for one, good in zip(found, wanted[0], strict=True):
+        if BAD in good["id"]:
+            assert isinstance(one, Exception), "the bad record's batch came"
+        else:
+            assert_same(epoch_of([one]), [good])
+
+
+def tasks():
+    """The threads of this process, native ones too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def settled(count, limit):
+    """The count once it is at most `limit`, or after five seconds."""
+    end = time.monotonic() + 5
+    while count() > limit and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return count()
+
+
+def test_closing_frees_the_threads(make):
+    list(make(num_workers=3))
+    before = tasks()
+    iterators = [iter(make(num_workers=3)) for _ in range(2)]
+    for iterator in iterators:
+        next(iterator)
+    iterators[0].close()
+    del iterators, iterator  # and a dropped one closes by itself
+    assert settled(tasks, before) <= before
+
+
+def files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_many_epochs_leave_nothing_behind(make):
+    pipe = make(num_workers=2)
+    list(pipe)
+    list(pipe)
+    gc.collect()
+    before = tasks(), files()
+    for _ in range(15):
+        list(pipe)
+    assert settled(tasks, before[0]) <= before[0]
+    assert settled(files, before[1]) <= before[1]
+
+
+@pytest.mark.slow
+def test_a_thousand_epochs_take_no_memory(make):
+    pipe = make(num_workers=2)
+    peaks = []
+    for _ in range(4):
+        for _ in range(250):
+            list(pipe)
+        gc.collect()
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert peaks[-1] - peaks[0] < 16 * 1024, peaks  # KiB; the first quarter fills what is kept
+
+
+FORK = """
+import os, pathlib, sys, tempfile
+from promise_cases import CASES
+
+running = []
+folder = tempfile.TemporaryDirectory()
+for number, (name, row) in enumerate(CASES.items()):
+    place = pathlib.Path(folder.name, str(number))
+    place.mkdir()
+    pipe = row.build(place)(batch_size=4, shuffle=True, seed=3, num_workers=2)
+    iterator = iter(pipe)
+    running.append((name, pipe, iterator, [next(iterator)["id"].tolist() for _ in range(2)]))
+child = os.fork()
+if child == 0:
+    for name, pipe, iterator, first in running:
+        try:
+            next(iterator)
+            print(name, "reads on")
+        except RuntimeError as error:
+            if "before the process forked" not in str(error):
+                print(name, repr(error))
+        if CASES[name].jitted:  # no child of a process that ran JAX programs can run one
+            continue
+        pipe.epoch = 0
+        own = iter(pipe)
+        if [next(own)["id"].tolist() for _ in range(2)] != first:
+            print(name, "a child's own epoch begins in another way")
+    sys.stdout.flush()
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for name, pipe, iterator, first in running:
+    if len(list(iterator)) != len(pipe) - 2:
+        print(name, "the parent lost batches")
+"""
+
+
+def test_a_forked_child_begins_its_own():
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *filter(None, sys.path)])},
+    )
+    assert done.stdout == "child 0\n", done
