@@ -1,12 +1,15 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
+from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
+from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
 from jaxkern.pipeline.nodes import Cache as Cache
@@ -35,8 +38,11 @@ __all__ = [
     "Element",
     "ElementOperator",
     "ElementOperatorConfig",
+    "Encoded",
     "Explanation",
+    "Filter",
     "HDF5Source",
+    "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",

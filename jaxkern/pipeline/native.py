@@ -41,7 +41,7 @@ class NativeBatches:
         capacity: int,
         device: Any,
     ) -> None:
-        self._epoch = epoch
+        self._epoch, self._masks = epoch, work.masks
         self._stream = stream = epoch.plan.streams[work.source]
         producers = {
             field: producer.at(stream.seed, epoch.number)
@@ -55,6 +55,7 @@ class NativeBatches:
             workers=min(threads, num_threads()),
             remainder="partial",
             producers=producers,
+            valid="valid" if work.masks else None,
             start=batches.start,
             device=device,
         )
@@ -66,9 +67,13 @@ class NativeBatches:
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)
+        mask = self._stream.mask_of(rows)
         if self._stream.remainder == "pad":
-            data["mask"] = self._stream.mask_of(rows)
-        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))
+            data["mask"] = mask
+        bad = int((~np.asarray(data["valid"]) & mask).sum()) if self._masks else 0
+        unit = BatchUnit(
+            Joint.of([data]), halves(self._epoch.records(self._stream, rows)), bad=bad
+        )
         self._epoch.plan.learn(unit)
         return unit
 
