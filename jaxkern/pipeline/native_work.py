@@ -70,7 +70,7 @@ def native_work(
 
 def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
     arrays = node.source.row_arrays()
-    if not arrays or node.source.encoded_images() or (node.remainder == "pad" and "mask" in arrays):
+    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
         return None
     for array in arrays.values():
         if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
