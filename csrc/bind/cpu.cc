@@ -31,6 +31,8 @@ NB_MODULE(_cpu, m) {
         "FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::image::define_chain_producer(m);
+  jaxkern::image::define_image_files(m);
+  jaxkern::image::define_jpeg(m);
   jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);

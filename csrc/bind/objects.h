@@ -25,6 +25,8 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
 
 namespace image {
 void define_chain_producer(nanobind::module_& module);
+void define_image_files(nanobind::module_& module);
+void define_jpeg(nanobind::module_& module);
 }
 namespace performance {
 void define_probes(nanobind::module_& module);         // of the CPU module

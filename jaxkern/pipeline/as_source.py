@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from jaxkern.pipeline import formats
+from jaxkern.pipeline.columns import ImageColumn
 from jaxkern.pipeline.formats.files import suffix_of
 from jaxkern.pipeline.hdf5 import HDF5Source
+from jaxkern.pipeline.images import EncodedSource
+from jaxkern.pipeline.packed import PackedSource
+from jaxkern.pipeline.packed_format import SUFFIX
 from jaxkern.pipeline.source import ArraySource, BatchSource, RecordSource
 
 #: the suffix of a path -> the source that reads it
@@ -22,6 +26,7 @@ SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".tfrecord": formats.TFRecordSource,
     ".tfrecords": formats.TFRecordSource,
     ".zarr": formats.ZarrSource,
+    SUFFIX: PackedSource,
 }
 #: the library that an object is of, and its class there -> the source that reads it
 _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
@@ -51,6 +56,9 @@ def as_source(source: Any) -> BatchSource:
         if found := _OBJECTS.get((kind.__module__.split(".")[0], kind.__name__)):
             return found(source)
     if isinstance(source, Mapping):
+        images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
+        if images:
+            return EncodedSource(images, {k: v for k, v in source.items() if k not in images})
         if any(_is_hdf5(value) for value in source.values()):
             return HDF5Source(source)
         return ArraySource(source)
@@ -65,7 +73,8 @@ def as_source(source: Any) -> BatchSource:
     if not isinstance(source, RandomAccessSource):
         raise TypeError(
             f"source is {source!r:.80}; wanted a dict of arrays, or anything with len() and [i] "
-            "that gives dicts; jaxkern.pipeline has ArraySource, HDF5Source and ImageFolder"
+            "that gives dicts, or the path of a data set; jaxkern.pipeline has ArraySource, "
+            "HDF5Source, ImageFolder and others"
         )
     return RecordSource(source)
 

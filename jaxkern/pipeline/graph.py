@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RecordProducer
 
@@ -20,7 +21,7 @@ Derivation = Callable[[jax.Array], jax.Array]
 
 
 class SeededProducer(Protocol):
-    """A record producer for any seed and epoch, such as ``image.ChainProducer``."""
+    """A record producer for any seed and epoch: ``image.ChainProducer`` or ``EncodedProducer``."""
 
     def at(self, seed: int, epoch: int) -> RecordProducer:
         """The one for these."""
@@ -155,14 +156,17 @@ class PipelineNode:
         raise NotImplementedError
 
     def record_producer(
-        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+        self,
+        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
+        derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
         """A field, and what makes each of its records natively of that record alone.
 
         None where the node does anything else, and where there is no such producer.
 
         Args:
-          fields: shape and dtype of a record of each field that may be made so.
+          fields: shape and dtype of a record of each field that may be made so, or its encoded
+            images.
           derive: from the records' keys [N] to the node's; None where it takes those.
         """
         return None
