@@ -4,6 +4,8 @@ from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
@@ -21,6 +23,7 @@ from jaxkern.pipeline.packed import PackedSource as PackedSource
 from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.pipeline import from_stream as from_stream
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
@@ -41,6 +44,7 @@ __all__ = [
     "Encoded",
     "Explanation",
     "Filter",
+    "FlatMap",
     "HDF5Source",
     "ImageFiles",
     "ImageFolder",
@@ -55,7 +59,9 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "Window",
     "from_source",
+    "from_stream",
     "pack",
     "prefetch_to_device",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
@@ -101,8 +102,9 @@ class PipelinePlan:
         stream = dataclasses.replace(node.stream(given), cut=vertex)
         if vertex in self._before_cuts:
             return dataclasses.replace(stream, remainder="partial")
-        wanted = {v.node.remainder for v in vertex.ordered() if isinstance(v.node, SourceNode)}
-        return dataclasses.replace(stream, remainder=wanted.pop()) if wanted else stream
+        first = vertex.ordered()[0].node
+        wanted = first.remainder if isinstance(first, SourceNode | SequentialNode) else None
+        return stream if wanted is None else dataclasses.replace(stream, remainder=wanted)
 
     @functools.cached_property
     def _before_cuts(self) -> set[Vertex]:
@@ -160,6 +162,12 @@ class PipelinePlan:
         """A unit with the usual shapes; reads the first batch where none has been made yet."""
         if self.first is not None:
             return self.first
+        once = next((v.node for v in self.vertices if getattr(v.node, "once", False)), None)
+        if once is not None:
+            raise RuntimeError(
+                f"{once.describe()} can be read only once: the shapes are known when an iteration "
+                "has made the first batch, or of a stream that a function opens anew"
+            )
         with contextlib.closing(Epoch(self, 0)) as epoch:
             if not epoch.pull(0):
                 raise ValueError("the epoch has no batch, and its shapes are not known")
@@ -198,6 +206,7 @@ class Epoch:
         self.number = number
         #: the number of batches, or more while it is unknown
         self.batches = plan.stream.batches
+        self._threads, self._ahead = threads, ahead
         self._flows = Flows(self, number, threads, ahead)
         self._places: dict[int, dict[str, Any] | None] = {start: place}
         self._opened = False
@@ -251,6 +260,14 @@ class Epoch:
     def place(self, batch: int) -> dict[str, Any] | None:
         """Where the sequential node is before a batch, or the end; see `Flow.place`."""
         return self._places.get(batch)
+
+    def numbered(self, number: int) -> Epoch:
+        """Another epoch of the same plan."""
+        return Epoch(self.plan, number, threads=self._threads, ahead=self._ahead)
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+        return self._flows.feed(vertex, self.number, at)
 
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""

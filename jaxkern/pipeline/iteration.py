@@ -162,9 +162,10 @@ class PipelineIterator(Iterator[Data]):
             if counted or (isinstance(node, SequentialNode) and node.drops):
                 found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
             vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
-            place = None if place is None else place.get("at")
-            if not isinstance(place, dict):
-                place = None
+            for name in ("at", "turn"):  # of a SequentialRepeat the turn has the place before it
+                if name == "at" or (place is not None and "turn" in place):
+                    place = None if place is None else place.get("at")
+                    place = place if isinstance(place, dict) else None
         return dict(reversed(found.items()))
 
     @property

@@ -8,7 +8,7 @@ Its batches have an integer field "id" [N] that names each row; nothing else is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ from batches import arrays
 from written import encoded, savez, write_array_record, write_arrow, write_tar, write_tfrecord
 
 import jaxkern as jk
-from jaxkern.pipeline import HDF5Source, ImageFolder, Subset, pack
+from jaxkern.pipeline import (
+    Filter,
+    FlatMap,
+    HDF5Source,
+    ImageFolder,
+    Rebatch,
+    Subset,
+    Window,
+    pack,
+)
 from jaxkern.pipeline.packed_files import PackedFile
 
 RECORDS = 23
@@ -213,6 +222,40 @@ def _tfrecord(folder: Path, broken: bool = False) -> Factory:
     return of_source(folder / "x.tfrecord")
 
 
+def _stream(folder: Path) -> Factory:
+    """A generator's records, shuffled in a buffer."""
+    del folder
+    records = _Records()
+
+    def read() -> Iterator[dict[str, Any]]:
+        yield from (records[number] for number in range(RECORDS))
+
+    def make(shuffle: bool = False, **options: Any) -> jk.Pipeline:
+        return jk.from_stream(read, shuffle_buffer=9 * shuffle, **options)
+
+    return make
+
+
+def _filtered(folder: Path) -> Factory:
+    del folder
+    keep = Filter(lambda record: record["id"] % 4 != 1)
+    return lambda **options: jk.from_source(fields(), **options) >> keep
+
+
+def _flat(folder: Path) -> Factory:
+    """As many records of each one as its number has of ones in base 2."""
+    del folder
+    flat = FlatMap(lambda record: [record] * int(record["id"]).bit_count())
+    return lambda **options: jk.from_source(fields(), **options) >> Rebatch(3) >> flat >> Rebatch(4)
+
+
+def _windows(folder: Path) -> Factory:
+    """Windows over the sequence in each record; those over records differ between shards."""
+    del folder
+    images = Window(3, fields=("image",), axis="sequence")
+    return lambda **options: jk.from_source(fields(), **options) >> images
+
+
 CASES: dict[str, Case] = {
     "arrays": Case(lambda folder: of_source(fields())),
     "npy": Case(_npy),
@@ -232,6 +275,10 @@ CASES: dict[str, Case] = {
         lambda folder: _packed_photos(folder, format="jpeg", shards=3),
         breaks=lambda folder: _packed_photos(folder, True, format="jpeg"),
     ),
+    "stream": Case(_stream),
+    "filter": Case(_filtered, ids=tuple(i for i in range(RECORDS) if i % 4 != 1)),
+    "flat map": Case(_flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count()))),
+    "windows": Case(_windows, ids=tuple(i for i in range(RECORDS) for _ in range(2))),
     "augmented natively": Case(_augmented, jitted=True),
     "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
     "zarr": Case(lambda folder: _zarr(folder, 4), breaks=lambda folder: _zarr(folder, 1, True)),
