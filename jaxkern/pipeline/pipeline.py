@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, overload
 
@@ -185,8 +184,7 @@ class Pipeline:
         for vertex in self._output.ordered():
             node = vertex.node
             if isinstance(node, SourceNode):
-                node = copy.copy(node)
-                node.seed = seed
+                node = node.with_seed(seed)
             made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
         return Pipeline(made[self._output], self._options)
 
