@@ -66,6 +66,7 @@ bench: install
 	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 

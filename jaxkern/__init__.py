@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxkern import random as random
     from jaxkern import ring as ring
     from jaxkern import testing as testing
+    from jaxkern import tokens as tokens
     from jaxkern import xpcs as xpcs
     from jaxkern.device.doctor import doctor as doctor
     from jaxkern.performance import (
@@ -68,6 +69,7 @@ __all__ = [
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 ]
 
@@ -82,6 +84,7 @@ _DOMAINS = (
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 )
 _HOMES = {

@@ -31,9 +31,12 @@ NB_MODULE(_cpu, m) {
         "FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::image::define_chain_producer(m);
+  jaxkern::image::define_image_files(m);
+  jaxkern::image::define_jpeg(m);
   jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);
+  jaxkern::tokens::define_packing(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");

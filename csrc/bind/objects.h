@@ -25,6 +25,8 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
 
 namespace image {
 void define_chain_producer(nanobind::module_& module);
+void define_image_files(nanobind::module_& module);
+void define_jpeg(nanobind::module_& module);
 }
 namespace performance {
 void define_probes(nanobind::module_& module);         // of the CPU module
@@ -34,6 +36,9 @@ namespace ring {
 void define_ring(nanobind::module_& module);
 void define_assembly(nanobind::module_& module);
 }  // namespace ring
+namespace tokens {
+void define_packing(nanobind::module_& module);
+}  // namespace tokens
 }  // namespace jaxkern
 
 #endif  // JAXKERN_BIND_OBJECTS_H_

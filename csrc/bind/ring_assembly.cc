@@ -36,7 +36,7 @@ Producer producer_of(const nb::object& capsule) {
 }
 
 void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
-          int64_t start, int64_t workers, const nb::object&) {
+          int64_t start, int64_t workers, const nb::object&, bool valid) {
   std::vector<AssemblyLeaf> sources;
   for (const auto& [parts, bytes, cast, capsule] : leaves) {
     Rows rows;
@@ -55,7 +55,7 @@ void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_
     }
     sources.push_back({std::move(rows), producer_of(capsule)});
   }
-  new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers});
+  new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers, valid});
 }
 
 int64_t submit(Assembly& self, const Records& records,
@@ -82,7 +82,7 @@ void define_assembly(nb::module_& module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
       .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
-           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"),
+           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"), nb::arg("valid"),
            nb::keep_alive<1, 8>())  // the threads read the arrays
       .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
       .def(

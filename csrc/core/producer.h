@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define JAXKERN_PRODUCER_CAPSULE "jaxkern.producer.v1"
-#define JAXKERN_PRODUCER_VERSION 1
+#define JAXKERN_PRODUCER_CAPSULE "jaxkern.producer.v2"
+#define JAXKERN_PRODUCER_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,6 +23,9 @@ typedef struct JaxkernRecords {
   const void* const* operands;     // [operands] the first record's parameters, 8-byte aligned
   const int64_t* operand_strides;  // [operands] bytes to the next record's; 0: shared by all
   void* output;                    // [count, output_bytes] without gaps
+  // [count] ones, where a record that cannot be made is not an error: the producer sets its place
+  // to 0, writes what stands for it to its output, and goes on. Null: `run` returns the error.
+  uint8_t* valid;
 } JaxkernRecords;
 
 typedef struct JaxkernProducer {
@@ -36,7 +39,8 @@ typedef struct JaxkernProducer {
   int64_t operands;              // how many arrays of parameters
   const int64_t* operand_bytes;  // [operands] of one record; belongs to `state`
   // Makes the records. 0: done; else `message` (always terminated) says what is wrong, and the
-  // output is undefined. Called from several threads at once, without the interpreter's lock.
+  // output is undefined: k > 0 where it is wrong with record k - 1 of these, else below 0. Called
+  // from several threads at once, without the interpreter's lock.
   int32_t (*run)(void* state, const JaxkernRecords* records, char* message, size_t message_size);
 } JaxkernProducer;
 

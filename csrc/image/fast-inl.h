@@ -25,6 +25,7 @@ struct Fast {
   int32_t ring_row[kFastRing];
   const uint8_t* box;  // the box's first pixel
   const uint8_t* end;  // of the source image
+  Range there;         // bytes of a box row that the sample has
   int64_t row_bytes;
   uint8_t* guard;  // a row with room to read past its end
   float* staged;   // [planes, width * together]
@@ -56,8 +57,8 @@ inline const float* ring_row(Fast& fast, int32_t j) {
   prefetch_row(fast, j + kPrefetchRows * fast.geometry->row_step);
   const uint8_t* row = fast.box + j * fast.row_bytes;
   if (fast.end - row < fast.taps.reach + fast.planes - 1) {
-    memcpy(fast.guard, row,
-           static_cast<size_t>(fast.geometry->box_width) * static_cast<size_t>(fast.channels));
+    memcpy(fast.guard + fast.there.begin, row + fast.there.begin,
+           static_cast<size_t>(fast.there.end - fast.there.begin));
     row = fast.guard;
   }
   for (int32_t p = 0; p < fast.planes; ++p)
@@ -198,6 +199,9 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
     fast.box += (static_cast<int64_t>(g.column_offset) + fast.columns.begin) * channels;
   } else if (fast.rows.begin < fast.rows.end) {
     if (g.box_width > kGuardBytes / channels) return false;
+    const int64_t right = static_cast<int64_t>(sample.width) - g.left;
+    const int32_t columns = right < g.box_width ? static_cast<int32_t>(right) : g.box_width;
+    fast.there = {g.left < 0 ? -g.left * channels : 0, columns * channels};
     if (!prepare(segment.filter, g, fast.columns, fast.together, channels, arena, fast.taps))
       return false;
     unit = fast.taps.unit;

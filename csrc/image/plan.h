@@ -93,7 +93,9 @@ struct EraseBox {
   int32_t top, left, height, width;
 };
 
-// One sample's operands. Arrays are dense; S segments, K erase boxes in all, C channels.
+// One sample's operands. Arrays are dense; S segments, K erase boxes in all, C channels. The pixels
+// may be a part of the source that holds all that the chain reads of it (region.h), whose top and
+// left are subtracted from those of the first box then: on the CPU, once that has been checked.
 struct Sample {
   const void* pixels;         // [height, width, C] of source_dtype
   int32_t height, width;      // of the source image

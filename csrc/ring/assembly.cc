@@ -19,7 +19,7 @@ namespace {
 
 // A producer runs on so many records at a time, so that a close does not wait for a whole batch.
 constexpr int64_t kRunRecords = 8;
-constexpr size_t kMessageSize = 512;
+constexpr size_t kMessageSize = 5000;  // a path has up to 4096 bytes
 // As debuggers and profilers show the threads; at most 15 characters.
 constexpr const char* kThreadName = "jaxkern-batch";
 // Batches that together stay in a processor's cache are written through it: the consumer finds
@@ -90,7 +90,7 @@ struct Assembly::State {
   void serve();
   Status make(const Job& job);
   std::string fill(const Job& job, const Slot& slot);
-  std::string produce(const Job& job, size_t leaf, char* out);
+  std::string produce(const Job& job, size_t leaf, char* out, uint8_t* valid);
   void close();
 };
 
@@ -104,14 +104,17 @@ void Assembly::State::check() const {
                                 "; wanted 1 to 1024 workers, a batch of at least 1 and a start of "
                                 "0 or more");
   }
-  if (leaves.empty() || leaves.size() + (options.mask ? 1 : 0) != wanted.size()) {
+  const size_t flags = (options.mask ? 1 : 0) + (options.valid ? 1 : 0);
+  if (leaves.empty() || leaves.size() + flags != wanted.size()) {
     throw std::invalid_argument("the ring has " + text(wanted.size()) + " leaves and " +
                                 text(leaves.size()) +
                                 " arrays fill them; wanted one array a leaf, and at least one");
   }
-  if (options.mask && wanted.back().bytes != options.batch) {
-    throw std::invalid_argument("the mask leaf has " + text(wanted.back().bytes) +
-                                " bytes; wanted one a record: " + text(options.batch));
+  for (size_t i = leaves.size(); i < wanted.size(); ++i) {
+    if (wanted[i].bytes != options.batch) {
+      throw std::invalid_argument("the mask leaf has " + text(wanted[i].bytes) +
+                                  " bytes; wanted one a record: " + text(options.batch));
+    }
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Rows& rows = leaves[i].rows;
@@ -149,8 +152,9 @@ void Assembly::State::check() const {
   }
 }
 
-// The records of a leaf, transformed; a message where the producer refuses.
-std::string Assembly::State::produce(const Job& job, size_t leaf, char* out) {
+// The records of a leaf, transformed; a message where the producer refuses. `valid` is null or
+// [batch].
+std::string Assembly::State::produce(const Job& job, size_t leaf, char* out, uint8_t* valid) {
   const AssemblyLeaf& source = leaves[leaf];
   const JaxkernProducer& abi = source.producer.abi();
   const Operands& given = job.chunk->operands[leaf];
@@ -170,12 +174,17 @@ std::string Assembly::State::produce(const Job& job, size_t leaf, char* out) {
     records.operands = operands.data();
     records.operand_strides = given.strides.data();
     records.output = out + done * abi.output_bytes;
+    records.valid = valid == nullptr ? nullptr : valid + done;
     char message[kMessageSize] = "the producer failed without a message";
-    if (abi.run(abi.state, &records, message, sizeof message) != 0) {
+    if (const int32_t failed = abi.run(abi.state, &records, message, sizeof message); failed != 0) {
       message[kMessageSize - 1] = '\0';
-      return "records " + text(job.chunk->records[static_cast<size_t>(first)]) + " to " +
-             text(job.chunk->records[static_cast<size_t>(first + records.count - 1)]) + ": " +
-             message;
+      const auto number = [&](int64_t k) {
+        return text(job.chunk->records[static_cast<size_t>(first + k)]);
+      };
+      const bool one = failed > 0 && failed <= records.count;
+      const std::string which = one ? "record " + number(failed - 1)
+                                    : "records " + number(0) + " to " + number(records.count - 1);
+      return which + ": " + message;
     }
     done += records.count;
   }
@@ -184,23 +193,30 @@ std::string Assembly::State::produce(const Job& job, size_t leaf, char* out) {
 
 std::string Assembly::State::fill(const Job& job, const Slot& slot) {
   const int64_t* records = job.chunk->records.data() + job.begin;
+  const auto there = static_cast<size_t>(job.count);
+  const auto missing = static_cast<size_t>(options.batch - job.count);
+  uint8_t* valid = nullptr;
+  if (options.valid) {
+    valid = reinterpret_cast<uint8_t*>(slot.leaf(leaves.size()));
+    std::memset(valid, 1, there);
+    std::memset(valid + there, 0, missing);
+  }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const AssemblyLeaf& source = leaves[i];
     const int64_t record =
         source.producer ? source.producer.abi().output_bytes : source.rows.output_bytes();
     char* out = slot.leaf(i);
     if (source.producer) {
-      if (std::string problem = produce(job, i, out); !problem.empty()) return problem;
+      if (std::string problem = produce(job, i, out, valid); !problem.empty()) return problem;
     } else if (record > 0) {
       gather(source.rows, records, job.count, out, stream, stop);
     }
-    std::memset(out + job.count * record, 0,
-                static_cast<size_t>((options.batch - job.count) * record));
+    std::memset(out + job.count * record, 0, missing * static_cast<size_t>(record));
   }
   if (options.mask) {
-    char* mask = slot.leaf(leaves.size());
-    std::memset(mask, 1, static_cast<size_t>(job.count));
-    std::memset(mask + job.count, 0, static_cast<size_t>(options.batch - job.count));
+    char* mask = slot.leaf(leaves.size() + (options.valid ? 1 : 0));
+    std::memset(mask, 1, there);
+    std::memset(mask + there, 0, missing);
   }
   return {};
 }

@@ -43,6 +43,9 @@ struct AssemblyOptions {
   bool mask = false;    // the ring's last leaf is bool [batch]: which records are there
   int64_t start = 0;    // the index of the first batch
   int64_t workers = 1;  // threads
+  // The leaf behind those of `leaves` is bool [batch]: which records the producers could make; what
+  // stands for the others is theirs to say. Without it such a record is the batch's failure.
+  bool valid = false;
 };
 
 // One array of a producer's parameters for the records of a `submit`: [records or 1, record_bytes].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxkern.cli import bench, device, profile, roofline, xpcs
+from jaxkern.cli import bench, device, pack, profile, roofline, xpcs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     device.add_parser(commands)
     profile.add_parser(commands)
     xpcs.add_parser(commands)
+    pack.add_parser(commands)
     return parser
 
 
@@ -38,21 +39,25 @@ def main(arguments: list[str] | None = None) -> int:
         return _doctor(chosen)
     from jaxkern.cli.output import MissingExtraError, check_output
     from jaxkern.core.client import BackendError
+    from jaxkern.core.failures import notes_of
 
     runs = {
         "bench": bench.run,
         "device": device.run,
+        "pack": pack.run,
         "profile": profile.run,
         "roofline": roofline.run,
     }
     try:
-        check_output(chosen.json, chosen.plot)
+        if chosen.command != "pack":  # which prints no table
+            check_output(chosen.json, chosen.plot)
         code = runs[chosen.command](chosen)
         if arguments is None and chosen.command == "profile" and chosen.json:
             profile.end_stdout_at_exit()
         return code
     except (ValueError, OSError, MissingExtraError, BackendError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        notes = notes_of(error) if chosen.command == "pack" else []
+        print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
         return 2
 
 

@@ -11,7 +11,7 @@ from jaxkern.image.geometric import (
     Resize,
 )
 from jaxkern.image.mixing import CutMix, MixUp
-from jaxkern.image.producer import ChainProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
@@ -21,6 +21,7 @@ __all__ = [
     "ChainProducer",
     "Compose",
     "CutMix",
+    "EncodedProducer",
     "MixUp",
     "Normalize",
     "Pad",

@@ -1,11 +1,15 @@
-"""A `Compose` as a producer of records: it fills batches natively, without the interpreter."""
+"""A `Compose` as a producer of records: it fills batches natively, without the interpreter.
+
+The parameters of many records are drawn by one compiled call ahead of the batches, which producers of
+the same `aug`, images and `derive` share.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
@@ -22,12 +26,50 @@ from jaxkern.image.plan import ChainPlan, Layout, Operands
 _BLOCK = 1024
 
 
-class ChainProducer:
+class _SeededChain:
+    """A drawing with a seed and an epoch, which `ChainProducer` and `EncodedProducer` are."""
+
+    struct: jax.ShapeDtypeStruct
+    capsule: Any
+    _drawing: _Drawing
+    _key: np.ndarray
+
+    def at(self, seed: int, epoch: int) -> Self:
+        """The same producer for another seed and epoch; nothing is compiled anew."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._key = _key_data(seed, epoch)
+        return other
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """The parameters of these records int64 [N], drawn: arrays [N or 1, ...]."""
+        return [] if self.capsule is None else self._drawn(records)
+
+    def _drawn(self, records: np.ndarray, size: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of images int32 [N, 2] where they differ in size."""
+        count = len(records)
+        # One size, so that one program is compiled; what a record gets depends on it alone.
+        blocks = max(-(-count // _BLOCK), 1)
+        padded = np.zeros(blocks * _BLOCK, np.int64)
+        padded[:count] = records
+        sides: list[tuple[np.ndarray, ...]] = [()] * blocks
+        if size is not None:
+            sized = np.ones((blocks * _BLOCK, 2), np.int32)
+            sized[:count] = size
+            sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
+        with jax.default_device(_cpu()):
+            drawn = [
+                self._drawing.sample(self._key, *high_low(block, "records", rank=1), *side)
+                for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
+            ]
+        arrays = [np.asarray(_joined(blocks)) for blocks in zip(*drawn, strict=True)]
+        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
+
+
+class ChainProducer(_SeededChain):
     """A fused chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
 
-    The parameters of many records are drawn by one compiled call ahead of the batches, which
-    producers of the same `aug`, image and `derive` share; the pixels are read from the source's
-    rows and written into the batch. The result is what
+    The pixels are read from the source's rows and written into the batch. The result is what
     ``aug(record_keys(seed, epoch, records), images)`` gives.
 
     Args:
@@ -60,120 +102,204 @@ class ChainProducer:
         epoch: int = 0,
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
-        for transform in aug.transforms:
-            if transform.stage == "batch":
-                raise ValueError(
-                    f"{transform!r} mixes the images of a batch, and records are made one by one; "
-                    "apply it to the batches in a Compose of its own"
-                )
-        library = registry.module("cpu")
-        if library is None:
-            raise RuntimeError(
-                "batches are filled by native code, and jaxkern's CPU library is not loaded: "
-                f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
-            )
-        drawing = _drawing(
-            aug,
-            repr(aug),
-            tuple(image.shape),
-            np.dtype(image.dtype),
-            derive,
-            bool(jax.config.read("jax_enable_x64")),
-        )
-        self._drawing = drawing
+        self._drawing = drawing = _drawing_of(aug, image.shape, image.dtype, derive)
         self._key = _key_data(seed, epoch)
         self.struct = drawing.struct
         self.capsule = drawing.capsule
 
-    def at(self, seed: int, epoch: int) -> ChainProducer:
-        """The same producer for another seed and epoch; nothing is compiled anew."""
-        other = object.__new__(ChainProducer)
-        other.__dict__.update(self.__dict__)
-        other._key = _key_data(seed, epoch)
-        return other
+
+class EncodedRows(Protocol):
+    """Encoded images by record; `jaxkern.pipeline.EncodedImages` says what each part is."""
+
+    @property
+    def blobs(self) -> Sequence[np.ndarray]: ...
+    @property
+    def place(self) -> np.ndarray: ...
+    @property
+    def in_files(self) -> bool: ...
+    @property
+    def size(self) -> np.ndarray: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def max_pixels(self) -> int: ...
+    @property
+    def scaled(self) -> bool: ...
+
+
+class EncodedProducer(_SeededChain):
+    """A fused chain as native code that decodes records, for `jaxkern.ring.Assembly`.
+
+    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded; the
+    result is what the chain gives on a `Ragged` batch of the whole images, bit for bit (unless they
+    are ``scaled``). A record's parameters are drawn with the size that ``images`` says, and an image
+    that has another one by now is refused.
+
+    Args:
+      aug, seed, epoch, derive: as for `ChainProducer`.
+      images: where the images lie.
+
+    Attributes:
+      struct, capsule: as of `ChainProducer`.
+
+    Raises:
+      ValueError: for a chain that mixes images or whose output has no fixed size, and where the
+        native library was built without a decoder.
+      RuntimeError: without the native library.
+
+    >>> import numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
+    >>> pixels = np.arange(6 * 5 * 3 + 9 * 7 * 3, dtype=np.uint8)  # of two images, one behind the other
+    >>> images = jk.pipeline.EncodedImages(
+    ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
+    ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
+    >>> producers = {"image": jk.image.EncodedProducer(aug, images)}
+    >>> with jk.ring.Assembly({"image": images.place}, [1, 0], 2, producers=producers) as batches:
+    ...     next(batches)["image"].shape
+    (2, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        images: EncodedRows,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
+        shape = (None, None, images.channels)
+        self._drawing = drawing = _drawing_of(aug, shape, np.uint8, derive)
+        self._key = _key_data(seed, epoch)
+        self.struct = drawing.struct
+        self._images = images
+        # A header that cannot be understood has no size; its image is an error or zeros.
+        size = np.asarray(images.size, np.int32)
+        largest = np.maximum(size.max(0, initial=1), 1)
+        self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
+        #: what the capsule reads, for who keeps the capsule alone
+        self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
+        if drawing.plan is None:
+            raise ValueError(f"{aug!r} changes nothing, and images of different sizes make no batch")
+        self.capsule = _library().image_encoded_producer(
+            **_native(drawing.plan),
+            blobs=[(blob.ctypes.data, blob.nbytes) for blob in self.kept],
+            in_files=bool(images.in_files),
+            codec=_CODECS.index(images.codec),
+            max_pixels=int(images.max_pixels),
+            scaled=bool(images.scaled),
+        )
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
-        """The parameters of these records int64 [N], drawn: arrays [N or 1, ...]."""
-        if self.capsule is None:
-            return []
-        count = len(records)
-        # One size, so that one program is compiled; what a record gets depends on it alone.
-        padded = np.zeros(max(-(-count // _BLOCK), 1) * _BLOCK, np.int64)
-        padded[:count] = records
-        with jax.default_device(_cpu()):
-            drawn = [
-                self._drawing.sample(self._key, *high_low(block, "records", rank=1))
-                for block in padded.reshape(-1, _BLOCK)
-            ]
-        arrays = [np.asarray(_joined(blocks)) for blocks in zip(*drawn, strict=True)]
-        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
+        """The parameters of these records int64 [N], and the sizes that they were drawn with."""
+        size = np.ascontiguousarray(self._size[records])
+        return [*self._drawn(records, size), size]
+
+
+_CODECS = ("jpeg", "raw")  # numbered as in encoded_producer.h
 
 
 class _Drawing:
     """How a chain draws and folds the parameters of records, and what makes their pixels.
 
     Attributes:
-      struct, capsule: as of `ChainProducer`.
-      sample: (data of the epoch's key, high and low halves of [N] records) -> operands; jitted.
+      plan: None where the chain changes nothing.
+      struct, capsule: as of `ChainProducer`; without a capsule where images differ in size.
+      sample: (data of the epoch's key, high and low halves of [N] records, and heights and widths
+        int32 [N] where they differ) -> operands; jitted.
     """
 
     def __init__(
         self,
         aug: Compose,
         settings: str,
-        shape: tuple[int, ...],
+        shape: tuple[int | None, ...],
         dtype: np.dtype,
         derive: Callable[[jax.Array], jax.Array] | None,
         wide: bool,
     ) -> None:
         del settings, wide  # only tell drawings apart: what is traced depends on them
         self._aug = copy.copy(aug)  # traced later, when its attributes may have been set anew
-        self._image = jax.ShapeDtypeStruct(shape, dtype)
+        self._shape, self._dtype = shape, dtype
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.
         plans: list[ChainPlan | None] = []
 
-        def trace(key: Any, high: Any, low: Any) -> Any:
-            folded = self._fold(self._draw(key, high, low), high.shape[0])
+        def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
+            size = sides or shape[:2]
+            folded = self._fold(self._draw(key, high, low, size), high.shape[0], size)
             plans.append(folded[0] if folded else None)
             return folded[1] if folded else ()
 
         one = np.zeros(1, np.uint32)
-        jax.eval_shape(trace, np.zeros(2, np.uint32), one, one)
-        plan = plans[0]
+        sides = [np.ones(1, np.int32) for side in shape[:2] if side is None]
+        jax.eval_shape(trace, np.zeros(2, np.uint32), one, one, *sides)
+        self.plan = plan = plans[0]
         self.capsule: Any = None
-        self.struct = self._image
-        if plan is not None:
+        if plan is None:
+            self.struct = jax.ShapeDtypeStruct(shape, dtype)
+        else:
             self.struct = plan.output()
-            height, width, channels = shape
-            attributes = {k: np.asarray(v).tolist() for k, v in plan_attributes(plan).items()}
-            library = registry.module("cpu")
-            assert library is not None  # `ChainProducer` checked
-            self.capsule = library.image_chain_producer(
-                **attributes,
-                channels=channels,
-                source_dtype=int(plan.source_dtype),
-                output_dtype=int(plan.output_dtype),
-                height=height,
-                width=width,
-            )
+            if not sides:
+                height, width, _ = shape
+                self.capsule = _library().image_chain_producer(
+                    **_native(plan), height=height, width=width
+                )
         self.sample = jax.jit(trace)
 
-    def _draw(self, key: Any, high: Any, low: Any) -> Params:
+    def _draw(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Params:
         keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
-        return self._aug.sample(
-            keys if self._derive is None else self._derive(keys), self._image.shape[:2]
-        )
+        return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
 
-    def _fold(self, params: Params, count: int) -> tuple[ChainPlan, Operands] | None:
+    def _fold(
+        self, params: Params, count: int, size: tuple[Any, ...]
+    ) -> tuple[ChainPlan, Operands] | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
-        batch = checked_images(jax.ShapeDtypeStruct((count, *self._image.shape), self._image.dtype))
+        shape = (count, *(1 if side is None else side for side in self._shape))
+        batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         given = checked_parameters(aug.transforms, params, count)
-        chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, aug.scale)
+        chain = ChainBuilder(*size, batch.channels, batch.dtype, aug.scale)
         for transform, values in zip(aug.transforms, given, strict=True):
             transform._fold(chain, values)
         return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
+
+
+def _drawing_of(
+    aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any
+) -> _Drawing:
+    """The drawing of a chain that takes records one by one."""
+    for transform in aug.transforms:
+        if transform.stage == "batch":
+            raise ValueError(
+                f"{transform!r} mixes the images of a batch, and records are made one by one; "
+                "apply it to the batches in a Compose of its own"
+            )
+    _library()
+    wide = bool(jax.config.read("jax_enable_x64"))
+    return _drawing(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+
+
+def _library() -> Any:
+    library = registry.module("cpu")
+    if library is None:
+        raise RuntimeError(
+            "batches are filled by native code, and jaxkern's CPU library is not loaded: "
+            f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
+        )
+    return library
+
+
+def _native(plan: ChainPlan) -> dict[str, Any]:
+    """A plan as the library's functions take it."""
+    return {
+        **{name: np.asarray(value).tolist() for name, value in plan_attributes(plan).items()},
+        "channels": plan.channels,
+        "source_dtype": int(plan.source_dtype),
+        "output_dtype": int(plan.output_dtype),
+    }
 
 
 # Every pipeline of the same Compose draws by the same program. An evicted one compiles anew.

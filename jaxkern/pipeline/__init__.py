@@ -1,12 +1,15 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
+from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
+from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
 from jaxkern.pipeline.nodes import Cache as Cache
@@ -14,6 +17,8 @@ from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
 from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
+from jaxkern.pipeline.packed import PackedSource as PackedSource
+from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
@@ -33,11 +38,15 @@ __all__ = [
     "Element",
     "ElementOperator",
     "ElementOperatorConfig",
+    "Encoded",
     "Explanation",
+    "Filter",
     "HDF5Source",
+    "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "PackedSource",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",
@@ -47,5 +56,6 @@ __all__ = [
     "Stage",
     "Subset",
     "from_source",
+    "pack",
     "prefetch_to_device",
 ]

@@ -174,10 +174,10 @@ class Arrangement(Order):
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
         turn, record = divmod(record, self._stride(count))
-        for source, order in enumerate(self.inputs):
-            if record < order.numbers(count):
-                break
-            record -= order.numbers(count)
+        ends = np.cumsum([order.numbers(count) for order in self.inputs])
+        source = int(np.searchsorted(ends, record, side="right"))
+        order = self.inputs[source]
+        record -= int(ends[source]) - order.numbers(count)
         turns = self.turns(source, count)
         found = order.row_of(count, epoch * turns + turn, record) if turn < turns else None
         if found is None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.graph import Vertex
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 
 
@@ -69,11 +70,13 @@ class Overview:
         workers "iterating thread" in the place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
+      remarks: of the sources, on how they read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
     placement: Placement | None
     seconds: dict[Placement, float]
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         width = max(len(name) for name, _, _ in self.nodes)
@@ -82,6 +85,7 @@ class Overview:
             times = ", ".join(f"{1e3 * s:.3g} ms on the {k}" for k, s in self.seconds.items())
             measured = f"; a batch takes {times}" if times else ""
             lines.append(f"augmentation runs on the {self.placement}{measured}")
+        lines += self.remarks
         return "\n".join(lines)
 
 
@@ -93,10 +97,13 @@ def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) 
     threads = "worker threads" if workers else "iterating thread"
     places = {"device": "device program", "host": "host program", None: threads}
     nodes = []
+    remarks: list[str] = []
     for vertex in plan.vertices:
+        if isinstance(vertex.node, SourceNode):
+            remarks += vertex.node.source.remarks()
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
         nodes.append((plan.names[vertex], vertex.node.describe(), where))
-    return Overview(tuple(nodes), plan.placement, seconds)
+    return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
 
 
 def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:

@@ -13,16 +13,19 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline.arrangement import Order, Shard
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RecordProducer
 
 Remainder = Literal["partial", "drop", "pad"]
+#: the rows of an epoch whose length only its end tells, for arithmetic that need not ask
+UNKNOWN = 2**60
 #: from the records' keys [N] to a node's; traced, and hashable
 Derivation = Callable[[jax.Array], jax.Array]
 
 
 class SeededProducer(Protocol):
-    """A record producer for any seed and epoch, such as ``image.ChainProducer``."""
+    """A record producer for any seed and epoch: ``image.ChainProducer`` or ``EncodedProducer``."""
 
     def at(self, seed: int, epoch: int) -> RecordProducer:
         """The one for these."""
@@ -41,7 +44,8 @@ class Stream:
 
     Attributes:
       records: that there are, over all shards.
-      rows: of this shard in an epoch, with padding and without what is dropped.
+      rows: of this shard in an epoch, with padding and without what is dropped; `UNKNOWN` where
+        only the end of the epoch tells.
       batch_size: rows of a batch; the last has fewer where remainder is "partial".
       remainder: what becomes of the rows that fill no batch.
       seed: of what is drawn for records.
@@ -49,6 +53,8 @@ class Stream:
       shard: (index, count).
       order: which record a row is.
       real_rows: of this shard without padding, before anything is dropped.
+      cut: the last node before here whose batches depend on all before them; None where there is
+        none, and every batch can be made by its index.
     """
 
     records: int
@@ -60,6 +66,7 @@ class Stream:
     shard: Shard
     order: Order
     real_rows: int
+    cut: Vertex | None = None
 
     @classmethod
     def over(
@@ -90,6 +97,11 @@ class Stream:
             self.shuffle,
             shard or self.shard,
         )
+
+    @property
+    def known(self) -> bool:
+        """Whether the number of rows is known before the end."""
+        return self.rows < UNKNOWN
 
     @property
     def batches(self) -> int:
@@ -144,9 +156,6 @@ class Batches(Protocol):
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Batches:
         """An epoch of what stands before a vertex, perhaps another one and of another shard."""
 
-    def together(self) -> AbstractContextManager[None]:
-        """Blocks that are made within, by this thread, are made once: branches have the same."""
-
     def name_of(self, vertex: Vertex) -> str:
         """A vertex's name in messages."""
 
@@ -162,9 +171,13 @@ class Batches(Protocol):
     def shared_block(self, vertex: Vertex, batch: int) -> Block:
         """One batch that several batches behind it are cut from."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """Blocks that are made within, by this thread, are made once."""
+
 
 class PipelineNode:
-    """A step of a pipeline. The batches of an epoch are a pure function of their index.
+    """A step of a pipeline. The batches of an epoch are a pure function of their index, except
+    those of a `SequentialNode`.
 
     Attributes:
       name: in messages, states and explanations.
@@ -194,6 +207,10 @@ class PipelineNode:
         """The stream behind the node."""
         return inputs[0]
 
+    def behind(self, vertex: Vertex) -> PipelineNode:
+        """The node that does this behind a vertex: another one where lengths are unknown."""
+        return self
+
     def check_place(self, before: Sequence[Vertex]) -> None:
         """Raises where the node cannot stand behind these vertices; they are all before it."""
 
@@ -202,14 +219,17 @@ class PipelineNode:
         raise NotImplementedError
 
     def record_producer(
-        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+        self,
+        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
+        derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
         """A field, and what makes each of its records natively of that record alone.
 
         None where the node does anything else, and where there is no such producer.
 
         Args:
-          fields: shape and dtype of a record of each field that may be made so.
+          fields: shape and dtype of a record of each field that may be made so, or its encoded
+            images.
           derive: from the records' keys [N] to the node's; None where it takes those.
         """
         return None

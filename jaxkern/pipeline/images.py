@@ -1,40 +1,219 @@
-"""A folder of image files, one subfolder a class, as Ragged batches."""
+"""Sources with encoded images: in files, in folders, in memory; Ragged batches of their pixels."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxkern.core.failures import described, note
+from jaxkern.pipeline.columns import FileColumn, ImageColumn, OnBadRecord, PathList
+from jaxkern.pipeline.decoding import MAX_PIXELS
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data, ragged_of
-from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.source import ArraySource, BatchSource
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-class ImageFolder(BatchSource):
-    """Images of any size from ``root/class/.../file``, decoded by Pillow, which releases the GIL.
-
-    Records are ``{"image": u8 [H, W, C], "label": int32}``; in a batch "image" is a
-    `jaxkern.image.Ragged`, which `jaxkern.image.Compose` takes as it is. Files are in the order of
-    their sorted paths; labels count the sorted names of the subfolders.
+class EncodedSource(BatchSource):
+    """Records with fields of encoded images and fields of arrays; what a dict of both becomes.
 
     Args:
-      root: the folder.
+      images: field -> `Encoded`, or files of images.
+      fields: field -> array [N, ...], as for `ArraySource`.
+
+    Attributes:
+      images, fields: as given.
+      bad_images: (field, record) -> error of each image that did not decode so far, where they are
+        masked.
+    """
+
+    fresh = True
+
+    def __init__(self, images: Mapping[str, ImageColumn], fields: Mapping[str, Any]) -> None:
+        self.images = dict(images)
+        self._others = ArraySource(fields) if fields else None
+        self.fields = {} if self._others is None else self._others.arrays
+        lengths = {name: len(column) for name, column in self.images.items()}
+        lengths |= {name: len(array) for name, array in self.fields.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the fields have different numbers of records: {lengths}")
+        if any(column.on_bad_record == "mask" for column in self.images.values()):
+            self.on_bad_record = "mask"
+            if "valid" in lengths:
+                raise ValueError(
+                    "the source has a field 'valid', which on_bad_record='mask' adds: rename it"
+                )
+        self.bad_images: dict[tuple[str, int], str] = {}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.images.values())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([*self.images, *self.fields])}; {len(self)})"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The decoded images as Ragged, and the rows of the arrays."""
+        del out
+        if records.size and not (records.min() >= 0 and records.max() < len(self)):
+            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        data: Data = {}
+        valid = np.ones(len(records), bool)
+        for field in self.images:
+            pixels = [self._image_if_any(field, record) for record in records.tolist()]
+            valid &= np.array([image is not None for image in pixels], bool)
+            data[field] = self._ragged(field, records, pixels)
+        if self._others is not None:
+            data |= self._others.gather(records)
+        return data if self.on_bad_record == "raise" else {**data, "valid": valid}
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """The arrays, where native threads can decode the images."""
+        return self.fields if self.encoded_images() else None
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Of every field of images, or none."""
+        if type(self).gather is not EncodedSource.gather:
+            return {}
+        found = {field: column.encoded_images() for field, column in self.images.items()}
+        whole = {field: images for field, images in found.items() if images is not None}
+        return whole if len(whole) == len(found) else {}
+
+    def remarks(self) -> Sequence[str]:
+        """What decodes the images, and why."""
+        return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
+
+    def _image_if_any(self, field: str, record: int) -> np.ndarray | None:
+        """The pixels; None for an image that does not decode, where those are masked."""
+        column = self.images[field]
+        try:
+            return column.image(record)
+        except BaseException as error:
+            said = "while reading record {} of {!r}: {}"
+            note(error, said, record, self, column.name_of(record))
+            if column.on_bad_record == "raise" or not is_of_the_image(error):
+                raise
+            self._note_bad(field, record, described(error))
+            return None
+
+    def _note_bad(self, field: str, record: int, error: str) -> None:
+        self.bad_images[field, record] = error
+
+    def _ragged(self, field: str, records: np.ndarray, pixels: Sequence[np.ndarray | None]) -> Any:
+        column = self.images[field]
+        height, width = column.max_size
+        whole: list[np.ndarray] = []
+        for record, image in zip(records.tolist(), pixels, strict=True):
+            if image is None:
+                sides = zip(column.size_of(record) or (height, width), (height, width), strict=True)
+                shape = (*(min(side, most) for side, most in sides), column.channels)
+                image = np.zeros(shape, np.uint8)
+            if image.shape[0] > height or image.shape[1] > width:
+                raise ValueError(
+                    f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]} and max_size "
+                    f"is {(height, width)}; wanted the (height, width) that no image exceeds, or "
+                    "None to find it"
+                )
+            whole.append(image)
+        return ragged_of(whole, height, width)
+
+
+class ImageFiles(EncodedSource):
+    """Image files of any size, and further fields: JPEG, PNG, WebP and what else Pillow reads.
+
+    Records are ``{"image": u8 [H, W, C], **fields}``, upright as EXIF says; in a batch "image" is a
+    `jaxkern.image.Ragged`, which `jaxkern.image.Compose` takes as it is. JPEG files are decoded by
+    native code where jaxkern was built with libjpeg-turbo, by simplejpeg or Pillow otherwise, and
+    the rest by Pillow; ``print(pipe.explain())`` says which does and why.
+
+    Args:
+      paths: of N files.
+      fields: field -> array [N, ...], such as labels.
       channels: 3 for RGB, 1 for gray, 4 for RGBA; files are converted.
-      max_size: (height, width) that no image exceeds; None reads the header of every file, at the
-        first use.
+      max_size: (height, width) that no image exceeds; None reads the header of every file, once, as
+        native threads need it in any case.
       on_bad_record: "raise": a file that does not decode is an error in its batch's place. "mask":
         its row is zeros, of the size that the file's header says (`max_size` where it says none),
         and a field "valid" (bool) is False there; no other row or batch changes, and the iterator's
         `bad_records` counts them. A file that cannot be read at all is an error in any case.
+      max_pixels: height * width above which an image is refused, before it is decoded. Pillow has a
+        limit of its own for what it decodes, `PIL.Image.MAX_IMAGE_PIXELS`.
+      index: the file that keeps what the headers say, so that they are not read again while a
+        file's size and time of change are the same; one that cannot be written is as none. None:
+        in ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and
+        more; True: there for any number; False: none.
+
+    Attributes:
+      files: absolute paths of the records.
+      bad_files: path -> error of each file that did not decode so far, where they are masked.
+
+    Raises: FileNotFoundError for no files; TypeError or ValueError for other fields. `gather`:
+      ValueError that names a file that exceeds `max_size`.
+
+    >>> import pathlib, tempfile, numpy as np, PIL.Image, jaxkern as jk
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for k in range(3):
+    ...     PIL.Image.fromarray(np.zeros((4, 5 + k, 3), np.uint8)).save(folder / f"{k}.png")
+    >>> files = jk.pipeline.ImageFiles(sorted(folder.iterdir()), {"label": [0, 1, 1]})
+    >>> batch = next(iter(jk.from_source(files, 3)))
+    >>> batch["image"].width.tolist(), batch["label"].tolist()
+    ([5, 6, 7], [0, 1, 1])
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        fields: Mapping[str, Any] | None = None,
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        on_bad_record: OnBadRecord = "raise",
+        *,
+        max_pixels: int = MAX_PIXELS,
+        index: str | os.PathLike[str] | bool | None = None,
+    ) -> None:
+        if isinstance(paths, str | os.PathLike):
+            raise TypeError(f"paths is {os.fspath(paths)!r:.80}; wanted a sequence of paths")
+        files = PathList(_absolute(paths))
+        if not files:
+            raise FileNotFoundError("paths is empty; wanted at least one file")
+        self._set_up(
+            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index), fields or {}
+        )
+
+    def _set_up(self, column: FileColumn, fields: Mapping[str, Any]) -> None:
+        if "image" in fields:
+            raise ValueError("fields has 'image', which holds the files' pixels: rename it")
+        EncodedSource.__init__(self, {"image": column}, fields)
+        self._column = column
+        self.files: Sequence[Path] = column.paths
+        self.bad_files: dict[Path, str] = {}
+
+    @property
+    def channels(self) -> int:
+        """1, 3 or 4."""
+        return self._column.channels
+
+    @property
+    def max_size(self) -> tuple[int, int]:
+        """(height, width) that no image exceeds."""
+        return self._column.max_size
+
+    def _note_bad(self, field: str, record: int, error: str) -> None:
+        self.bad_files[self.files[record]] = error
+
+
+class ImageFolder(ImageFiles):
+    """The `ImageFiles` of ``root/class/.../file``, whose field "label" (int32) is the class.
+
+    Files are in the order of their sorted paths; labels count the sorted names of the subfolders.
+
+    Args:
+      root: the folder.
+      channels, max_size, on_bad_record, max_pixels, index: as for `ImageFiles`.
 
     Attributes:
       root, files: absolute paths; of the folder, and of each record.
@@ -42,128 +221,69 @@ class ImageFolder(BatchSource):
       classes: their names, by label.
       bad_files: path -> error of each file that did not decode so far, where they are masked.
 
-    Raises: ImportError without Pillow; FileNotFoundError for a folder without images. `gather`:
-      ValueError that names a file that exceeds `max_size`.
+    Raises: FileNotFoundError for a folder without images. `gather`: ValueError that names a file
+      that exceeds `max_size`.
     """
-
-    fresh = True
 
     def __init__(
         self,
         root: str | os.PathLike[str],
         channels: int = 3,
         max_size: tuple[int, int] | None = None,
-        on_bad_record: Literal["raise", "mask"] = "raise",
+        on_bad_record: OnBadRecord = "raise",
+        *,
+        max_pixels: int = MAX_PIXELS,
+        index: str | os.PathLike[str] | bool | None = None,
     ) -> None:
-        import PIL.Image
-
-        if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
-        self.on_bad_record = on_bad_record
-        self.bad_files: dict[Path, str] = {}
-        if channels not in _MODES:
-            raise ValueError(f"channels={channels}; wanted 1, 3 or 4")
         self.root = Path(root).absolute()  # another working directory must not lead elsewhere
-        self.channels = channels
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is no folder")
-        self.classes = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
-        self.files: list[Path] = []
-        labels: list[int] = []
-        for label, name in enumerate(self.classes):
-            paths = (self.root / name).rglob("*")
-            found = sorted(p for p in paths if p.suffix.lower() in _SUFFIXES and p.is_file())
-            self.files += found
-            labels += [label] * len(found)
-        if not self.files:
+        self.classes: list[str] = []
+        names: list[bytes] = []
+        counts: list[int] = []
+        with os.scandir(self.root) as entries:
+            folders = sorted((entry.name, entry.path) for entry in entries if entry.is_dir())
+        for name, path in folders:
+            self.classes.append(name)
+            before = len(names)
+            names += map(os.fsencode, _images_below(path))
+            counts.append(len(names) - before)
+        if not names:
             raise FileNotFoundError(
                 f"{self.root} has no images in its subfolders; wanted root/class/file with one of "
                 f"{', '.join(sorted(_SUFFIXES))}"
             )
-        self.labels = np.asarray(labels, np.int32)
-        self._max_size = max_size
-        self._pillow = PIL.Image
-
-    def __len__(self) -> int:
-        return len(self.files)
+        self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        column = FileColumn(
+            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root
+        )
+        self._set_up(column, {"label": self.labels})
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
 
-    @property
-    def max_size(self) -> tuple[int, int]:
-        """(height, width) that no image exceeds."""
-        if self._max_size is None:
-            sized = self._size if self.on_bad_record == "raise" else self._size_if_any
-            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-                sizes = [size for size in threads.map(sized, range(len(self))) if size]
-            if not sizes:
-                raise ValueError(f"{self!r} has no image that can be decoded")
-            self._max_size = (max(h for h, _ in sizes), max(w for _, w in sizes))
-        return self._max_size
 
-    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The decoded images as Ragged, and their labels."""
-        del out
-        images = [self._image_if_any(record) for record in records.tolist()]
-        valid = np.array([image is not None for image in images])
-        height, width = self.max_size
-        for record, image in zip(records.tolist(), images, strict=True):
-            if image is not None and (image.shape[0] > height or image.shape[1] > width):
-                raise ValueError(
-                    f"{self.files[record]} is {image.shape[0]}x{image.shape[1]} and max_size is "
-                    f"{self.max_size}; wanted the (height, width) that no image exceeds, or None "
-                    "to find it"
-                )
-        whole = [
-            self._zeros(record) if image is None else image
-            for record, image in zip(records.tolist(), images, strict=True)
-        ]
-        data: Data = {"image": ragged_of(whole, height, width), "label": self.labels[records]}
-        return data if self.on_bad_record == "raise" else {**data, "valid": valid}
-
-    def _image_if_any(self, record: int) -> np.ndarray | None:
-        """The pixels; None for a file that does not decode, where those are masked."""
-        try:
-            return self._decoded(record)
-        except Exception as error:
-            if self.on_bad_record == "raise" or _is_of_the_system(error):
-                raise
-            self.bad_files[self.files[record]] = described(error)
-            return None
-
-    def _zeros(self, record: int) -> np.ndarray:
-        sides = zip(self._size_if_any(record) or self.max_size, self.max_size, strict=True)
-        return np.zeros((*(min(side, most) for side, most in sides), self.channels), np.uint8)
-
-    def _decoded(self, record: int) -> np.ndarray:
-        with self._open(record) as image:
-            pixels = np.asarray(image.convert(_MODES[self.channels]))
-        return pixels.reshape(*pixels.shape[:2], self.channels)
-
-    def _size(self, record: int) -> tuple[int, int]:
-        with self._open(record) as image:
-            return int(image.height), int(image.width)
-
-    def _size_if_any(self, record: int) -> tuple[int, int] | None:
-        """As the header says; None where it cannot be understood."""
-        try:
-            return self._size(record)
-        except Exception as error:
-            if _is_of_the_system(error):
-                raise
-            return None
-
-    @contextlib.contextmanager
-    def _open(self, record: int) -> Iterator[Any]:
-        try:
-            with self._pillow.open(self.files[record]) as image:
-                yield image
-        except BaseException as error:
-            note(error, "while reading record {} of {!r}: {}", record, self, self.files[record])
-            raise
+def is_of_the_image(error: BaseException) -> bool:
+    """Whether it is the image's fault: not that a file is gone or forbidden, nor of memory."""
+    of_the_system = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+    return isinstance(error, Exception) and not isinstance(error, ImportError) and not of_the_system
 
 
-def _is_of_the_system(error: Exception) -> bool:
-    """Whether there was nothing to decode: a file that is gone or forbidden, no memory."""
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+def _images_below(folder: str) -> Iterator[str]:
+    """Image files of a folder and those below it, sorted; not through links to folders."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _images_below(entry.path)
+        elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES and entry.is_file():
+            yield entry.path
+
+
+def _absolute(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
+    here = os.path.join(os.fsencode(Path.cwd()), b"")
+    for path in paths:
+        name = os.fsencode(path)
+        if b"\0" in name:
+            raise ValueError(f"path {path!r} holds a zero byte")
+        yield name if name.startswith(b"/") else here + name

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.backend import current_backend
+from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.epoch import Epoch
+from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
 from jaxkern.ring import Assembly, RingStats
 
@@ -38,7 +41,7 @@ class NativeBatches:
         capacity: int,
         device: Any,
     ) -> None:
-        self._epoch = epoch
+        self._epoch, self._masks = epoch, work.masks
         self._stream = stream = epoch.plan.streams[work.source]
         producers = {
             field: producer.at(stream.seed, epoch.number)
@@ -46,12 +49,13 @@ class NativeBatches:
         }
         self._assembly = Assembly(
             work.arrays,
-            _orders(epoch, batches),
+            _orders(epoch, batches, work.source),
             stream.batch_size,
             capacity=capacity,
             workers=min(threads, num_threads()),
             remainder="partial",
             producers=producers,
+            valid="valid" if work.masks else None,
             start=batches.start,
             device=device,
         )
@@ -63,9 +67,11 @@ class NativeBatches:
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)
+        mask = self._stream.mask_of(rows)
         if self._stream.remainder == "pad":
-            data["mask"] = self._stream.mask_of(rows)
-        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)))
+            data["mask"] = mask
+        bad = int((~np.asarray(data["valid"]) & mask).sum()) if self._masks else 0
+        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)), bad=bad)
         self._epoch.plan.learn(unit)
         return unit
 
@@ -86,10 +92,27 @@ def native_batches(epoch: Epoch, *args: Any) -> NativeBatches | None:
     return NativeBatches(work, epoch, *args)
 
 
-def _orders(epoch: Epoch, batches: range) -> Iterator[np.ndarray]:
+def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray]:
+    """The records of batches, some together; raises in the place of one that must not be read."""
     stream = epoch.plan.stream
+    assert isinstance(vertex.node, SourceNode)
+    source = vertex.node.source
     step = max(1, _RECORDS // stream.batch_size)
     for first in range(batches.start, batches.stop, step):
         last = min(first + step, batches.stop) - 1
         rows = range(stream.rows_of(first).start, stream.rows_of(last).stop)
-        yield epoch.records(stream, rows)
+        records = epoch.records(stream, rows)
+        try:
+            source.check(records)
+        except Exception:
+            for batch in range(first, last + 1):
+                here = stream.rows_of(batch)
+                part = records[here.start - rows.start : here.stop - rows.start]
+                try:
+                    source.check(part)
+                except Exception as error:
+                    note(error, "in batch {} of epoch {}", batch, epoch.number)
+                    raise
+                yield part
+        else:
+            yield records

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.graph import Derivation, SeededProducer, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 
@@ -18,13 +19,15 @@ class NativeWork(NamedTuple):
 
     Attributes:
       source: the only vertex that reads records.
-      arrays: field -> array [records, ...].
+      arrays: field -> array [records, ...]; of encoded images, where they lie.
       producers: field -> what makes its records of rows; the other fields are copied.
+      masks: whether a field "valid" says which records the producers could make.
     """
 
     source: Vertex
     arrays: Mapping[str, np.ndarray]
     producers: dict[str, SeededProducer]
+    masks: bool = False
 
 
 def native_work(
@@ -41,25 +44,33 @@ def native_work(
         return None
     (last,) = frontier
     source = last if isinstance(last.node, SourceNode) else last.inputs[0]
-    arrays = _row_arrays(source.node) if isinstance(source.node, SourceNode) else None
+    if not isinstance(source.node, SourceNode):
+        return None
+    reader = source.node.source
+    arrays, encoded = _row_arrays(source.node), reader.encoded_images()
     if arrays is None:
         return None
+    masks = reader.on_bad_record == "mask"
     if last is source:
-        return NativeWork(source, arrays, {})
+        return None if encoded or masks else NativeWork(source, arrays, {})
     if compiled.get(last) != "host":
         return None
-    fields = {
+    fields: dict[str, jax.ShapeDtypeStruct | EncodedImages] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
         for name, array in arrays.items()
         if array.flags.aligned
     }
-    made = last.node.record_producer(fields, derivations.get(last))
-    return None if made is None else NativeWork(source, arrays, dict([made]))
+    made = last.node.record_producer({**fields, **encoded}, derivations.get(last))
+    # Nobody else decodes.
+    if made is None or encoded.keys() - {made[0]} or (masks and not encoded):
+        return None
+    places = {name: images.place for name, images in encoded.items()}
+    return NativeWork(source, {**arrays, **places}, dict([made]), masks)
 
 
 def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
     arrays = node.source.row_arrays()
-    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
+    if not arrays or node.source.encoded_images() or (node.remainder == "pad" and "mask" in arrays):
         return None
     for array in arrays.values():
         if not array.dtype.isnative or (array.size and not array[0].flags.c_contiguous):

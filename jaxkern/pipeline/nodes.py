@@ -17,6 +17,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Order, SourceOrder
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode, SequentialRebatch, follows_sequential
 from jaxkern.pipeline.source import BatchSource
 
 
@@ -54,8 +55,12 @@ class SourceNode(PipelineNode):
         return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
+        return self.stream_with(self.remainder)
+
+    def stream_with(self, remainder: Remainder) -> Stream:
+        """The stream where the rows that fill no batch become something else."""
         stream = Stream.over(
-            self.order, self.batch_size, self.remainder, self.seed, self.shuffle, self.shard
+            self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
         )
         check_batches(stream)
         return stream
@@ -71,7 +76,7 @@ class SourceNode(PipelineNode):
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
         data = self.source.gather(records, fields)
         row.check_rows(data, len(records), f"{self.source!r}.gather")
-        if self.remainder == "pad":
+        if stream.remainder == "pad":
             if "mask" in data:
                 raise ValueError(
                     "the source has a field 'mask', which pad_remainder=True adds: rename it"
@@ -159,6 +164,9 @@ class Rebatch(PipelineNode):
             )
         return dataclasses.replace(given, rows=rows, batch_size=self.batch_size)
 
+    def behind(self, vertex: Vertex) -> PipelineNode:
+        return SequentialRebatch(self.batch_size) if follows_sequential(vertex) else self
+
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         size = epoch.stream_of(before).batch_size
@@ -204,6 +212,11 @@ class Cache(PipelineNode):
     def check_place(self, before: Sequence[Vertex]) -> None:
         """No chance before a cache: it would be drawn once for all epochs."""
         for vertex in before:
+            if isinstance(vertex.node, SequentialNode):
+                raise ValueError(
+                    f"Cache() stands behind {vertex.node.name!r}, whose records come in no batch "
+                    "that is known before; put the cache before it"
+                )
             if vertex.node.stochastic:
                 raise ValueError(
                     f"Cache() stands behind {vertex.node.name!r}, which is random: every epoch "
@@ -305,6 +318,12 @@ class Merge(PipelineNode):
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         first = inputs[0]
         for place, other in enumerate(inputs[1:], 1):
+            if other.cut is not first.cut:
+                raise ValueError(
+                    "the branches of a merge have different rows: a node that drops, adds or "
+                    "joins records stands in one of them only, or in each another one; put it "
+                    "before the branches: base = source >> Filter(...); base & base >> ..."
+                )
             for name, value in vars(first).items():
                 if getattr(other, name) != value:
                     raise ValueError(

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image import ChainProducer, Compose
+from jaxkern.image import ChainProducer, Compose, EncodedProducer
 from jaxkern.pipeline.element import Element, ElementOperator
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
 
@@ -69,7 +70,9 @@ class OperatorNode(PipelineNode):
         return type(self).apply_batch is OperatorNode.apply_batch
 
     def record_producer(
-        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+        self,
+        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
+        derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
         """The operator's."""
         return self.op.record_producer(fields, derive) if self._is_the_operator else None
@@ -243,7 +246,9 @@ class BatchOperator:
         raise NotImplementedError
 
     def record_producer(
-        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+        self,
+        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
+        derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
         """As `PipelineNode.record_producer`."""
         return None
@@ -314,14 +319,18 @@ class _OfImages(BatchOperator):
         return {**batch, self._image: result[0], self._label: result[1]}
 
     def record_producer(
-        self, fields: Mapping[str, jax.ShapeDtypeStruct], derive: Derivation | None
+        self,
+        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
+        derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
         names = ("__call__", "sample", "apply")
         own_way = any(getattr(type(self._op), n) is not getattr(Compose, n) for n in names)
         if own_way or self._mixes or self._image not in fields:
             return None
+        image = fields[self._image]
+        make: Any = EncodedProducer if isinstance(image, EncodedImages) else ChainProducer
         try:
-            producer = ChainProducer(self._op, fields[self._image], derive=derive)
+            producer: SeededProducer = make(self._op, image, derive=derive)
         except (TypeError, ValueError):  # it takes no such images: the program says so
             return None
         return self._image, producer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.image import Compose
 from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
+from jaxkern.pipeline.epoch import PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator
@@ -136,6 +137,7 @@ class Pipeline:
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
+        node = node.behind(self._output)
         return Pipeline(Vertex(node, (self._output,)), self._options)
 
     def __and__(self, other: Any) -> Pipeline:
@@ -158,8 +160,19 @@ class Pipeline:
         return PipelineIterator(plan, epoch, self._options, self._resumed, self._replan)
 
     def __len__(self) -> int:
-        """The batches of an epoch."""
-        return self._plan.stream.batches
+        """The batches of an epoch. Raises: TypeError where only the end of the epoch tells."""
+        stream = self._plan.stream
+        if not stream.known:
+            plan = self._plan
+            first = next(name for v, name in plan.names.items() if plan.streams[v].cut is v)
+            raise TypeError(
+                f"this pipeline has no length: how many rows come out of {first!r} is known at the "
+                "end of an epoch only; iterate to it"
+            )
+        return stream.batches
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def epoch(self) -> int:
@@ -185,6 +198,9 @@ class Pipeline:
             node = vertex.node
             if isinstance(node, SourceNode):
                 node = node.with_seed(seed)
+            elif hasattr(node, "seed"):
+                node = copy.copy(node)
+                node.seed = seed
             made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
         return Pipeline(made[self._output], self._options)
 
@@ -285,7 +301,7 @@ class Pipeline:
         if not open_over_mesh or cpu_device() is None:
             return
         try:
-            ragged = holds_ragged((plan.first or Epoch(plan, 0).unit(0)).joint)
+            ragged = holds_ragged(plan.first_unit().joint)
         except Exception:  # it comes in its place; on the host the others can be made in any case
             ragged = True
         if ragged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -65,6 +65,16 @@ class BatchSource:
         Native threads then decode what a Compose needs of them, without Python.
         """
         return {}
+
+    def remarks(self) -> Sequence[str]:
+        """What `Pipeline.explain` says of how the records are read; it may take a while."""
+        return ()
+
+    def check(self, records: np.ndarray) -> None:
+        """Raises where one of these records int64 [N] must not be read.
+
+        It is asked before native threads read what `row_arrays` and `encoded_images` say.
+        """
 
     def __getitem__(self, index: int) -> Data:
         """One record."""

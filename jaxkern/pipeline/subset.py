@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxkern.pipeline.as_source import as_source
+from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.source import BatchSource
 
@@ -60,14 +62,36 @@ class Subset(BatchSource):
         """The source's batch of these records."""
         return self.source.gather(self.indices[records], out)
 
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Those of the indices."""
+        if type(self).gather is not Subset.gather:
+            return {}
+        return {
+            name: dataclasses.replace(
+                images, place=images.place[self.indices], size=images.size[self.indices]
+            )
+            for name, images in self.source.encoded_images().items()
+        }
+
+    def remarks(self) -> Sequence[str]:
+        """Of the whole source."""
+        return self.source.remarks()
+
+    def check(self, records: np.ndarray) -> None:
+        """As the source's."""
+        self.source.check(self.indices[records])
+
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Views of the source's arrays, where the indices have one step."""
+        """Views of the source's arrays where the indices have one step; beside encoded images,
+        which are far larger, copies otherwise."""
         arrays = self.source.row_arrays()
         steps = np.diff(self.indices)
         if arrays is None or type(self).gather is not Subset.gather or len(self) == 0:
             return None
         if np.any(steps != steps[:1]):
-            return None
+            if not self.source.encoded_images():
+                return None
+            return {name: array[self.indices] for name, array in arrays.items()}
         first, step = (int(n) for n in (*self.indices[:1], *steps[:1], 1)[:2])
         if step == 0:
             return None

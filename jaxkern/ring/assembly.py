@@ -69,6 +69,9 @@ class Assembly:
         and a field "mask" bool [batch_size] in every batch; or "partial", a shorter last batch.
       producers: field -> what makes its records; the other fields are copied. 64-bit numbers
         become 32-bit ones where JAX has no 64-bit types enabled.
+      valid: the name of a field bool [batch_size] that says which records the producers could make;
+        what stands for the others is the producer's choice. None: such a record is its batch's
+        error.
       start: the index of the first batch.
       rows_of: from the numbers in ``order`` [M] to rows of the arrays, where they differ; what is
         drawn for a record goes by its number.
@@ -100,6 +103,7 @@ class Assembly:
         workers: int = 2,
         remainder: Remainder = "drop",
         producers: Mapping[str, RecordProducer] | None = None,
+        valid: str | None = None,
         start: int = 0,
         rows_of: Callable[[np.ndarray], np.ndarray] | None = None,
         device: jax.Device | jax.sharding.Sharding | None = None,
@@ -111,11 +115,15 @@ class Assembly:
         if remainder not in ("drop", "pad", "partial"):
             raise ValueError(f"remainder is {remainder!r}; wanted 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
+        if valid is not None:
+            if valid in fields:
+                raise ValueError(f"valid names the field {valid!r}, which is given; rename it")
+            struct[valid] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
         if remainder == "pad":
-            if "mask" in fields:
+            if "mask" in struct:
                 raise ValueError("a field is named 'mask', which remainder='pad' adds; rename it")
             struct["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
-        # The mask is the native assembly's last leaf: a list keeps this order in the ring.
+        # The flags are the native assembly's last leaves: a list keeps this order in the ring.
         self._names = list(struct)
         self.ring = Ring(
             list(struct.values()), capacity, start=start, device=device, pop_timeout=pop_timeout
@@ -130,7 +138,8 @@ class Assembly:
             remainder == "pad",
             start,
             workers,
-            [field.arrays for field in fields.values()],
+            [(field.arrays, field.producer) for field in fields.values()],
+            valid is not None,
         )
         self._native = native
         self._short: dict[int, int] = {}  # index of a shorter batch -> its records

@@ -146,7 +146,7 @@ def test_the_native_side_refuses_records_itself():
         assert len(list(batches)) == 2
     ring = jk.ring.Ring([jax.ShapeDtypeStruct((2, 2), np.float32)])
     native = type(batches._native)(
-        ring._key, [([(rows.ctypes.data, 10, 8)], 8, 0, None)], 2, False, 0, 1, [rows]
+        ring._key, [([(rows.ctypes.data, 10, 8)], 8, 0, None)], 2, False, 0, 1, [rows], False
     )
     with pytest.raises(IndexError, match="record 10 at place 1"):
         native.submit(np.array([0, 10]), [[]])

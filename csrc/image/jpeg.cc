@@ -1,0 +1,479 @@
+// Regions of JPEG images by libjpeg-turbo.
+#include "image/jpeg.h"
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <vector>
+
+#include "image/jpeg_header.h"
+
+#ifdef JAXKERN_JPEG
+
+#include <jerror.h>
+#include <jpeglib.h>  // before jerror.h, which needs it
+
+#define JAXKERN_TEXT_OF(x) #x
+#define JAXKERN_TEXT(x) JAXKERN_TEXT_OF(x)
+
+namespace jaxkern::image {
+namespace {
+
+// A file of a few bytes can ask for any number of passes over the whole image.
+constexpr int kMaxScans = 500;
+// What libjpeg needs beside the coefficients of an image that has several scans.
+constexpr long kWorkingBytes = 64L << 20;
+
+// libjpeg's errors come back by longjmp: what it jumps over holds nothing to destroy.
+struct Errors {
+  jpeg_error_mgr manager;  // first, so that libjpeg's pointer to it is one to this
+  jmp_buf back;
+  char message[JMSG_LENGTH_MAX];
+};
+
+Errors& errors_of(j_common_ptr cinfo) { return *reinterpret_cast<Errors*>(cinfo->err); }
+
+// libjpeg's own table refers to stderr in a way that not every static build lets a module link.
+constexpr const char* kMessages[] = {
+#undef JERROR_H
+#define JCOPYRIGHT_SHORT ""
+#define JVERSION ""
+#define JMESSAGE(code, text) text,
+#include <jerror.h>
+};
+
+void format(j_common_ptr cinfo, char* text) {
+  const jpeg_error_mgr& error = *cinfo->err;
+  const bool known = error.msg_code > 0 && error.msg_code < static_cast<int>(std::size(kMessages));
+  const char* message = known ? kMessages[error.msg_code] : "unknown error";
+  const int* i = error.msg_parm.i;
+  if (strstr(message, "%s") != nullptr) {
+    snprintf(text, JMSG_LENGTH_MAX, message, error.msg_parm.s);
+  } else {
+    snprintf(text, JMSG_LENGTH_MAX, message, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7]);
+  }
+}
+
+[[noreturn]] void fail(j_common_ptr cinfo) {
+  Errors& errors = errors_of(cinfo);
+  format(cinfo, errors.message);
+  longjmp(errors.back, 1);
+}
+
+// A warning after which pixels would be made up is an error.
+void warn(j_common_ptr cinfo, int level) {
+  if (level >= 0) return;
+  switch (cinfo->err->msg_code) {
+    case JWRN_ADOBE_XFORM:
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_JFIF_MAJOR:
+      return;
+    default:
+      fail(cinfo);
+  }
+}
+
+void ignore(j_common_ptr) {}
+
+void forget(j_common_ptr cinfo) {
+  cinfo->err->num_warnings = 0;
+  cinfo->err->msg_code = 0;
+}
+
+void count_scans(j_common_ptr cinfo) {
+  auto* decompress = reinterpret_cast<j_decompress_ptr>(cinfo);
+  if (decompress->input_scan_number <= kMaxScans) return;
+  Errors& errors = errors_of(cinfo);
+  snprintf(errors.message, sizeof errors.message, "it has more than %d scans", kMaxScans);
+  longjmp(errors.back, 1);
+}
+
+// The bytes, then end-of-image markers for as long as libjpeg asks.
+struct Source {
+  jpeg_source_mgr manager;  // first, as above
+  bool ended;
+};
+
+void begin_source(j_decompress_ptr) {}
+
+boolean end_source(j_decompress_ptr cinfo) {
+  static const JOCTET marker[] = {0xFF, JPEG_EOI};
+  auto& source = *reinterpret_cast<Source*>(cinfo->src);
+  source.ended = true;
+  source.manager.next_input_byte = marker;
+  source.manager.bytes_in_buffer = sizeof marker;
+  return TRUE;
+}
+
+void skip_source(j_decompress_ptr cinfo, long count) {
+  jpeg_source_mgr& source = *cinfo->src;
+  if (count <= 0) return;
+  if (static_cast<size_t>(count) > source.bytes_in_buffer) {
+    end_source(cinfo);
+    return;
+  }
+  source.next_input_byte += count;
+  source.bytes_in_buffer -= static_cast<size_t>(count);
+}
+
+bool ends_with_marker(const uint8_t* data, size_t begin, size_t end) {
+  for (size_t at = end; at >= begin + 2; --at) {
+    if (data[at - 1] == JPEG_EOI && data[at - 2] == 0xFF) return true;
+  }
+  return false;
+}
+
+uint8_t luma(const uint8_t* rgb) {  // Pillow's convert("L")
+  return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
+}
+
+// Inverted CMYK, as Adobe stores it, to RGB as Pillow's convert does.
+void cmyk_to_rgb(const uint8_t* cmyk, uint8_t* rgb) {
+  const int light = cmyk[3];
+  for (int c = 0; c < 3; ++c) {
+    const int product = (255 - cmyk[c]) * light + 128;
+    rgb[c] = static_cast<uint8_t>(std::max(0, light - ((product >> 8) + product) / 256));
+  }
+}
+
+// Row conversions where libjpeg has none.
+enum class Conversion { kNone, kRgbToGray, kCmyk };
+
+}  // namespace
+
+struct JpegDecoder::State {
+  jpeg_decompress_struct cinfo;
+  Errors errors;
+  Source source;
+  jpeg_progress_mgr progress;
+  bool created = false, started = false, several_scans = false;
+
+  JpegInfo info;
+  const uint8_t* data = nullptr;
+  size_t size = 0, scan = 0;
+  int32_t channels = 0, denominator = 1;
+  Conversion conversion = Conversion::kNone;
+  // The region as stored, and where it begins in the cropped rows that libjpeg gives.
+  bool transposed = false, flip_rows = false, flip_columns = false;
+  int32_t top = 0, left = 0, height = 0, width = 0, inset = 0;
+  int32_t rows_done = 0;        // of the stored region
+  std::vector<uint8_t> row;     // one of libjpeg's
+  std::vector<uint8_t> pixels;  // the same in `channels`
+  std::vector<uint8_t> upright;
+  int32_t rows_read = 0;  // of `upright`
+
+  State() {
+    cinfo.err = &errors.manager;
+    errors.manager = jpeg_error_mgr{};
+    errors.manager.reset_error_mgr = forget;
+    errors.manager.format_message = format;
+    errors.manager.error_exit = fail;
+    errors.manager.emit_message = warn;
+    errors.manager.output_message = ignore;
+    errors.message[0] = '\0';
+    source = Source{};
+    source.manager.init_source = begin_source;
+    source.manager.fill_input_buffer = end_source;
+    source.manager.skip_input_data = skip_source;
+    source.manager.resync_to_restart = jpeg_resync_to_restart;
+    source.manager.term_source = begin_source;
+    progress = jpeg_progress_mgr{};
+    progress.progress_monitor = count_scans;
+  }
+  ~State() {
+    if (created) jpeg_destroy_decompress(&cinfo);
+  }
+
+  int32_t out_height() const { return transposed ? width : height; }
+  int32_t out_width() const { return transposed ? height : width; }
+  bool streams() const { return !transposed && !flip_rows; }
+
+  // The only functions that libjpeg's errors leave: no local of theirs needs a destructor.
+  bool create() {
+    if (created) return true;
+    if (setjmp(errors.back)) return false;
+    jpeg_create_decompress(&cinfo);
+    created = true;
+    return true;
+  }
+
+  bool begin(int64_t image_pixels) {
+    if (setjmp(errors.back)) return false;
+    jpeg_abort_decompress(&cinfo);
+    source.ended = started = several_scans = false;
+    source.manager.next_input_byte = data;
+    source.manager.bytes_in_buffer = size;
+    cinfo.src = &source.manager;
+    cinfo.progress = &progress;
+    cinfo.mem->max_memory_to_use =
+        kWorkingBytes + static_cast<long>(image_pixels) * info.components * 2;
+    jpeg_read_header(&cinfo, TRUE);
+    if (cinfo.image_width != static_cast<JDIMENSION>(info.width) ||
+        cinfo.image_height != static_cast<JDIMENSION>(info.height) ||
+        cinfo.num_components != info.components) {
+      snprintf(errors.message, sizeof errors.message, "its header is ambiguous");
+      return false;
+    }
+    several_scans = jpeg_has_multiple_scans(&cinfo);
+    cinfo.scale_num = 1;
+    cinfo.scale_denom = static_cast<unsigned>(denominator);
+    conversion = Conversion::kNone;
+    if (info.components == 4) {
+      cinfo.out_color_space = JCS_CMYK;
+      conversion = Conversion::kCmyk;
+    } else if (channels == 1 && info.components == 1) {
+      cinfo.out_color_space = JCS_GRAYSCALE;
+    } else if (channels == 4) {
+      cinfo.out_color_space = JCS_EXT_RGBA;
+    } else {
+      cinfo.out_color_space = JCS_RGB;
+      if (channels == 1) conversion = Conversion::kRgbToGray;
+    }
+    jpeg_start_decompress(&cinfo);
+    started = true;
+    if (several_scans && source.ended) {
+      snprintf(errors.message, sizeof errors.message, "no end-of-image marker");
+      return false;
+    }
+    crop();
+    return true;
+  }
+
+  // Interpolated chroma looks one sample further on each side: a block of pixels more on the left,
+  // where cuts are at blocks, and the pixels of a chroma sample more on the right.
+  void crop() {
+    inset = left;
+    // Scaled chroma of 4:1:0 comes out shifted where rows are cropped.
+    if (denominator > 1 && cinfo.max_h_samp_factor > 2) return;
+    if (smooths_blocks() || (left == 0 && static_cast<JDIMENSION>(width) == cinfo.output_width)) {
+      return;
+    }
+    const JDIMENSION margin = static_cast<JDIMENSION>(cinfo.max_h_samp_factor) * 2;
+    JDIMENSION first = static_cast<JDIMENSION>(left) - std::min<JDIMENSION>(margin, left);
+    JDIMENSION count =
+        std::min<JDIMENSION>(cinfo.output_width, static_cast<JDIMENSION>(left + width) + margin) -
+        first;
+    jpeg_crop_scanline(&cinfo, &first, &count);
+    inset = left - static_cast<int32_t>(first);
+  }
+
+  // Progressive images whose last refinements are missing are smoothed over neighbouring blocks.
+  bool smooths_blocks() const {
+    if (!cinfo.progressive_mode || cinfo.coef_bits == nullptr) return false;
+    for (int c = 0; c < cinfo.num_components; ++c) {
+      for (int k = 0; k < DCTSIZE2; ++k) {
+        if (cinfo.coef_bits[c][k] != 0) return true;
+      }
+    }
+    return false;
+  }
+
+  bool pass_over(int32_t rows) {
+    if (!smooths_blocks()) return skip_rows(rows);
+    for (int32_t i = 0; i < rows; ++i) {
+      if (!read_row()) return false;
+    }
+    return true;
+  }
+
+  bool skip_rows(int32_t rows) {
+    if (setjmp(errors.back)) return false;
+    if (rows > 0) jpeg_skip_scanlines(&cinfo, static_cast<JDIMENSION>(rows));
+    return true;
+  }
+
+  bool read_row() {
+    if (setjmp(errors.back)) return false;
+    JSAMPROW target = row.data();
+    jpeg_read_scanlines(&cinfo, &target, 1);
+    return true;
+  }
+
+  // Ends the image, and says why in terms of the file.
+  std::string problem() {
+    if (!created) return std::string("libjpeg-turbo cannot begin: ") + errors.message;
+    const std::string text = errors.message, bytes = std::to_string(size) + " bytes";
+    const int64_t rows = int64_t{cinfo.input_iMCU_row} * cinfo.max_v_samp_factor * DCTSIZE;
+    const std::string held = std::to_string(std::min<int64_t>(rows, info.height)) + " of " +
+                             std::to_string(info.height) + " rows";
+    const std::string scan_number = std::to_string(cinfo.input_scan_number);
+    jpeg_abort_decompress(&cinfo);
+    if (several_scans && source.ended) {
+      return "it is truncated: its " + bytes + " end in scan " + scan_number + " (" + text + ")";
+    }
+    if (!started) return "libjpeg-turbo cannot decode it: " + text;
+    if (source.ended) return "it is truncated: its " + bytes + " hold " + held + " (" + text + ")";
+    return "it is damaged after " + held + ": " + text;
+  }
+
+  std::string open(const uint8_t* bytes, size_t count, int32_t wanted_channels, int64_t max_pixels,
+                   const JpegRegion& region, int32_t scale_denominator);
+  std::string read_rows(int32_t rows, uint8_t* out);
+  void place(int32_t stored_row, uint8_t* out) const;
+};
+
+std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t wanted_channels,
+                                     int64_t max_pixels, const JpegRegion& region,
+                                     int32_t scale_denominator) {
+  data = bytes;
+  size = count;
+  channels = wanted_channels;
+  denominator = scale_denominator;
+  rows_done = rows_read = height = 0;
+  if (channels != 1 && channels != 3 && channels != 4) {
+    return "channels is " + std::to_string(channels) + "; wanted 1, 3 or 4";
+  }
+  if (denominator != 1 && denominator != 2 && denominator != 4 && denominator != 8) {
+    return "the denominator is " + std::to_string(denominator) + "; wanted 1, 2, 4 or 8";
+  }
+  if (std::string wrong = read_jpeg_header(data, size, &info, &scan); !wrong.empty()) return wrong;
+  const int64_t image_pixels = int64_t{info.height} * info.width;
+  const std::string sizes = std::to_string(info.height) + " x " + std::to_string(info.width);
+  if (image_pixels > max_pixels) {
+    return "its header says " + sizes + " pixels; max_pixels is " + std::to_string(max_pixels);
+  }
+  transposed = info.orientation >= 5;
+  flip_rows = info.orientation == 3 || info.orientation == 4 || info.orientation == 6 ||
+              info.orientation == 7;
+  flip_columns = info.orientation == 2 || info.orientation == 3 || info.orientation == 7 ||
+                 info.orientation == 8;
+  const int32_t stored_height = scaled_side(info.height, denominator);
+  const int32_t stored_width = scaled_side(info.width, denominator);
+  const int32_t upright_height = transposed ? stored_width : stored_height;
+  const int32_t upright_width = transposed ? stored_height : stored_width;
+  if (region.top < 0 || region.left < 0 || region.height < 1 || region.width < 1 ||
+      region.top > upright_height - region.height || region.left > upright_width - region.width) {
+    return "the region of " + std::to_string(region.height) + " x " + std::to_string(region.width) +
+           " at (" + std::to_string(region.top) + ", " + std::to_string(region.left) +
+           ") is not within the image's " + std::to_string(upright_height) + " x " +
+           std::to_string(upright_width);
+  }
+  height = transposed ? region.width : region.height;
+  width = transposed ? region.height : region.width;
+  top = transposed ? region.left : region.top;
+  left = transposed ? region.top : region.left;
+  if (flip_rows) top = stored_height - top - height;
+  if (flip_columns) left = stored_width - left - width;
+  if (!create() || !begin(image_pixels)) return problem();
+  row.resize(size_t{cinfo.output_width} * static_cast<size_t>(cinfo.output_components));
+  pixels.resize(static_cast<size_t>(width) * static_cast<size_t>(channels));
+  return pass_over(top) ? "" : problem();
+}
+
+// Row `stored_row` of the stored region from `pixels` to its place in the upright region.
+void JpegDecoder::State::place(int32_t stored_row, uint8_t* out) const {
+  const size_t bytes = static_cast<size_t>(channels);
+  const size_t line = static_cast<size_t>(flip_rows ? height - 1 - stored_row : stored_row);
+  const size_t count = static_cast<size_t>(width);
+  if (!transposed && !flip_columns) {
+    memcpy(out + line * count * bytes, pixels.data(), count * bytes);
+    return;
+  }
+  const size_t step = (transposed ? static_cast<size_t>(height) : 1) * bytes;
+  uint8_t* first = out + (transposed ? line : line * count) * bytes;
+  for (size_t x = 0; x < count; ++x) {
+    memcpy(first + (flip_columns ? count - 1 - x : x) * step, pixels.data() + x * bytes, bytes);
+  }
+}
+
+std::string JpegDecoder::State::read_rows(int32_t rows, uint8_t* out) {
+  const size_t components = static_cast<size_t>(cinfo.output_components);
+  for (int32_t i = 0; i < rows; ++i, ++rows_done) {
+    if (!read_row()) return problem();
+    const uint8_t* from = row.data() + static_cast<size_t>(inset) * components;
+    const size_t count = static_cast<size_t>(width), bytes = static_cast<size_t>(channels);
+    if (conversion == Conversion::kNone) {
+      memcpy(pixels.data(), from, count * bytes);
+    } else {
+      for (size_t x = 0; x < count; ++x, from += components) {
+        uint8_t rgba[4] = {from[0], from[1], from[2], 255};
+        if (conversion == Conversion::kCmyk) cmyk_to_rgb(from, rgba);
+        if (channels == 1) rgba[0] = luma(rgba);
+        memcpy(pixels.data() + x * bytes, rgba, bytes);
+      }
+    }
+    place(streams() ? i : rows_done, out);
+  }
+  if (rows_done < height) return "";
+  // A cut file is one whatever region is asked for: where the end is missing, the rest must be
+  // there.
+  const auto rest = static_cast<int32_t>(cinfo.output_height - cinfo.output_scanline);
+  if (rest > 0 && !source.ended && !several_scans && !ends_with_marker(data, scan, size)) {
+    if (!pass_over(rest - 1) || !read_row()) return problem();
+  }
+  jpeg_abort_decompress(&cinfo);
+  return "";
+}
+
+JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {}
+JpegDecoder::~JpegDecoder() = default;
+
+std::string JpegDecoder::open(const uint8_t* data, size_t size, int32_t channels,
+                              int64_t max_pixels, const JpegRegion& region, int32_t denominator) {
+  State& state = *state_;
+  std::string problem = state.open(data, size, channels, max_pixels, region, denominator);
+  if (!problem.empty() || state.streams()) return problem;
+  state.upright.resize(static_cast<size_t>(state.height) * static_cast<size_t>(state.width) *
+                       static_cast<size_t>(channels));
+  return state.read_rows(state.height, state.upright.data());
+}
+
+std::string JpegDecoder::read(int32_t rows, uint8_t* out) {
+  State& state = *state_;
+  const int32_t left =
+      state.streams() ? state.height - state.rows_done : state.out_height() - state.rows_read;
+  if (rows < 0 || rows > left) {
+    return "read(" + std::to_string(rows) + ") with " + std::to_string(left) + " rows left";
+  }
+  if (state.streams()) return state.read_rows(rows, out);
+  const size_t line = static_cast<size_t>(state.out_width()) * static_cast<size_t>(state.channels);
+  memcpy(out, state.upright.data() + static_cast<size_t>(state.rows_read) * line,
+         static_cast<size_t>(rows) * line);
+  state.rows_read += rows;
+  return "";
+}
+
+std::string JpegDecoder::decode(const uint8_t* data, size_t size, int32_t channels,
+                                int64_t max_pixels, const JpegRegion& region, uint8_t* out,
+                                int32_t denominator) {
+  State& state = *state_;
+  std::string problem = state.open(data, size, channels, max_pixels, region, denominator);
+  return problem.empty() ? state.read_rows(state.height, out) : problem;
+}
+
+bool jpeg_decoder_available() { return true; }
+const char* jpeg_decoder_name() { return "libjpeg-turbo " JAXKERN_TEXT(LIBJPEG_TURBO_VERSION); }
+
+}  // namespace jaxkern::image
+
+#else  // JAXKERN_JPEG
+
+namespace jaxkern::image {
+namespace {
+
+std::string not_built() {
+  return "this build of jaxkern has no JPEG decoder: libjpeg-turbo was not found when it was built";
+}
+
+}  // namespace
+
+struct JpegDecoder::State {};
+JpegDecoder::JpegDecoder() = default;
+JpegDecoder::~JpegDecoder() = default;
+std::string JpegDecoder::decode(const uint8_t*, size_t, int32_t, int64_t, const JpegRegion&,
+                                uint8_t*, int32_t) {
+  return not_built();
+}
+std::string JpegDecoder::open(const uint8_t*, size_t, int32_t, int64_t, const JpegRegion&,
+                              int32_t) {
+  return not_built();
+}
+std::string JpegDecoder::read(int32_t, uint8_t*) { return not_built(); }
+bool jpeg_decoder_available() { return false; }
+const char* jpeg_decoder_name() { return ""; }
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_JPEG

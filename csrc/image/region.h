@@ -1,0 +1,98 @@
+// Parts of a chain's work: which pixels of a source image it reads, so that the others need not be
+// decoded, and a band of output rows as a chain of its own. Both of a checked plan and sample.
+#ifndef JAXKERN_IMAGE_REGION_H_
+#define JAXKERN_IMAGE_REGION_H_
+
+#include "image/arithmetic.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+struct Region {
+  Range rows, columns;
+
+  int32_t height() const { return rows.end - rows.begin; }
+  int32_t width() const { return columns.end - columns.begin; }
+};
+
+// The inputs of one axis that outputs `shown`, which are valid, are made of. Taps move one way.
+inline Range read_range(Filter filter, int32_t start, int32_t box, int32_t resampled,
+                        int32_t offset, int32_t step, Range shown) {
+  if (shown.end <= shown.begin) return {0, 0};
+  const auto taps = [&](int32_t y) {
+    return tap_range(filter, static_cast<int32_t>(mapped_index(offset, step, y)), box, resampled);
+  };
+  const Range first = taps(shown.begin), last = taps(shown.end - 1);
+  return {start + static_cast<int32_t>(smaller(first.begin, last.begin)),
+          start + static_cast<int32_t>(larger(first.end, last.end))};
+}
+
+inline Range overlap(Range a, Range b) {
+  const Range both = {static_cast<int32_t>(larger(a.begin, b.begin)),
+                      static_cast<int32_t>(smaller(a.end, b.end))};
+  return both.end > both.begin ? both : Range{0, 0};
+}
+
+// The rows of the source that rows `wanted` of the output read; empty where they read none.
+inline Range read_rows(const Plan& plan, const Geometry* geometry, Range wanted) {
+  for (int32_t s = plan.segments - 1; s >= 0; --s) {
+    const Geometry& g = geometry[s];
+    const Range shown = overlap(wanted, valid_rows(g, plan.segment[s].height));
+    wanted = read_range(plan.segment[s].filter, g.top, g.box_height, g.resampled_height,
+                        g.row_offset, g.row_step, shown);
+  }
+  return wanted;
+}
+
+// The columns of the source that the output reads, and one to the left of them inside the box,
+// which the byte shuffles may load beside a last column that stands alone.
+inline Range read_columns(const Plan& plan, const Geometry* geometry) {
+  Range wanted = {0, plan.segment[plan.segments - 1].width};
+  for (int32_t s = plan.segments - 1; s >= 0; --s) {
+    const Geometry& g = geometry[s];
+    const Range shown = overlap(wanted, valid_columns(g, plan.segment[s].width));
+    wanted = read_range(plan.segment[s].filter, g.left, g.box_width, g.resampled_width,
+                        g.column_offset, g.column_step, shown);
+  }
+  if (wanted.end > wanted.begin)
+    wanted.begin = static_cast<int32_t>(larger(wanted.begin - 1, geometry[0].left));
+  return wanted;
+}
+
+// All of it. At least the first pixel, where no pixel is read.
+inline Region read_region(const Plan& plan, const Geometry* geometry) {
+  Region region = {read_rows(plan, geometry, {0, plan.segment[plan.segments - 1].height}),
+                   read_columns(plan, geometry)};
+  if (region.height() <= 0 || region.width() <= 0) region = {{0, 1}, {0, 1}};
+  return region;
+}
+
+// Output rows `rows` of a plan of one segment, whose output is [rows, width, C] then.
+struct Band {
+  Plan plan;
+  Geometry geometry;
+  EraseBox erase_box[kMaxErasures];
+
+  Band(const Plan& whole, const Sample& sample, Range rows)
+      : plan(whole), geometry(*sample.geometry) {
+    const int32_t height = whole.segment[0].height;
+    const Range shown = overlap(rows, valid_rows(geometry, height));
+    plan.segment[0].height = rows.end - rows.begin;
+    geometry.valid_top = shown.end > shown.begin ? shown.begin - rows.begin : 0;
+    geometry.valid_bottom = shown.end > shown.begin ? shown.end - rows.begin : 0;
+    // Of a valid row it is in range; where there is none nobody reads it.
+    geometry.row_offset =
+        shown.end > shown.begin
+            ? static_cast<int32_t>(mapped_index(geometry.row_offset, geometry.row_step, rows.begin))
+            : 0;
+    for (int32_t k = 0; k < whole.segment[0].erasures; ++k) {
+      const EraseBox& box = sample.erase_box[k];
+      const Range erased = erased_range(box.top, box.height, height);
+      erase_box[k] = {erased.begin - rows.begin, box.left, erased.end - erased.begin, box.width};
+    }
+  }
+};
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_REGION_H_

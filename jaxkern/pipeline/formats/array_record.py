@@ -1,0 +1,121 @@
+"""ArrayRecord files, as Grain and TFDS write them: bytes by their number."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxkern.core.failures import note
+from jaxkern.pipeline.formats.extras import extra
+from jaxkern.pipeline.formats.files import Paths, files_of
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.source import BatchSource, RecordSource
+
+
+class ArrayRecordSource(BatchSource):
+    """The records of ArrayRecord files, one after the other.
+
+    Args:
+      paths: a file, a list, a folder, or a pattern: ``train.array_record-{00000..00003}-of-00004``.
+      decode: from the bytes of a record to a dict of arrays, of the same shapes in every record;
+        called in worker threads. By default archives of `numpy.savez`, whose arrays are the fields.
+
+    Raises: ImportError without array_record; FileNotFoundError; ValueError that names the file for
+      one that is damaged or cut short.
+    """
+
+    fresh = True
+
+    def __init__(
+        self, paths: Paths, decode: Callable[[bytes], Mapping[str, Any]] | None = None
+    ) -> None:
+        extra("array_record", "arrayrecord")
+        self.files = files_of(paths, (".array_record", ".arrayrecord"), "ArrayRecord")
+        self._decode = _savez if decode is None else decode
+        self._lock = threading.Lock()
+        self._readers: dict[int, Any] = {}
+        self._process = os.getpid()
+        self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
+        self._records = RecordSource(_Records(self))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return (
+            f"ArrayRecordSource({self.files[0].name}; {len(self.files)} files, {len(self)} records)"
+        )
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The stacked fields of the decoded records."""
+        return self._records.gather(records, out)
+
+    def record(self, record: int) -> Mapping[str, Any]:
+        """The fields of one record, decoded."""
+        number = int(np.searchsorted(self._ends, record, "right"))
+        place = record - int(self._ends[number - 1] if number else 0)
+        try:
+            return self._decode(self._reader(number).read([place])[0])
+        except BaseException as error:
+            note(error, "while reading record {} of {}", place, self.files[number])
+            raise
+
+    def _count(self, number: int) -> int:
+        # The reader says that a damaged file has no records.
+        found = int(self._reader(number).num_records())
+        if not found:
+            raise ValueError(
+                f"{self.files[number]} is no ArrayRecord file that can be read: it has no records, "
+                "is damaged or was cut short"
+            )
+        return found
+
+    def _reader(self, number: int) -> Any:
+        with self._lock:
+            if self._process != os.getpid():  # a fork has none of the threads that they read with
+                self._readers, self._process = {}, os.getpid()
+            if number not in self._readers:
+                module = extra("array_record.python.array_record_module", "arrayrecord")
+                try:
+                    self._readers[number] = module.ArrayRecordReader(
+                        os.fspath(self.files[number]),
+                        options="readahead_buffer_size:0",
+                        file_reader_buffer_size=32768,
+                    )
+                except Exception as error:
+                    raise ValueError(
+                        f"{self.files[number]} is no ArrayRecord file that can be read: {error}"
+                    ) from error
+            return self._readers[number]
+
+
+class _Records:
+    """The decoded records of a source, one by one."""
+
+    def __init__(self, source: ArrayRecordSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+    def __getitem__(self, record: int) -> Mapping[str, Any]:
+        return self._source.record(record)
+
+
+def _savez(data: bytes) -> dict[str, np.ndarray]:
+    if not data.startswith(b"PK"):
+        raise TypeError(
+            f"the record is {len(data)} bytes and no archive of numpy.savez; wanted "
+            "ArrayRecordSource(..., decode=a function from its bytes to a dict of arrays), such as "
+            "lambda data: {'x': np.frombuffer(data, np.float32)}"
+        )
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
