@@ -304,6 +304,8 @@ class Epoch:
                 source, *others = self.plan.frontier
                 if out is not None and isinstance(source.node, SourceNode):
                     blocks = [source.node.read(self, source, batch, out)]
+                elif out is not None:
+                    blocks = [self.block(source, batch, out)]
                 else:
                     blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
         except BaseException as error:
@@ -313,7 +315,9 @@ class Epoch:
                 raise RuntimeError(f"{described(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
-        fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
+        node = source.node
+        fresh = node.source.fresh if isinstance(node, SourceNode) else False
+        fresh = node.fresh if isinstance(node, SequentialNode) else fresh
         unit = BatchUnit(
             joint,
             halves(blocks[0].records),
@@ -340,13 +344,13 @@ class Epoch:
         """Blocks that are made within, by this thread, are made once: branches have the same."""
         return _Together(self._local)
 
-    def block(self, vertex: Vertex, batch: int) -> Block:
-        """One batch at a vertex."""
+    def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        """One batch at a vertex; of a sequential one perhaps in the arrays `out`."""
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
                 if isinstance(vertex.node, SequentialNode):
-                    found = self._flows.take(vertex, batch)
+                    found = self._flows.take(vertex, batch, out)
                 elif vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:
