@@ -303,7 +303,8 @@ class Pipeline:
         from there; say ``on=`` for bits that no timing decides.
 
         With a record: it is replayed in its own batch and shown behind every node, so that the last
-        stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
+        stage holds what an iteration yields; behind a node that drops, adds or joins records it is
+        not followed. JAX nodes are compiled one by one for the stages
         between.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
