@@ -31,6 +31,7 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
     "ArraySource",
@@ -53,6 +54,7 @@ __all__ = [
     "PackedSource",
     "Pipeline",
     "PipelineIterator",
+    "PipelineStats",
     "Prefetcher",
     "Probabilistic",
     "Rebatch",
