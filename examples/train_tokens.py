@@ -124,7 +124,8 @@ def train_step(
 def held_out_loss(model: LanguageModel, pipe: jk.pipeline.Pipeline) -> float:
     """The mean loss of all tokens of the pipeline."""
     pipe.epoch = 0
-    total, count = (sum(map(float, x)) for x in zip(*(count_losses(model, b) for b in pipe)))
+    pairs = [count_losses(model, batch) for batch in pipe]
+    total, count = (sum(map(float, column)) for column in zip(*pairs, strict=True))
     return total / count
 
 

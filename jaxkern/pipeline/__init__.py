@@ -33,6 +33,7 @@ from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
 from jaxkern.pipeline.token_packing import Pack as Pack
 from jaxkern.pipeline.token_source import TokenSource as TokenSource
+from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
     "ArraySource",
@@ -56,6 +57,7 @@ __all__ = [
     "PackedSource",
     "Pipeline",
     "PipelineIterator",
+    "PipelineStats",
     "Prefetcher",
     "Probabilistic",
     "Rebatch",

@@ -293,6 +293,11 @@ class Epoch:
         """What a sequential vertex reads, from a place on."""
         return self._flows.feed(vertex, self.number, at)
 
+    def resize(self, threads: int) -> None:
+        """Goes on with so many threads before sequential nodes."""
+        self._threads, self._ahead = threads, max(self._ahead, threads + 2)
+        self._flows.resize(threads, self._ahead)
+
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""
         self._flows.close()

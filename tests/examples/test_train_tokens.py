@@ -54,5 +54,5 @@ def test_documents_of_a_row_do_not_see_each_other(example):
     for document in documents:
         alone = jk.tokens.pack([document], length=len(document))
         found = model(alone["tokens"], alone["segment_ids"], alone["positions"])[0]
-        start = int(np.flatnonzero((packed["tokens"][0] == document[1]))[0]) - 1
+        start = int(np.flatnonzero(packed["tokens"][0] == document[1])[0]) - 1
         np.testing.assert_allclose(together[start : start + len(document)], found, atol=2e-5)
