@@ -133,6 +133,12 @@ class Pack(SequentialNode):
             found[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
         return Rows(found, block.records, np.arange(count), count)
 
+    def remarks(self) -> Sequence[str]:
+        """Where the documents come from."""
+        if self._source is None:
+            return ["pack takes documents one by one from the batches before it"]
+        return [f"pack takes documents from where they lie, natively: {self._source!r}"]
+
     def flow(self, start: FlowStart) -> Flow:
         place = start.place or {}
         reader: _Reader

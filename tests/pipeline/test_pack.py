@@ -237,6 +237,14 @@ def test_a_source_alone_pads():
         source().gather(np.array([120]))
 
 
+def test_explain_tells_how_documents_come():
+    assert "where they lie, natively: TokenSource(tokens; 120" in str(
+        piped("source", Pack(32)).explain()
+    )
+    assert "natively: Subset(120 of TokenSource" in str(piped("subset", Pack(32)).explain())
+    assert "one by one from the batches" in str(piped("function", Pack(32)).explain())
+
+
 def test_rows_a_batch_and_nodes_behind():
     def double(batch):
         return {"twice": 2 * batch["tokens"]}
