@@ -19,7 +19,7 @@ namespace {
 
 // A producer runs on so many records at a time, so that a close does not wait for a whole batch.
 constexpr int64_t kRunRecords = 8;
-constexpr size_t kMessageSize = 5000;  // a path has up to 4096 bytes
+constexpr size_t kMessageSize = 1024;
 // As debuggers and profilers show the threads; at most 15 characters.
 constexpr const char* kThreadName = "jaxkern-batch";
 // Batches that together stay in a processor's cache are written through it: the consumer finds
@@ -125,6 +125,15 @@ void Assembly::State::check() const {
       throw std::invalid_argument(name + " has " + text(rows.count) + " rows of " +
                                   text(rows.bytes) + " bytes; wanted " +
                                   text(leaves[0].rows.count) + " rows, as array 0");
+    }
+    int64_t before = 0;
+    for (const RowBlock& block : rows.more) {
+      if (block.first < before || block.first > rows.count ||
+          (block.base == nullptr && rows.bytes > 0)) {
+        throw std::invalid_argument(name + " has a part that begins at row " + text(block.first) +
+                                    " of " + text(rows.count) + "; wanted ascending parts");
+      }
+      before = block.first;
     }
     int64_t record = rows.output_bytes(), all = 0;
     if (leaves[i].producer) {

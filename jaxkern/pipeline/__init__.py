@@ -31,6 +31,8 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.token_packing import Pack as Pack
+from jaxkern.pipeline.token_source import TokenSource as TokenSource
 from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "Pack",
     "PackedSource",
     "Pipeline",
     "PipelineIterator",
@@ -61,6 +64,7 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TokenSource",
     "Window",
     "from_source",
     "from_stream",

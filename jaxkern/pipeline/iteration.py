@@ -23,6 +23,7 @@ from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring.errors import RingTimeout
+from jaxkern.tokens import PackingStats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +177,13 @@ class PipelineIterator(Iterator[Data]):
     def filtered(self) -> int:
         """How many records the filters have dropped in this epoch, see `counts`."""
         return sum(counted.get("dropped", 0) for counted in self.counts.values())
+
+    @property
+    def packing(self) -> PackingStats:
+        """How full the rows of a `Pack` were in this epoch, see `counts`."""
+        names = [field.name for field in dataclasses.fields(PackingStats)]
+        packed = [c for c in self.counts.values() if {*names} <= c.keys()]
+        return PackingStats(**{name: packed[-1][name] for name in names if packed})
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""

@@ -275,7 +275,9 @@ class Pipeline:
         made: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
-            if hasattr(node, "seed"):
+            if isinstance(node, SourceNode):
+                node = node.with_seed(seed)
+            elif hasattr(node, "seed"):
                 node = copy.copy(node)
                 node.seed = seed
             made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
