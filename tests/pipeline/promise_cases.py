@@ -17,7 +17,8 @@ import PIL.Image
 from batches import arrays
 
 import jaxkern as jk
-from jaxkern.pipeline import HDF5Source, ImageFolder, Subset
+from jaxkern.pipeline import HDF5Source, ImageFolder, Subset, pack
+from jaxkern.pipeline.packed_files import PackedFile
 
 RECORDS = 23
 BAD = 7  # the record that `breaks` cannot read
@@ -71,7 +72,7 @@ def _hdf5(folder: Path, **how: Any) -> Factory:
 def _photos(folder: Path) -> ImageFolder:
     """Images of different sizes, whose class is the id."""
     for number, image in enumerate(fields()["image"]):
-        (folder / f"{number:02}").mkdir()
+        (folder / f"{number:02}").mkdir(parents=True)
         picture = PIL.Image.fromarray(image[: 3 + number % 4])
         picture.save(folder / f"{number:02}" / "image.png")
     return ImageFolder(folder)
@@ -117,6 +118,26 @@ def _augmented(folder: Path) -> Factory:
     return lambda **options: jk.from_source(fields(), **options) >> chain
 
 
+def _packed(folder: Path, source: Any, broken: str = "", **how: Any) -> str:
+    """The name of a packed file, or pattern of shards; of `broken`, record BAD is damaged."""
+    paths = pack(source, folder / "x.jkp", progress=False, **how)
+    if broken:
+        offsets = PackedFile(paths[0]).index.columns[broken]["offset"]
+        with open(paths[0], "r+b") as file:
+            file.seek(offsets[BAD] + 9)
+            file.write(b"damaged")
+    return str(paths[0] if len(paths) == 1 else folder / f"x-*-of-{len(paths):05}.jkp")
+
+
+def _packed_arrays(folder: Path, broken: bool = False) -> Factory:
+    return of_source(_packed(folder, fields(), "image" if broken else "", format="raw"))
+
+
+def _packed_photos(folder: Path, broken: bool = False, **how: Any) -> Factory:
+    source = _packed(folder, _photos(folder / "photos"), "image" if broken else "", **how)
+    return lambda **options: jk.from_source(source, **options) >> _with_id
+
+
 CASES: dict[str, Case] = {
     "arrays": Case(lambda folder: of_source(fields())),
     "npy": Case(_npy),
@@ -126,6 +147,15 @@ CASES: dict[str, Case] = {
     "subset": Case(_subset),
     "records": Case(
         lambda folder: of_source(_Records()), breaks=lambda folder: of_source(_Records(BAD))
+    ),
+    "packed arrays": Case(_packed_arrays, breaks=lambda folder: _packed_arrays(folder, True)),
+    "packed raw images": Case(
+        lambda folder: _packed_photos(folder, format="raw"),
+        breaks=lambda folder: _packed_photos(folder, True, format="raw"),
+    ),
+    "packed JPEG in shards": Case(
+        lambda folder: _packed_photos(folder, format="jpeg", shards=3),
+        breaks=lambda folder: _packed_photos(folder, True, format="jpeg"),
     ),
     "augmented natively": Case(_augmented, jitted=True),
 }
