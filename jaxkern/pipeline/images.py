@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -84,6 +85,14 @@ class EncodedSource(BatchSource):
         whole = {field: images for field, images in found.items() if images is not None}
         return whole if len(whole) == len(found) else {}
 
+    def note_masked(self, records: np.ndarray) -> None:
+        """Decodes them again, once, to know why they do not."""
+        for field in self.images:
+            for record in records.tolist():
+                if not self._is_known_bad(field, record):
+                    with contextlib.suppress(Exception):  # the file is gone meanwhile
+                        self._image_if_any(field, record)
+
     def remarks(self) -> Sequence[str]:
         """What decodes the images, and why."""
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
@@ -100,6 +109,9 @@ class EncodedSource(BatchSource):
                 raise
             self._note_bad(field, record, described(error))
             return None
+
+    def _is_known_bad(self, field: str, record: int) -> bool:
+        return (field, record) in self.bad_images
 
     def _note_bad(self, field: str, record: int, error: str) -> None:
         self.bad_images[field, record] = error
@@ -202,6 +214,9 @@ class ImageFiles(EncodedSource):
     def max_size(self) -> tuple[int, int]:
         """(height, width) that no image exceeds."""
         return self._column.max_size
+
+    def _is_known_bad(self, field: str, record: int) -> bool:
+        return self.files[record] in self.bad_files
 
     def _note_bad(self, field: str, record: int, error: str) -> None:
         self.bad_files[self.files[record]] = error
