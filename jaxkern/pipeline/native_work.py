@@ -73,6 +73,6 @@ def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
     if arrays is None or (node.remainder == "pad" and "mask" in arrays):
         return None
     for array in arrays.values():
-        if not array.dtype.isnative or (array.size and not array[0].flags.c_contiguous):
+        if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
             return None
     return arrays
