@@ -7,6 +7,13 @@ from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorCon
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
+from jaxkern.pipeline.formats import ArrowSource as ArrowSource
+from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
+from jaxkern.pipeline.formats import ParquetSource as ParquetSource
+from jaxkern.pipeline.formats import TFRecordSource as TFRecordSource
+from jaxkern.pipeline.formats import WebDatasetSource as WebDatasetSource
+from jaxkern.pipeline.formats import ZarrSource as ZarrSource
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -29,7 +36,9 @@ from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
 
 __all__ = [
+    "ArrayRecordSource",
     "ArraySource",
+    "ArrowSource",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -40,11 +49,13 @@ __all__ = [
     "Encoded",
     "Explanation",
     "HDF5Source",
+    "HuggingFaceSource",
     "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
     "PackedSource",
+    "ParquetSource",
     "Pipeline",
     "PipelineIterator",
     "Prefetcher",
@@ -53,6 +64,9 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TFRecordSource",
+    "WebDatasetSource",
+    "ZarrSource",
     "from_source",
     "pack",
     "prefetch_to_device",
