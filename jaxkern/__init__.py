@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxkern import random as random
     from jaxkern import ring as ring
     from jaxkern import testing as testing
+    from jaxkern import tokens as tokens
     from jaxkern import xpcs as xpcs
     from jaxkern.device.doctor import doctor as doctor
     from jaxkern.performance import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
     from jaxkern.pipeline import from_source as from_source
+    from jaxkern.pipeline import from_stream as from_stream
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "execution",
     "export_targets",
     "from_source",
+    "from_stream",
     "get_batch_size_recommendation",
     "get_include",
     "image",
@@ -68,6 +71,7 @@ __all__ = [
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 ]
 
@@ -82,6 +86,7 @@ _DOMAINS = (
     "random",
     "ring",
     "testing",
+    "tokens",
     "xpcs",
 )
 _HOMES = {
@@ -92,6 +97,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "doctor": "device.doctor",
     "from_source": "pipeline",
+    "from_stream": "pipeline",
     "get_batch_size_recommendation": "performance",
     "prefetch_to_device": "pipeline",
 }

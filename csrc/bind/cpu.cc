@@ -5,6 +5,7 @@
 #include "bind/objects.h"
 #include "core/module.h"
 #include "core/simd_level.h"
+#include "image/jpeg.h"
 #include "image/ops.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"
@@ -19,6 +20,9 @@ nb::dict registrations() {
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
+  if (jaxkern::image::jpeg_decoder_available()) {
+    JAXKERN_IMAGE_JPEG_OPS(JAXKERN_ADD)
+  }
 #undef JAXKERN_ADD
   return table;
 }
@@ -36,6 +40,7 @@ NB_MODULE(_cpu, m) {
   jaxkern::performance::define_probes(m);
   jaxkern::ring::define_ring(m);
   jaxkern::ring::define_assembly(m);
+  jaxkern::tokens::define_packing(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
       nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");

@@ -36,6 +36,9 @@ namespace ring {
 void define_ring(nanobind::module_& module);
 void define_assembly(nanobind::module_& module);
 }  // namespace ring
+namespace tokens {
+void define_packing(nanobind::module_& module);
+}  // namespace tokens
 }  // namespace jaxkern
 
 #endif  // JAXKERN_BIND_OBJECTS_H_

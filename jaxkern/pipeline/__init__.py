@@ -4,9 +4,12 @@ from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
+from jaxkern.pipeline.filtering import Filter as Filter
 from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
 from jaxkern.pipeline.formats import ArrowSource as ArrowSource
 from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
@@ -27,6 +30,7 @@ from jaxkern.pipeline.packed import PackedSource as PackedSource
 from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.pipeline import from_stream as from_stream
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
@@ -48,6 +52,8 @@ __all__ = [
     "ElementOperatorConfig",
     "Encoded",
     "Explanation",
+    "Filter",
+    "FlatMap",
     "HDF5Source",
     "HuggingFaceSource",
     "ImageFiles",
@@ -66,8 +72,10 @@ __all__ = [
     "Subset",
     "TFRecordSource",
     "WebDatasetSource",
+    "Window",
     "ZarrSource",
     "from_source",
+    "from_stream",
     "pack",
     "prefetch_to_device",
 ]

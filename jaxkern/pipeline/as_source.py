@@ -72,9 +72,9 @@ def as_source(source: Any) -> BatchSource:
         )
     if not isinstance(source, RandomAccessSource):
         raise TypeError(
-            f"source is {source!r:.80}; wanted a dict of arrays, or anything with len() and [i] "
-            "that gives dicts, or the path of a data set; jaxkern.pipeline has ArraySource, "
-            "HDF5Source, ImageFolder and others"
+            f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
+            "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
+            "HDF5Source and ImageFolder"
         )
     return RecordSource(source)
 

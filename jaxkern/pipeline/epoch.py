@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import threading
 from collections import Counter
@@ -14,12 +16,17 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.feed import Feed
+from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
 from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.pipeline.shared import Shared
+
+_PLACES = 1 << 16  # kept of sequential nodes: more than batches are on their way
 
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
@@ -40,6 +47,7 @@ class PipelinePlan:
       streams: behind the vertices.
       compiled: the vertices that are JAX code, and where it runs.
       masks: whether a source has a field "valid" for records that it cannot read.
+      cut: the last vertex of all whose batches depend on those before; None where there is none.
       shared: the vertices whose batches several others take.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
@@ -65,7 +73,7 @@ class PipelinePlan:
             again = times[node.name]
             self.names[vertex] = node.name if again == 1 else f"{node.name}#{again}"
             node.check_place(vertex.ordered()[:-1])
-            self.streams[vertex] = node.stream([self.streams[v] for v in vertex.inputs])
+            self.streams[vertex] = self._stream_of(vertex)
             where = node.compiled_for
             if where == "auto":
                 where = self.placement = placement
@@ -78,8 +86,30 @@ class PipelinePlan:
                     self._derivations[vertex] = salt
                 draws[node.stream_name] += 1
 
+        cuts = {c for v in self.frontier if (c := self.streams[v].cut) is not None}
+        self.cut = next(iter(cuts), None)
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)
+
+    def _stream_of(self, vertex: Vertex) -> Stream:
+        node, given = vertex.node, [self.streams[v] for v in vertex.inputs]
+        if not isinstance(node, SequentialNode):
+            if isinstance(node, SourceNode) and vertex in self._before_cuts:
+                return node.stream_with("partial")
+            return node.stream(given)
+        # What fills no batch is decided behind the last node that may change how many rows there
+        # are; before, every row counts.
+        stream = dataclasses.replace(node.stream(given), cut=vertex)
+        if vertex in self._before_cuts:
+            return dataclasses.replace(stream, remainder="partial")
+        first = vertex.ordered()[0].node
+        wanted = first.remainder if isinstance(first, SourceNode | SequentialNode) else None
+        return stream if wanted is None else dataclasses.replace(stream, remainder=wanted)
+
+    @functools.cached_property
+    def _before_cuts(self) -> set[Vertex]:
+        cuts = (vertex for vertex in self.vertices if isinstance(vertex.node, SequentialNode))
+        return {before for cut in cuts for before in cut.ordered()[:-1]}
 
     @property
     def stream(self) -> Stream:
@@ -101,6 +131,8 @@ class PipelinePlan:
     @functools.cached_property
     def native(self) -> NativeWork | None:
         """What native threads make in the place of worker threads, where they can."""
+        if self.cut is not None:
+            return None
         return native_work(self.frontier, self.compiled, self._derivations)
 
     def program(self, vertex: Vertex) -> NodeProgram:
@@ -126,9 +158,24 @@ class PipelinePlan:
             specs = unit.joint._replace(leaves=row.spec_of(unit.joint.leaves))
             self.first = BatchUnit(specs, unit.records)
 
+    def first_unit(self) -> BatchUnit:
+        """A unit with the usual shapes; reads the first batch where none has been made yet."""
+        if self.first is not None:
+            return self.first
+        once = next((v.node for v in self.vertices if getattr(v.node, "once", False)), None)
+        if once is not None:
+            raise RuntimeError(
+                f"{once.describe()} can be read only once: the shapes are known when an iteration "
+                "has made the first batch, or of a stream that a function opens anew"
+            )
+        with contextlib.closing(Epoch(self, 0)) as epoch:
+            if not epoch.pull(0):
+                raise ValueError("the epoch has no batch, and its shapes are not known")
+            return epoch.unit(0)
+
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
-        unit = self.first or Epoch(self, 0).unit(0)
+        unit = self.first_unit()
         tail = self.tail
         if tail is None:
             return dict(row.spec_of(unit.joint.batches()[0]))
@@ -136,11 +183,33 @@ class PipelinePlan:
 
 
 class Epoch:
-    """One epoch of a plan; its batches can be made in any order, by any threads."""
+    """One epoch of a plan; its batches can be made in any order, by any threads.
 
-    def __init__(self, plan: PipelinePlan, number: int) -> None:
+    Behind a `SequentialNode` they are pulled in order before they are made, see `pull`.
+
+    Args:
+      start: the first batch.
+      place: where the last sequential node goes on; None at the beginning.
+      threads, ahead: for what stands before sequential nodes.
+    """
+
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        number: int,
+        start: int = 0,
+        place: dict[str, Any] | None = None,
+        threads: int = 0,
+        ahead: int = 1,
+    ) -> None:
         self.plan = plan
         self.number = number
+        #: the number of batches, or more while it is unknown
+        self.batches = plan.stream.batches
+        self._threads, self._ahead = threads, ahead
+        self._flows = Flows(self, number, threads, ahead)
+        self._places: dict[int, dict[str, Any] | None] = {start: place}
+        self._opened = False
         key = epoch_key(plan.stream.seed, number)
         #: uint32 [2], the data of the key that the records' keys are folded from
         self.key = np.asarray(jax.random.key_data(key))
@@ -168,6 +237,41 @@ class Epoch:
     def records(self, stream: Stream, rows: range) -> np.ndarray:
         """The records int64 [N] of rows."""
         return self.order(stream).records(rows)
+
+    def pull(self, batch: int) -> bool:
+        """Has the sequential node give this batch, for `unit`; False where the epoch has ended.
+
+        In order, by one thread at a time. Where there is no such node it does nothing.
+        """
+        cut = self.plan.cut
+        if cut is None:
+            return batch < self.batches
+        if not self._opened:
+            self._flows.open(cut, self._places[batch])
+            self._opened = True
+        if self._flows.pull(cut, batch):
+            self._places[batch + 1] = self._flows.place(cut)
+            self._places.pop(batch - _PLACES, None)
+            return True
+        self._places[batch] = self._flows.place(cut)  # with what was counted up to the end
+        self.batches = batch
+        return False
+
+    def place(self, batch: int) -> dict[str, Any] | None:
+        """Where the sequential node is before a batch, or the end; see `Flow.place`."""
+        return self._places.get(batch)
+
+    def numbered(self, number: int) -> Epoch:
+        """Another epoch of the same plan."""
+        return Epoch(self.plan, number, threads=self._threads, ahead=self._ahead)
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+        return self._flows.feed(vertex, self.number, at)
+
+    def close(self) -> None:
+        """Ends the threads before sequential nodes; idempotent."""
+        self._flows.close()
 
     def unit(self, batch: int, out: Data | None = None) -> BatchUnit:
         """What a worker hands over for a batch; `out` are arrays that a lone source may fill."""
@@ -198,8 +302,11 @@ class Epoch:
     def _bad(self, batch: int, blocks: Sequence[Block]) -> int:
         """How many rows say that their record could not be read; padding does not count."""
         stream = self.plan.stream
-        real = stream.mask_of(stream.rows_of(batch))
         for block in blocks:
+            if self.plan.cut is None:
+                real = stream.mask_of(stream.rows_of(batch))
+            else:
+                real = np.asarray(block.data.get("mask", np.ones(len(block.records), bool)))
             valid = block.data.get("valid")
             if valid is not None and np.shape(valid) == real.shape:
                 return int((~np.asarray(valid, bool) & real).sum())
@@ -214,7 +321,9 @@ class Epoch:
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
-                if vertex in self.plan.compiled:
+                if isinstance(vertex.node, SequentialNode):
+                    found = self._flows.take(vertex, batch)
+                elif vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:
                     found = vertex.node.block(self, vertex, batch)

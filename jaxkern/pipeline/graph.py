@@ -6,16 +6,20 @@ import dataclasses
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline.encoded import EncodedImages
+from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RecordProducer
 
 Remainder = Literal["partial", "drop", "pad"]
+#: the rows of an epoch whose length only its end tells, for arithmetic that need not ask
+UNKNOWN = 2**60
 #: from the records' keys [N] to a node's; traced, and hashable
 Derivation = Callable[[jax.Array], jax.Array]
 
@@ -40,10 +44,13 @@ class Stream:
 
     Attributes:
       records: in the source, over all shards.
-      rows: of this shard in an epoch, with padding and without what is dropped.
+      rows: of this shard in an epoch, with padding and without what is dropped; `UNKNOWN` where
+        only the end of the epoch tells.
       batch_size: rows of a batch; the last has fewer where remainder is "partial".
       remainder: what becomes of the rows that fill no batch.
       seed, shuffle, shard: of the source; they decide which record a row is.
+      cut: the last node before here whose batches depend on all before them; None where there is
+        none, and every batch can be made by its index.
     """
 
     records: int
@@ -53,6 +60,12 @@ class Stream:
     seed: int
     shuffle: bool
     shard: tuple[int, int]
+    cut: Vertex | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the number of rows is known before the end."""
+        return self.rows < UNKNOWN
 
     @property
     def batches(self) -> int:
@@ -116,9 +129,22 @@ class Batches(Protocol):
     def shared_block(self, vertex: Vertex, batch: int) -> Block:
         """One batch that several batches behind it are cut from."""
 
+    def numbered(self, number: int) -> Batches:
+        """Another epoch of the same plan."""
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+
+    def close(self) -> None:
+        """Ends the threads before sequential vertices."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Blocks that are made within, by this thread, are made once."""
+
 
 class PipelineNode:
-    """A step of a pipeline. The batches of an epoch are a pure function of their index.
+    """A step of a pipeline. The batches of an epoch are a pure function of their index, except
+    those of a `SequentialNode`.
 
     Attributes:
       name: in messages, states and explanations.
@@ -147,6 +173,10 @@ class PipelineNode:
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         """The stream behind the node."""
         return inputs[0]
+
+    def behind(self, vertex: Vertex) -> PipelineNode:
+        """The node that does this behind a vertex: another one where lengths are unknown."""
+        return self
 
     def check_place(self, before: Sequence[Vertex]) -> None:
         """Raises where the node cannot stand behind these vertices; they are all before it."""

@@ -18,6 +18,7 @@ from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import BatchUnit, NodeProgram
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
@@ -93,11 +94,11 @@ class PipelineIterator(Iterator[Data]):
     def _claim(self, thread: int) -> None:
         """Gives a thread the next outcome. Here too, what was made is stored before any call."""
         index = self._next
-        if index >= self._plan.stream.batches:
+        while self._made <= index and index < self._run.batches:
+            self._make(None)
+        if index >= self._run.batches:
             self.close()
             raise StopIteration
-        while self._made <= index:
-            self._make(None)
         # The program of the next batch runs while the consumer works on this one.
         if self._tail is not None and self._workers is not None and self._made == index + 1:
             self._make(0.0)
@@ -109,7 +110,9 @@ class PipelineIterator(Iterator[Data]):
         """Where the iteration is, as a small JSON-able dict: behind the last batch delivered."""
         # A thread that was interrupted may have one that is older than others'.
         claimed = [index for index, _ in list(self._claimed.values())]
-        return make_state(self._plan, self._epoch, min([self._delivered, *claimed]))
+        run, batch = self._run, min([self._delivered, *claimed])
+        finished = batch >= run.batches
+        return make_state(self._plan, self._epoch, batch, finished, run.place(batch))
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `get_state` was called, perhaps in another process.
@@ -120,7 +123,7 @@ class PipelineIterator(Iterator[Data]):
         RuntimeError in a child of the process where the iteration began.
         """
         self._check_process()  # in a child, who held the lock is not there to release it
-        epoch, batch = read_state(self._plan, state)
+        epoch, batch, place = read_state(self._plan, state)
         self.close()  # first: who waits for a batch holds the lock
         with self._lock:
             self.close()
@@ -128,7 +131,9 @@ class PipelineIterator(Iterator[Data]):
             if placement and self._plan.placement and placement != self._plan.placement:
                 self._plan = self._replan(placement)  # the batches had that place's arithmetic
             self._epoch = epoch
-            self._start(batch)
+            self._start(batch, place)
+            if self._plan.cut is not None and state.get("finished"):
+                self._run.batches = batch
             self._resumed(epoch)
 
     def stats(self) -> RingStats | None:
@@ -144,11 +149,35 @@ class PipelineIterator(Iterator[Data]):
         found = self._bad.copy()  # another thread may add to it
         return sum(count for batch, count in found.items() if batch < self._delivered)
 
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What nodes counted in this epoch, up to the last batch delivered and also before a
+        `set_state`, by the nodes' names: of a `Filter` how many records it "dropped"."""
+        place = self._run.place(self._delivered)
+        found: dict[str, dict[str, int]] = {}
+        vertex = self._plan.cut
+        while vertex is not None:
+            node = vertex.node
+            counted = None if place is None else place.get("counts")
+            if counted or (isinstance(node, SequentialNode) and node.drops):
+                found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
+            vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
+            for name in ("at", "turn"):  # of a SequentialRepeat the turn has the place before it
+                if name == "at" or (place is not None and "turn" in place):
+                    place = None if place is None else place.get("at")
+                    place = place if isinstance(place, dict) else None
+        return dict(reversed(found.items()))
+
+    @property
+    def filtered(self) -> int:
+        """How many records the filters have dropped in this epoch, see `counts`."""
+        return sum(counted.get("dropped", 0) for counted in self.counts.values())
+
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
-        closing = self._closing
-        if closing is not None:
-            closing()
+        for closing in (self._closing, self._ending):
+            if closing is not None:
+                closing()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -157,9 +186,9 @@ class PipelineIterator(Iterator[Data]):
                 "begin one in the child: iter(pipeline)"
             )
 
-    def _start(self, batch: int) -> None:
+    def _start(self, batch: int, place: dict[str, Any] | None = None) -> None:
         self._delivered = batch  # where a state points: behind the last batch delivered
-        self._run = Epoch(self._plan, self._epoch)
+        self._begin(batch, place)
         self._tail: NodeProgram | None = self._plan.tail
         self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
@@ -171,14 +200,24 @@ class PipelineIterator(Iterator[Data]):
         self._claimed: dict[int, tuple[int, Data | BaseException]] = {}  # by thread
         self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
+    def _begin(self, batch: int, place: dict[str, Any] | None) -> None:
+        options = self._options
+        self._run = run = Epoch(
+            self._plan, self._epoch, batch, place, options.num_workers, options.prefetch_size
+        )
+        self._ending = None if self._plan.cut is None else weakref.finalize(self, run.close)
+
     def _make(self, timeout: float | None) -> None:
-        """Makes the next outcome known; returns without it where it is not ready in time."""
-        if self._made >= self._plan.stream.batches:
+        """Makes the next outcome known; returns without it where it is not ready in time, and
+        where the epoch ends there."""
+        if self._made >= self._run.batches:
             return
         if self._taken is None:
             try:
                 self._taken = self._unit(timeout)
             except RingTimeout:
+                return
+            if self._taken is None:
                 return
         _, error, unit = self._taken
         outcome: Data | BaseException
@@ -194,14 +233,15 @@ class PipelineIterator(Iterator[Data]):
         self._taken = None
         self._made += 1
 
-    def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any]:
-        """The next unit, or the error in its place, as `Ring._outcome` returns them."""
+    def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any] | None:
+        """The next unit, or the error in its place, as `Ring._outcome` returns them; None where the
+        epoch has ended."""
         if self._options.num_workers == 0:
             return self._made_here()
         if self._workers is None:
             arguments = (
                 self._run,
-                range(self._made, self._plan.stream.batches),
+                range(self._made, self._run.batches),
                 self._options.num_workers,
                 self._options.prefetch_size,
                 None if self._options.sharding is None else jax.local_devices(backend="cpu")[0],
@@ -215,17 +255,24 @@ class PipelineIterator(Iterator[Data]):
             self._workers = workers
         try:
             return self._workers.outcome(timeout)
-        except StopIteration:  # nothing was drawn behind the batch for which drawing failed
-            self._workers = None
+        except StopIteration:
+            if self._plan.cut is not None:
+                return None
+            self._workers = None  # nothing was drawn behind the batch for which drawing failed
             self.close()
             return self._unit(timeout)
 
-    def _made_here(self) -> tuple[int, BaseException | None, Any]:
+    def _made_here(self) -> tuple[int, BaseException | None, Any] | None:
         index = self._made
         try:
+            if not self._run.pull(index):
+                return None
             return index, None, self._run.unit(index)
         except BaseException as error:
             if is_interrupt(error):  # the batch is still to come
+                if self._plan.cut is not None:  # and what it needs may be half read
+                    self._run.close()
+                    self._begin(index, self._run.place(index))
                 raise KeyboardInterrupt from error
             return index, error, None
 

@@ -17,6 +17,7 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
 from jaxkern.pipeline.order import Permutation
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode, SequentialRebatch, follows_sequential
 from jaxkern.pipeline.shared import Shared
 from jaxkern.pipeline.source import BatchSource
 
@@ -45,21 +46,25 @@ class SourceNode(PipelineNode):
         return self.source.describe()
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
+        return self.stream_with(self.remainder)
+
+    def stream_with(self, remainder: Remainder) -> Stream:
+        """The stream where the rows that fill no batch become something else."""
         records, (index, count) = len(self.source), self.shard
-        if self.remainder == "partial":
+        if remainder == "partial":
             rows = len(range(index, records, count))
-        elif self.remainder == "drop":
+        elif remainder == "drop":
             rows = records // (count * self.batch_size) * self.batch_size
         else:
             rows = -(-records // (count * self.batch_size)) * self.batch_size
         if rows == 0:
             raise ValueError(
                 f"shard {index} of {count} of {records} records has no batch of "
-                f"{self.batch_size} (remainder: {self.remainder}); use a smaller batch_size, fewer "
+                f"{self.batch_size} (remainder: {remainder}); use a smaller batch_size, fewer "
                 "shards, or pad_remainder=True"
             )
         return Stream(
-            records, rows, self.batch_size, self.remainder, self.seed, self.shuffle, self.shard
+            records, rows, self.batch_size, remainder, self.seed, self.shuffle, self.shard
         )
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
@@ -73,7 +78,7 @@ class SourceNode(PipelineNode):
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
         data = self.source.gather(records, fields)
         row.check_rows(data, len(records), f"{self.source!r}.gather")
-        if self.remainder == "pad":
+        if stream.remainder == "pad":
             if "mask" in data:
                 raise ValueError(
                     "the source has a field 'mask', which pad_remainder=True adds: rename it"
@@ -188,6 +193,9 @@ class Rebatch(PipelineNode):
             )
         return dataclasses.replace(given, rows=rows, batch_size=self.batch_size)
 
+    def behind(self, vertex: Vertex) -> PipelineNode:
+        return SequentialRebatch(self.batch_size) if follows_sequential(vertex) else self
+
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         size = epoch.stream_of(before).batch_size
@@ -233,6 +241,11 @@ class Cache(PipelineNode):
     def check_place(self, before: Sequence[Vertex]) -> None:
         """No chance before a cache: it would be drawn once for all epochs."""
         for vertex in before:
+            if isinstance(vertex.node, SequentialNode):
+                raise ValueError(
+                    f"Cache() stands behind {vertex.node.name!r}, whose records come in no batch "
+                    "that is known before; put the cache before it"
+                )
             if vertex.node.stochastic:
                 raise ValueError(
                     f"Cache() stands behind {vertex.node.name!r}, which is random: every epoch "
@@ -332,6 +345,12 @@ class Merge(PipelineNode):
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         first = inputs[0]
         for place, other in enumerate(inputs[1:], 1):
+            if other.cut is not first.cut:
+                raise ValueError(
+                    "the branches of a merge have different rows: a node that drops, adds or "
+                    "joins records stands in one of them only, or in each another one; put it "
+                    "before the branches: base = source >> Filter(...); base & base >> ..."
+                )
             for name, value in vars(first).items():
                 if getattr(other, name) != value:
                     raise ValueError(

@@ -68,7 +68,7 @@ class Resized:
         been made yet.
         """
         given, plan = self._given._plan, pipeline._plan
-        known = given.first or Epoch(given, 0).unit(0)
+        known = given.first_unit()
         every = 1 if self.sharding is None else jax.process_count()
 
         def spec(leaf: Any, divided: int) -> jax.ShapeDtypeStruct:

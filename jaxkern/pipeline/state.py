@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from jaxkern.pipeline.epoch import PipelinePlan, Placement
-from jaxkern.pipeline.nodes import SourceNode
 
 VERSION = 1
 
 
 def identity(plan: PipelinePlan) -> dict[str, Any]:
     """What must be equal for two pipelines to give the same batches; JSON-able."""
-    source = next(v.node for v in plan.vertices if isinstance(v.node, SourceNode))
-    assert isinstance(source, SourceNode)
-    stream = plan.streams[next(v for v in plan.vertices if v.node is source)]
+    stream = plan.streams[next(v for v in plan.vertices if not v.inputs)]
     numbers = {vertex: number for number, vertex in enumerate(plan.vertices)}
     nodes = []
     for vertex in plan.vertices:
@@ -26,30 +23,41 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
         behind = "" if inputs in ([], [numbers[vertex] - 1]) else f" of {inputs}"
         nodes.append(f"{vertex.node.describe()}{behind}")
     return {
-        "records": stream.records,
+        "records": stream.records if stream.known else None,
         "batch_size": stream.batch_size,
         "shuffle": stream.shuffle,
         "seed": stream.seed,
-        "remainder": stream.remainder,
+        "remainder": plan.stream.remainder,
         "shard": list(stream.shard),
         "nodes": nodes,
     }
 
 
-def make_state(plan: PipelinePlan, epoch: int, batch: int) -> dict[str, Any]:
-    """The state behind the first `batch` batches of an epoch."""
-    return {
+def make_state(
+    plan: PipelinePlan, epoch: int, batch: int, finished: bool, place: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The state behind the first `batch` batches of an epoch.
+
+    Args:
+      finished: whether these are all.
+      place: of the last sequential node; None where there is none, and at the beginning.
+    """
+    state = {
         "version": VERSION,
         "epoch": epoch,
         "batch": batch,
-        "finished": batch >= plan.stream.batches,
+        "finished": finished,
         "placement": plan.placement,
         "pipeline": identity(plan),
     }
+    return state if plan.cut is None else {**state, "place": place}
 
 
-def read_state(plan: PipelinePlan, state: Any) -> tuple[int, int]:
-    """(epoch, batches delivered) of a state; raises ValueError where it is not this pipeline's."""
+def read_state(plan: PipelinePlan, state: Any) -> tuple[int, int, dict[str, Any] | None]:
+    """(epoch, batches delivered, place) of a state; see `make_state`.
+
+    Raises: ValueError where it is not this pipeline's.
+    """
     if not isinstance(state, dict) or not {"version", "epoch", "batch", "pipeline"} <= set(state):
         raise ValueError(
             f"the state is {state!r:.80}; wanted the dict that get_state() of an iteration returned"
@@ -90,13 +98,21 @@ def read_state(plan: PipelinePlan, state: Any) -> tuple[int, int]:
             f"the state is of another pipeline: {'; '.join(differences)}{more}. Resume with the "
             "pipeline that made it, or start anew"
         )
+    if plan.cut is not None:
+        place = state.get("place")
+        if not (isinstance(place, dict) or (place is None and boundary)):
+            raise ValueError(
+                f"the state's place is {place!r:.80} behind {batch} batches; wanted a dict, as "
+                "get_state() gives it"
+            )
+        return epoch, batch, place
     if state.get("finished"):
-        return epoch, plan.stream.batches
+        return epoch, plan.stream.batches, None
     if batch > plan.stream.batches:
         raise ValueError(
             f"the state is at batch {batch} of epoch {epoch}; an epoch has {plan.stream.batches}"
         )
-    return epoch, batch
+    return epoch, batch, None
 
 
 def _first_difference(there: list[str], here: list[str]) -> str:

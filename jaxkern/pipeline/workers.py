@@ -52,7 +52,9 @@ class Workers:
         self._indices = iter(batches)
         self._lock = threading.Lock()
         self._to_start = min(threads, len(batches))
-        self.ring.finish(batches.stop)
+        self._known = epoch.plan.cut is None
+        if self._known:
+            self.ring.finish(batches.stop)
 
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """The next unit, or the error in its place; see `Ring._outcome`."""
@@ -86,6 +88,7 @@ class Workers:
     def close(self) -> None:
         """Ends the threads; idempotent."""
         self.ring.close()
+        self._epoch.close()
         self._aside.clear()
 
     def _work(self) -> None:
@@ -95,7 +98,7 @@ class Workers:
     def _put_units(self) -> None:
         while True:
             with self._lock:
-                index = next(self._indices, None)
+                index = self._claimed()
             if index is None:
                 return
             try:
@@ -108,6 +111,21 @@ class Workers:
                 # text raises then must not end the thread, which has more batches to make.
                 with contextlib.suppress(BaseException):
                     self.ring.fail(error, index)
+
+    def _claimed(self) -> int | None:
+        """The next batch to make, pulled where that is to be done in order; None at the end."""
+        index = next(self._indices, None)
+        if index is None or self._known:
+            return index
+        try:
+            if self._epoch.pull(index):
+                return index
+            self.ring.finish(index)
+        except BaseException as error:
+            if not self.ring.closed:
+                self.ring.fail(error, index)
+        self._indices = iter(range(0))
+        return None
 
     def _fill(self, slot: Any, index: int) -> None:
         usual, plan = self._usual, self._epoch.plan

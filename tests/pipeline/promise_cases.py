@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ from batches import arrays
 from written import encoded, savez, write_array_record, write_arrow, write_tar, write_tfrecord
 
 import jaxkern as jk
-from jaxkern.pipeline import HDF5Source, ImageFolder, Subset
+from jaxkern.pipeline import (
+    Filter,
+    FlatMap,
+    HDF5Source,
+    ImageFolder,
+    Rebatch,
+    Subset,
+    Window,
+    pack,
+)
+from jaxkern.pipeline.packed_files import PackedFile
 
 RECORDS = 23
 BAD = 7  # the record that `breaks` cannot read
@@ -75,7 +85,7 @@ def _hdf5(folder: Path, **how: Any) -> Factory:
 def _photos(folder: Path) -> ImageFolder:
     """Images of different sizes, whose class is the id."""
     for number, image in enumerate(fields()["image"]):
-        (folder / f"{number:02}").mkdir()
+        (folder / f"{number:02}").mkdir(parents=True)
         picture = PIL.Image.fromarray(image[: 3 + number % 4])
         picture.save(folder / f"{number:02}" / "image.png")
     return ImageFolder(folder)
@@ -119,6 +129,26 @@ def _augmented(folder: Path) -> Factory:
     del folder
     chain = jk.image.Compose([jk.image.RandomCrop(4), jk.image.RandomHorizontalFlip(0.5)])
     return lambda **options: jk.from_source(fields(), **options) >> chain
+
+
+def _packed(folder: Path, source: Any, broken: str = "", **how: Any) -> str:
+    """The name of a packed file, or pattern of shards; of `broken`, record BAD is damaged."""
+    paths = pack(source, folder / "x.jkp", progress=False, **how)
+    if broken:
+        offsets = PackedFile(paths[0]).index.columns[broken]["offset"]
+        with open(paths[0], "r+b") as file:
+            file.seek(offsets[BAD] + 9)
+            file.write(b"damaged")
+    return str(paths[0] if len(paths) == 1 else folder / f"x-*-of-{len(paths):05}.jkp")
+
+
+def _packed_arrays(folder: Path, broken: bool = False) -> Factory:
+    return of_source(_packed(folder, fields(), "image" if broken else "", format="raw"))
+
+
+def _packed_photos(folder: Path, broken: bool = False, **how: Any) -> Factory:
+    source = _packed(folder, _photos(folder / "photos"), "image" if broken else "", **how)
+    return lambda **options: jk.from_source(source, **options) >> _with_id
 
 
 def _encoded(broken: bool) -> list[bytes]:
@@ -193,6 +223,40 @@ def _tfrecord(folder: Path, broken: bool = False) -> Factory:
     return of_source(folder / "x.tfrecord")
 
 
+def _stream(folder: Path) -> Factory:
+    """A generator's records, shuffled in a buffer."""
+    del folder
+    records = _Records()
+
+    def read() -> Iterator[dict[str, Any]]:
+        yield from (records[number] for number in range(RECORDS))
+
+    def make(shuffle: bool = False, **options: Any) -> jk.Pipeline:
+        return jk.from_stream(read, shuffle_buffer=9 * shuffle, **options)
+
+    return make
+
+
+def _filtered(folder: Path) -> Factory:
+    del folder
+    keep = Filter(lambda record: record["id"] % 4 != 1)
+    return lambda **options: jk.from_source(fields(), **options) >> keep
+
+
+def _flat(folder: Path) -> Factory:
+    """As many records of each one as its number has of ones in base 2."""
+    del folder
+    flat = FlatMap(lambda record: [record] * int(record["id"]).bit_count())
+    return lambda **options: jk.from_source(fields(), **options) >> Rebatch(3) >> flat >> Rebatch(4)
+
+
+def _windows(folder: Path) -> Factory:
+    """Windows over the sequence in each record; those over records differ between shards."""
+    del folder
+    images = Window(3, fields=("image",), axis="sequence")
+    return lambda **options: jk.from_source(fields(), **options) >> images
+
+
 CASES: dict[str, Case] = {
     "arrays": Case(lambda folder: of_source(fields())),
     "npy": Case(_npy),
@@ -203,6 +267,19 @@ CASES: dict[str, Case] = {
     "records": Case(
         lambda folder: of_source(_Records()), breaks=lambda folder: of_source(_Records(BAD))
     ),
+    "packed arrays": Case(_packed_arrays, breaks=lambda folder: _packed_arrays(folder, True)),
+    "packed raw images": Case(
+        lambda folder: _packed_photos(folder, format="raw"),
+        breaks=lambda folder: _packed_photos(folder, True, format="raw"),
+    ),
+    "packed JPEG in shards": Case(
+        lambda folder: _packed_photos(folder, format="jpeg", shards=3),
+        breaks=lambda folder: _packed_photos(folder, True, format="jpeg"),
+    ),
+    "stream": Case(_stream),
+    "filter": Case(_filtered, ids=tuple(i for i in range(RECORDS) if i % 4 != 1)),
+    "flat map": Case(_flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count()))),
+    "windows": Case(_windows, ids=tuple(i for i in range(RECORDS) for _ in range(2))),
     "augmented natively": Case(_augmented, jitted=True),
     "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
 }

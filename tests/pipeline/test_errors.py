@@ -183,7 +183,7 @@ def test_wrong_options(options, message):
         ({"x": np.zeros(3), "y": np.zeros(4)}, "different numbers of records: {'x': 3, 'y': 4}"),
         ({"x": 3.0}, "'x' is one number"),
         ({"x": np.array(["a"])}, "'x' has dtype <U1; wanted numbers"),
-        (5, "wanted a dict of arrays, or anything with len"),
+        (5, "wanted a dict of arrays, the path of a file, or anything with len"),
         ("folder", "ImageFolder"),
     ],
 )

@@ -134,7 +134,7 @@ def test_paths_and_bad_images(tmp_path, data):
     rows = {"image": [{"bytes": whole}, {"bytes": whole[:200]}], "n": [0, 1]}
     features = datasets.Features({"image": datasets.Image(), "n": datasets.Value("int32")})
     broken = datasets.Dataset.from_dict(rows, features=features)
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="row 1 of the data set") as caught:
         next(iter(jk.from_source(broken, 2)))
     assert any("row 1 of the data set" in text for text in caught.value.__notes__)
     masked = HuggingFaceSource(broken, on_bad_record="mask")
