@@ -97,7 +97,7 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
     source = jk.pipeline.WebDatasetSource(
         path,
         fields=("cls", "json", "left.npy", "txt", "bin"),
-        decode={"bin": lambda data: np.frombuffer(data, np.uint8)},
+        decoders={"bin": lambda data: np.frombuffer(data, np.uint8)},
     )
     batch = epoch_of(jk.from_source(source, 12, num_workers=2))[0]
     assert sorted(batch) == ["bin", "cls", "json.a", "json.b", "left.npy", "txt"]
@@ -264,7 +264,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         source(x=[[1, 2], [3]])
     with pytest.raises(ValueError, match=r"missing values; wanted bytes in every row, or on_bad"):
         source(x=[b"a", None])
-    with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decode="):
+    with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decoders="):
         source(x=["a"])
     with pytest.raises(TypeError, match="'x' of the table is timestamp"):
         source(x=pa.array([1], pa.timestamp("ns")))
@@ -272,14 +272,14 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         source(x=pa.array([], pa.int32()))
     with pytest.raises(KeyError, match=r"has no column 'y', or several; it has \['x'\]"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
-    with pytest.raises(KeyError, match=r"decode has \['y'\]; the columns are \['x'\]"):
-        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decode={"y": len})
+    with pytest.raises(KeyError, match=r"decoders has \['y'\]; the columns are \['x'\]"):
+        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
     masked = jk.pipeline.ArrowSource(
         pa.table({"x": [photos[0], None, photos[1]]}), on_bad_record="mask"
     )
     assert masked.gather(np.arange(3))["valid"].tolist() == [True, False, True]
     text = jk.pipeline.ArrowSource(
-        pa.table({"x": ["a", "bcd"]}), decode={"x": lambda data: {"length": len(data)}}
+        pa.table({"x": ["a", "bcd"]}), decoders={"x": lambda data: {"length": len(data)}}
     )
     assert text.gather(np.array([1, 0]))["x.length"].tolist() == [3, 1]
     for number, data in enumerate(photos[:3]):
@@ -400,7 +400,7 @@ def test_tfrecords(tmp_path, photos):
     assert data["n"].tolist() == ORDER.tolist()
     np.testing.assert_array_equal(data["pair"], [[k + 0.5, 2.0] for k in ORDER])
     assert_images(data["x"], photos)
-    text = jk.pipeline.TFRecordSource(path, features=("text",), decode={"text": len})
+    text = jk.pipeline.TFRecordSource(path, features=("text",), decoders={"text": len})
     assert text.gather(ORDER)["text"].tolist() == [3] * 5
     with pytest.raises(ValueError, match=r"has no feature 'label'; it has \['id', 'image'"):
         jk.pipeline.TFRecordSource(path, features=["label"])

@@ -47,8 +47,8 @@ class ArrowSource(ColumnSource):
     Args:
       tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
       columns: which; all by default.
-      decode: column of bytes or text -> function from its bytes to a number, an array or a dict of
-        those, of the same shapes in every record.
+      decoders: column of bytes or text -> function from its bytes to a number, an array or a dict
+        of those, of the same shapes in every record.
       images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
@@ -63,7 +63,7 @@ class ArrowSource(ColumnSource):
         self,
         tables: Any,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         arrow = extra("pyarrow", "parquet")
@@ -72,7 +72,7 @@ class ArrowSource(ColumnSource):
         else:
             files = files_of(tables, (".arrow", ".feather"), "Arrow")
             parts = [(str(file), *_mapped_table(file)) for file in files]
-        _init(self, parts, columns, decode, images)
+        _init(self, parts, columns, decoders, images)
 
 
 class ParquetSource(ColumnSource):
@@ -84,7 +84,7 @@ class ParquetSource(ColumnSource):
 
     Args:
       paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``.
-      columns, decode, images: as for `ArrowSource`, and so are the fields.
+      columns, decoders, images: as for `ArrowSource`, and so are the fields.
 
     Attributes:
       bad_images: (field, record) -> error of each image that did not decode, where masked.
@@ -96,13 +96,13 @@ class ParquetSource(ColumnSource):
         self,
         paths: Paths,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         extra("pyarrow", "parquet")
         files = files_of(paths, (".parquet",), "Parquet")
         parts = _parquet_tables(files, columns)
-        _init(self, parts, columns, decode, images)
+        _init(self, parts, columns, decoders, images)
 
 
 #: where a table is from, the table, and the file in memory that its values may lie in
@@ -113,10 +113,10 @@ def _init(
     source: ColumnSource,
     parts: Sequence[Part],
     names: Sequence[str] | None,
-    decode: Mapping[str, Decode] | None,
+    decoders: Mapping[str, Decode] | None,
     images: ImageOptions,
 ) -> None:
-    columns = columns_of(parts, names, decode or {}, masks(images))
+    columns = columns_of(parts, names, decoders or {}, masks(images))
     ends = np.cumsum([table.num_rows for _, table, _ in parts])
     if ends[-1] == 0:
         raise ValueError(f"{parts[0][0]} has no rows")
@@ -181,7 +181,7 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None) -> list[
 def columns_of(
     parts: Sequence[Part],
     names: Sequence[str] | None,
-    decode: Mapping[str, Decode],
+    decoders: Mapping[str, Decode],
     missing: bool,
     images: Sequence[str] | None = None,
 ) -> dict[str, Column]:
@@ -190,7 +190,7 @@ def columns_of(
     Args:
       names: of the columns to take; None for all.
       missing: whether a missing image is one that does not decode, and not an error.
-      images: the columns that hold encoded images; None for all of bytes that are not in `decode`.
+      images: the columns that hold encoded images; None for all of bytes not in `decoders`.
     """
     if isinstance(names, str):
         raise TypeError(f"columns is {names!r}; wanted a sequence of names")
@@ -202,9 +202,9 @@ def columns_of(
                 raise KeyError(
                     f"{where} has no column {name!r}, or several; it has {table.column_names}"
                 )
-        columns[name] = _column(name, parts, decode.get(name), missing, images)
-    if unknown := sorted(decode.keys() - columns.keys()):
-        raise KeyError(f"decode has {unknown}; the columns are {sorted(columns)}")
+        columns[name] = _column(name, parts, decoders.get(name), missing, images)
+    if unknown := sorted(decoders.keys() - columns.keys()):
+        raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
     return columns
 
 
@@ -303,7 +303,7 @@ def _values(array: Any, what: str) -> np.ndarray:
         return numbers
     raise TypeError(
         f"{what} is {kind}; wanted numbers, lists of them or encoded images: choose columns=[...] "
-        "without it, or give decode={column: a function of bytes} for bytes and text"
+        "without it, or give decoders={column: a function of bytes} for bytes and text"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from batches import assert_same, column, epoch_of
+from pages import ROOT, blocks
 
 import jaxkern as jk
 from jaxkern.pipeline import HuggingFaceSource, Subset
@@ -153,3 +154,12 @@ def test_what_is_no_data_set_with_a_length(data):
     assert len(HuggingFaceSource(audio)) == 17
     with pytest.raises(ValueError, match="has no rows"):
         jk.from_source(data.select([]), 1)
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    """Its other examples run in the tests of all pages, where this library is not installed."""
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    for block in blocks(ROOT / "docs" / "sources.md", "python"):
+        exec(block.text, names)
+    assert "dataset" in names
