@@ -264,6 +264,11 @@ class PipelineIterator(Iterator[Data]):
         """The next unit, or the error in its place, as `Ring._outcome` returns them; None where the
         epoch has ended."""
         tuning = self._tuning
+        run = self._run
+        if self._workers is None and self._plan.cut is not None and run.next != self._made:
+            # A call was interrupted that had pulled this batch.
+            run.close()
+            self._begin(self._made, run.place(self._made))
         if tuning.workers == 0:
             return self._made_here()
         if self._workers is None:
@@ -300,9 +305,7 @@ class PipelineIterator(Iterator[Data]):
             return index, None, self._run.unit(index)
         except BaseException as error:
             if is_interrupt(error):  # the batch is still to come
-                if self._plan.cut is not None:  # and what it needs may be half read
-                    self._run.close()
-                    self._begin(index, self._run.place(index))
+                self._run.next = -1  # and what it needs may be half read
                 raise KeyboardInterrupt from error
             return index, error, None
 
