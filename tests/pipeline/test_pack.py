@@ -203,6 +203,19 @@ def test_an_error_before_it_costs_its_documents_only(num_workers):
         np.testing.assert_array_equal(tokens, whole[0])
 
 
+def test_an_error_at_the_very_end():
+    def late(batch):
+        if batch["tokens"].max() == LENGTHS.sum():
+            raise ArithmeticError("a bad document")
+        return batch
+
+    iterator = iter(jk.from_source(source(), 4) >> late >> Pack(500))
+    with pytest.raises(ArithmeticError):
+        next(iterator)
+    tokens = column(epoch_of(iterator), "tokens")
+    assert sorted(tokens[tokens > 0].tolist()) == np.concatenate(documents()[:-4]).tolist()
+
+
 def test_several_fields_and_a_value_that_is_no_int32():
     values = np.arange(1, 101)
     values[57] = 2**40
@@ -274,6 +287,7 @@ def test_rows_a_batch_and_nodes_behind():
         (lambda: Pack(8, ("tokens", "positions")), "none of them named 'segment_ids', 'positions'"),
         (lambda: Pack(8, ()), "fields is"),
         (lambda: Pack(8, batch_size=0), "batch_size is 0"),
+        (lambda: Pack(8, pad_id={"text": 1}), "pad_id is for 'text'"),
         (lambda: jk.from_source(source(), 2) >> Pack(8, "text"), "no field 'text'; it has"),
         (lambda: TokenSource({"length": [1, 2]}, [0, 2]), "named 'length'"),
     ],
