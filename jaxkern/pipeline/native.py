@@ -71,9 +71,7 @@ class NativeBatches:
         if self._stream.remainder == "pad":
             data["mask"] = mask
         bad = int((~np.asarray(data["valid"]) & mask).sum()) if self._masks else 0
-        unit = BatchUnit(
-            Joint.of([data]), halves(self._epoch.records(self._stream, rows)), bad=bad
-        )
+        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)), bad=bad)
         self._epoch.plan.learn(unit)
         return unit
 

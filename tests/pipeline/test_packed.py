@@ -14,6 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pytest
 from batches import arrays, assert_same, column, epoch_of
 from hypothesis import given, settings
@@ -234,6 +235,30 @@ def test_jpeg_files_that_fit_are_taken_as_they_are(tmp_path):
     gray = PackedSource(name, channels=1)[0]["image"]
     wanted = PIL.Image.open(io.BytesIO(stored(name, "image")[0])).convert("L")
     np.testing.assert_array_equal(gray[..., 0], np.asarray(wanted))
+
+
+@pytest.mark.parametrize("max_side", [None, 24])
+def test_a_photograph_that_lies_on_its_side(tmp_path, max_side):
+    """EXIF's orientation stays in a file that is taken as it is, and is applied to another."""
+    path = tmp_path / "f" / "a" / "1.jpg"
+    path.parent.mkdir(parents=True)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    image = np.random.default_rng(0).integers(0, 256, (3, 4, 3), np.uint8)
+    PIL.Image.fromarray(image).resize((40, 30)).save(path, exif=exif)
+    with PIL.Image.open(path) as image:
+        upright = PIL.ImageOps.exif_transpose(image)
+    source = ImageFolder(tmp_path / "f")
+    name = packed(source, tmp_path / "x.jkp", format="jpeg", max_side=max_side)
+    if max_side is None:
+        assert stored(name, "image") == [path.read_bytes()]
+    else:
+        upright = upright.resize((18, 24), PIL.Image.Resampling.LANCZOS)
+        with PIL.Image.open(io.BytesIO(stored(name, "image")[0])) as small:
+            assert small.getexif().get(0x0112, 1) == 1
+    found = PackedSource(name)[0]["image"].astype(int)
+    assert found.shape == (upright.height, upright.width, 3)
+    assert np.abs(found - np.asarray(upright)).mean() < 8  # compressed anew, or by another decoder
 
 
 def test_raw_images_are_resized_once(tmp_path):
