@@ -112,7 +112,7 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
     if not 0 <= record < stream.records:
         raise ValueError(f"record {record} of {stream.records}; wanted 0 to {stream.records - 1}")
     run = Epoch(plan, epoch)
-    shard, place = run.order(stream).row_of(record)
+    shard, place = stream.order.row_of(stream.shard[1], epoch, record) or (stream.shard[0], -1)
     if shard != stream.shard[0]:
         raise ValueError(
             f"record {record} belongs to shard {shard} in epoch {epoch}, and this is shard "
