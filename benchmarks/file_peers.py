@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import itertools
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -239,20 +238,23 @@ def grain_threads(work: FileWork) -> Arm:
 
 
 def grain_processes(work: FileWork) -> Arm:
-    """Grain with OpenCV, two worker processes that live on."""
+    """Grain with OpenCV, two worker processes, started with each epoch."""
     return _grain(work, processes=THREADS)
 
 
 def _grain(work: FileWork, processes: int) -> Arm:
     import grain
 
-    data = grain.MapDataset.source(GrainFiles(len(work.paths))).map(GrainDecode(work)).repeat()
+    source = grain.MapDataset.source(GrainFiles(len(work.paths))).map(GrainDecode(work))
     threads = grain.ReadOptions(num_threads=1 if processes else THREADS)
-    batches = data.to_iter_dataset(threads).batch(work.batch, drop_remainder=True)
-    if processes:
-        batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes))
-    endless = iter(batches)
-    return lambda: itertools.islice(endless, len(work.paths) // work.batch)
+
+    def epoch() -> Iterator[np.ndarray]:
+        data = source.to_iter_dataset(threads).batch(work.batch, drop_remainder=True)
+        if processes:
+            data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes))
+        yield from data
+
+    return epoch
 
 
 #: which records of the order an arm's first batch holds, where not those from the first on

@@ -5,6 +5,7 @@
 #include "bind/objects.h"
 #include "core/module.h"
 #include "core/simd_level.h"
+#include "image/jpeg.h"
 #include "image/ops.h"
 #include "ring/ops.h"
 #include "xpcs/ops.h"
@@ -19,6 +20,9 @@ nb::dict registrations() {
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
+  if (jaxkern::image::jpeg_decoder_available()) {
+    JAXKERN_IMAGE_JPEG_OPS(JAXKERN_ADD)
+  }
 #undef JAXKERN_ADD
   return table;
 }

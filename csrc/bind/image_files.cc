@@ -77,15 +77,15 @@ void jpeg_file_sizes(const std::vector<Bytes>& blobs, const Places& place, int t
 
 void define_image_files(nb::module_& module) {
   module.def("stamp_files", &stamps_of_files, nb::arg("blobs"), nb::arg("place"),
-             nb::arg("threads"), nb::arg("stamps"),
+             nb::arg("threads"), nb::arg("stamps").noconvert(),
              "Fills int64 [N, 2] with size and time of change in ns of files, whose names lie at "
              "place int64 [N, 3]: blob, offset, length; -1 where there is none.");
   module.def("jpeg_sizes", &jpeg_sizes, nb::arg("blobs"), nb::arg("place"), nb::arg("threads"),
-             nb::arg("sizes"),
+             nb::arg("sizes").noconvert(),
              "Fills int32 [N, 2] with height and width, upright, of encoded images; 0 where one is "
              "no JPEG.");
   module.def("jpeg_file_sizes", &jpeg_file_sizes, nb::arg("blobs"), nb::arg("place"),
-             nb::arg("threads"), nb::arg("sizes"), nb::arg("stamps"),
+             nb::arg("threads"), nb::arg("sizes").noconvert(), nb::arg("stamps").noconvert(),
              "jpeg_sizes of files, and their stamps.");
 }
 

@@ -82,7 +82,7 @@ void define_assembly(nb::module_& module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
       .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
-           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"), nb::arg("valid"),
+           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"), nb::arg("valid") = false,
            nb::keep_alive<1, 8>())  // the threads read the arrays
       .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
       .def(

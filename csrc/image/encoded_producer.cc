@@ -54,6 +54,15 @@ std::string text(Size size) {
   return std::to_string(size.height) + " x " + std::to_string(size.width);
 }
 
+// A message has room for so much of a path; its end says more than its beginning.
+constexpr size_t kPathShown = 700;
+
+std::string named(const std::string& path, const std::string& problem) {
+  if (path.empty()) return problem;
+  if (path.size() <= kPathShown) return path + ": " + problem;
+  return "..." + path.substr(path.size() - kPathShown) + ": " + problem;
+}
+
 class EncodedChain final : public ChainState {
  public:
   EncodedChain(const Plan& plan, EncodedSource source)
@@ -94,7 +103,7 @@ void EncodedChain::make(const JaxkernRecords& records, int64_t i, void* output) 
   read_geometry(records, i, geometry);
   const Sample sample = checked_sample(records, i, geometry, drawn.height, drawn.width);
   Workspace& workspace = thread_workspace();
-  std::string name;  // of the file, with a colon
+  std::string name;  // of the file
   const Blob bytes = bytes_at(place, &name, &workspace);
   try {
     if (source_.codec == Codec::kRaw) {
@@ -103,7 +112,7 @@ void EncodedChain::make(const JaxkernRecords& records, int64_t i, void* output) 
       run_jpeg(bytes, drawn, sample, output, &workspace);
     }
   } catch (const BadImage& error) {
-    if (records.valid == nullptr) throw std::runtime_error(name + error.what());
+    if (records.valid == nullptr) throw std::runtime_error(named(name, error.what()));
     records.valid[i] = 0;
     run_zeros(sample, output);
   }
@@ -128,8 +137,11 @@ Blob EncodedChain::bytes_at(const Place& place, std::string* name, Workspace* wo
   const Blob found = {blob.data + place.offset, static_cast<size_t>(place.length)};
   if (!source_.in_files) return found;
   const std::string path(reinterpret_cast<const char*>(found.data), found.size);
-  *name = path + ": ";
-  const size_t length = read_file(path, &workspace->file);
+  *name = path;
+  size_t length = 0;
+  if (const std::string wrong = read_file(path, &workspace->file, &length); !wrong.empty()) {
+    throw std::runtime_error(named(path, wrong));
+  }
   return {workspace->file.room(length), length};
 }
 

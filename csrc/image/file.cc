@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <stdexcept>
 #include <system_error>
 
 namespace jaxkern::image {
@@ -23,42 +22,41 @@ struct File {
   }
 };
 
-[[noreturn]] void refuse(const std::string& path, const char* what) {
-  const std::string why = std::error_code(errno, std::generic_category()).message();
-  throw std::runtime_error(path + ": cannot be " + what + ": " + why);
+std::string refused(const char* what) {
+  return std::string("cannot be ") + what + ": " +
+         std::error_code(errno, std::generic_category()).message();
 }
 
 }  // namespace
 
-size_t read_file(const std::string& path, Buffer* buffer) {
-  if (path.empty() || path.find('\0') != std::string::npos) {
-    throw std::runtime_error("'" + path + "' is no path");
-  }
+std::string read_file(const std::string& path, Buffer* buffer, size_t* length) {
+  if (path.empty() || path.find('\0') != std::string::npos) return "is no path";
   File file;
   do {
     file.descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   } while (file.descriptor < 0 && errno == EINTR);
-  if (file.descriptor < 0) refuse(path, "opened");
+  if (file.descriptor < 0) return refused("opened");
   struct stat status{};
-  if (::fstat(file.descriptor, &status) != 0) refuse(path, "examined");
-  if (!S_ISREG(status.st_mode)) throw std::runtime_error(path + ": is no regular file");
+  if (::fstat(file.descriptor, &status) != 0) return refused("examined");
+  if (!S_ISREG(status.st_mode)) return "is no regular file";
   if (status.st_size > kMaxFileBytes) {
-    throw std::runtime_error(path + ": has " + std::to_string(status.st_size) +
-                             " bytes; wanted at most " + std::to_string(kMaxFileBytes));
+    return "has " + std::to_string(status.st_size) + " bytes; wanted at most " +
+           std::to_string(kMaxFileBytes);
   }
   const auto size = static_cast<size_t>(status.st_size);
   uint8_t* bytes = buffer->room(size);
   for (size_t done = 0; done < size;) {
     const ssize_t count = ::read(file.descriptor, bytes + done, std::min(size - done, kReadBytes));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) refuse(path, "read");
+    if (count < 0) return refused("read");
     if (count == 0) {
-      throw std::runtime_error(path + ": was cut short while it was read, at " +
-                               std::to_string(done) + " of " + std::to_string(size) + " bytes");
+      return "was cut short while it was read, at " + std::to_string(done) + " of " +
+             std::to_string(size) + " bytes";
     }
     done += static_cast<size_t>(count);
   }
-  return size;
+  *length = size;
+  return {};
 }
 
 }  // namespace jaxkern::image

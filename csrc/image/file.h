@@ -36,9 +36,9 @@ class Buffer {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
 
-// Reads a regular file to the beginning of `buffer`, which grows as needed, and returns its length.
-// Anything else, such as a pipe, is not waited for. Throws std::runtime_error that names the path.
-size_t read_file(const std::string& path, Buffer* buffer);
+// Reads a regular file to the beginning of `buffer`, which grows as needed. Anything else, such as
+// a pipe, is not waited for. "" or what is wrong.
+std::string read_file(const std::string& path, Buffer* buffer, size_t* length);
 
 }  // namespace jaxkern::image
 

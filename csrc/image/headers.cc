@@ -86,7 +86,8 @@ bool read_until(int file, size_t wanted, std::vector<uint8_t>* buffer) {
 
 void read_file(const std::string& name, std::vector<uint8_t>* buffer, ImageSize* size,
                FileStamp* stamp) {
-  const Descriptor file(open(name.c_str(), O_RDONLY | O_CLOEXEC));
+  // What is no regular file, such as a pipe, must not be waited for.
+  const Descriptor file(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat found;
   if (file.number() < 0 || fstat(file.number(), &found) != 0 || !S_ISREG(found.st_mode)) return;
   buffer->clear();
@@ -106,7 +107,8 @@ void stamp_files(const std::vector<std::string_view>& names, int threads, FileSt
     stamps[i] = {};
     try {
       struct stat found;
-      if (stat(std::string(names[i]).c_str(), &found) == 0) stamps[i] = stamp_of(found);
+      const bool there = stat(std::string(names[i]).c_str(), &found) == 0;
+      if (there && S_ISREG(found.st_mode)) stamps[i] = stamp_of(found);
     } catch (const std::bad_alloc&) {
     }
   });

@@ -9,7 +9,7 @@
 
 namespace jaxkern::image {
 
-// What is known of a file without opening it; size -1 where there is none that can be read.
+// What is known of a regular file without opening it; size -1 where there is none.
 struct FileStamp {
   int64_t size = -1;
   int64_t modified = -1;  // nanoseconds

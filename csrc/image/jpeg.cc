@@ -67,8 +67,10 @@ void warn(j_common_ptr cinfo, int level) {
   if (level >= 0) return;
   switch (cinfo->err->msg_code) {
     case JWRN_ADOBE_XFORM:
+    case JWRN_BOGUS_PROGRESSION:
     case JWRN_EXTRANEOUS_DATA:
     case JWRN_JFIF_MAJOR:
+    case JWRN_NOT_SEQUENTIAL:
       return;
     default:
       fail(cinfo);

@@ -19,7 +19,7 @@ namespace {
 
 // A producer runs on so many records at a time, so that a close does not wait for a whole batch.
 constexpr int64_t kRunRecords = 8;
-constexpr size_t kMessageSize = 5000;  // a path has up to 4096 bytes
+constexpr size_t kMessageSize = 1024;
 // As debuggers and profilers show the threads; at most 15 characters.
 constexpr const char* kThreadName = "jaxkern-batch";
 // Batches that together stay in a processor's cache are written through it: the consumer finds

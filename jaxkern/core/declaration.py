@@ -33,6 +33,7 @@ class Declaration:
     transpose: Callable[..., Any] | None
     declared_cost: Callable[..., Cost] | None
     aliases: Mapping[int, int]
+    platforms: tuple[str, ...]
 
     def __post_init__(self) -> None:
         self.target = f"{self.name}.v{self.version}"
@@ -82,6 +83,8 @@ class Declaration:
 
     def problem(self, platform: str, structs: Sequence[Any], static: Static) -> str | None:
         """Why ``platform`` runs this call in pure JAX; None where a native kernel takes it."""
+        if platform not in self.platforms:
+            return f"it has kernels for {' and '.join(self.platforms)} only"
         reason = registry.missing(self.target, platform)
         if reason is None and self.supports is not None:
             reason = self.supports(*structs, **static)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkern.core import compat
+from jaxkern.core import compat, registry
 from jaxkern.core.backend import current_backend
 from jaxkern.core.compat import Primitive
 from jaxkern.core.cost import Cost
@@ -65,6 +65,8 @@ class Op(Declaration):
         cotangent for each operand, None for the others.
       cost: ``cost(*operands, **static)`` returns the `Cost` of one sample.
       aliases: ``{operand: result}`` indices where the result may overwrite the operand.
+      platforms: for which the op has kernels; on others ``impl`` is its implementation, which
+        `jaxkern.doctor` does not miss a kernel for.
 
     Raises:
       ValueError: for a name without a dot, or one that another module's op has.
@@ -90,6 +92,7 @@ class Op(Declaration):
         transpose: Callable[..., Any] | None = None,
         cost: Callable[..., Cost] | None = None,
         aliases: Mapping[int, int] | None = None,
+        platforms: Sequence[str] = registry.PLATFORMS,
     ) -> None:
         functions = {"abstract": abstract, "impl": impl}
         rules = {"attributes": attributes, "supports": supports, "jvp": jvp}
@@ -98,7 +101,17 @@ class Op(Declaration):
         self.place = _place_of(inspect.currentframe())
         _check_declaration(name, functions, self.place)
         super().__init__(
-            name, version, abstract, impl, attributes, supports, jvp, transpose, cost, aliases or {}
+            name,
+            version,
+            abstract,
+            impl,
+            attributes,
+            supports,
+            jvp,
+            transpose,
+            cost,
+            aliases or {},
+            tuple(platforms),
         )
         give_rules(self)
         _OPS[name] = self

@@ -134,7 +134,7 @@ def doctor() -> Diagnosis:
         ops=tuple(
             OpStatus(op.name, p, op.target, reason is None, reason or "")
             for op in ops().values()
-            for p in registry.PLATFORMS
+            for p in op.platforms
             for reason in [_reason(op.target, p, forced)]
         ),
         simd_level=native.simd_level() if native else None,

@@ -10,6 +10,7 @@ from jaxkern.image.geometric import (
     RandomVerticalFlip,
     Resize,
 )
+from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
 from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
@@ -34,4 +35,5 @@ __all__ = [
     "Resize",
     "ToDtype",
     "Transform",
+    "decode_jpeg",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.image import twin
+from jaxkern.image import pillow, twin
 from jaxkern.image.plan import ChainPlan, Filter, Layout, Operands
 
 _Struct = jax.ShapeDtypeStruct
@@ -70,6 +70,27 @@ mix = Op(
         flops=3 * x.size, bytes=3 * x.size * np.dtype(x.dtype).itemsize
     ),
     aliases={0: 0},
+)
+
+
+decode_jpeg = Op(
+    "jaxkern.image_decode_jpeg",
+    version=1,
+    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
+        _Struct((height, width, channels), np.uint8),
+        _Struct((2,), np.int32),
+    ),
+    impl=pillow.decode_jpeg,
+    attributes=lambda max_pixels, denominator, mask, **_: {
+        "max_pixels": np.int64(max_pixels),
+        "denominator": np.int32(denominator),
+        "mask": np.bool_(mask),
+    },
+    # How many bytes an image has is known at run time only.
+    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
+        flops=None, bytes=height * width * channels
+    ),
+    platforms=("cpu",),
 )
 
 

@@ -184,7 +184,9 @@ class EncodedProducer(_SeededChain):
         #: what the capsule reads, for who keeps the capsule alone
         self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
         if drawing.plan is None:
-            raise ValueError(f"{aug!r} changes nothing, and images of different sizes make no batch")
+            raise ValueError(
+                f"{aug!r} changes nothing, and images of different sizes make no batch"
+            )
         self.capsule = _library().image_encoded_producer(
             **_native(drawing.plan),
             blobs=[(blob.ctypes.data, blob.nbytes) for blob in self.kept],
@@ -270,9 +272,7 @@ class _Drawing:
         return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
 
 
-def _drawing_of(
-    aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any
-) -> _Drawing:
+def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any) -> _Drawing:
     """The drawing of a chain that takes records one by one."""
     for transform in aug.transforms:
         if transform.stage == "batch":

@@ -4,6 +4,8 @@ from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
@@ -21,6 +23,7 @@ from jaxkern.pipeline.packed import PackedSource as PackedSource
 from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.pipeline import from_stream as from_stream
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
@@ -28,6 +31,8 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.token_packing import Pack as Pack
+from jaxkern.pipeline.token_source import TokenSource as TokenSource
 
 __all__ = [
     "ArraySource",
@@ -41,11 +46,13 @@ __all__ = [
     "Encoded",
     "Explanation",
     "Filter",
+    "FlatMap",
     "HDF5Source",
     "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "Pack",
     "PackedSource",
     "Pipeline",
     "PipelineIterator",
@@ -55,7 +62,10 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TokenSource",
+    "Window",
     "from_source",
+    "from_stream",
     "pack",
     "prefetch_to_device",
 ]

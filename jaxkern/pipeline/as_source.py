@@ -27,6 +27,7 @@ SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".tfrecord": formats.TFRecordSource,
     ".tfrecords": formats.TFRecordSource,
     ".zarr": formats.ZarrSource,
+    SUFFIX: PackedSource,
 }
 #: the library that an object is of, and its class there -> the source that reads it
 _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {

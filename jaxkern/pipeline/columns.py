@@ -236,8 +236,10 @@ class FileColumn(ImageColumn):
         path = self._index_path()
         if path is None:
             return super()._read()
-        folder = os.fsencode(self._folder()).rstrip(b"/") + b"/"
-        names = [bytes(name).removeprefix(folder) for name in self.paths.names()]
+        names = self.paths.names()
+        if self._root is not None:  # a folder may be moved with its index
+            start = len(os.path.join(os.fsencode(self._root), b""))
+            names = [name[start:] for name in names]
         return indexed_headers(path, self.images, names, complete=self._root is not None)
 
     def _folder(self) -> Path:

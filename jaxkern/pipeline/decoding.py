@@ -177,6 +177,8 @@ def _by_pillow(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
         raise pillow.UnidentifiedImageError(
             f"{name}: {len(data)} bytes that are no image of a kind that Pillow knows"
         ) from None
+    except pillow.DecompressionBombError as error:  # above PIL.Image.MAX_IMAGE_PIXELS
+        raise OSError(f"{name}: {error}") from None
     with image:
         _check_pixels(image.height, image.width, max_pixels, name)
         orientation = _orientation(image)

@@ -18,6 +18,7 @@ from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Shard
+from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
@@ -105,8 +106,9 @@ class PipelinePlan:
         stream = dataclasses.replace(node.stream(given), cut=vertex)
         if vertex in self._before_cuts:
             return dataclasses.replace(stream, remainder="partial")
-        wanted = {v.node.remainder for v in vertex.ordered() if isinstance(v.node, SourceNode)}
-        return dataclasses.replace(stream, remainder=wanted.pop()) if wanted else stream
+        first = vertex.ordered()[0].node
+        wanted = first.remainder if isinstance(first, SourceNode | SequentialNode) else None
+        return stream if wanted is None else dataclasses.replace(stream, remainder=wanted)
 
     @functools.cached_property
     def _before_cuts(self) -> set[Vertex]:
@@ -164,6 +166,12 @@ class PipelinePlan:
         """A unit with the usual shapes; reads the first batch where none has been made yet."""
         if self.first is not None:
             return self.first
+        once = next((v.node for v in self.vertices if getattr(v.node, "once", False)), None)
+        if once is not None:
+            raise RuntimeError(
+                f"{once.describe()} can be read only once: the shapes are known when an iteration "
+                "has made the first batch, or of a stream that a function opens anew"
+            )
         with contextlib.closing(Epoch(self, 0)) as epoch:
             if not epoch.pull(0):
                 raise ValueError("the epoch has no batch, and its shapes are not known")
@@ -207,6 +215,7 @@ class Epoch:
         self.number = number
         #: the number of batches, or more while it is unknown
         self.batches = plan.stream.batches
+        self._threads, self._ahead = threads, ahead
         self._flows = Flows(self, number, threads, ahead)
         self._places: dict[int, dict[str, Any] | None] = {start: place}
         self._opened = False
@@ -276,6 +285,14 @@ class Epoch:
         """Where the sequential node is before a batch, or the end; see `Flow.place`."""
         return self._places.get(batch)
 
+    def numbered(self, number: int) -> Epoch:
+        """Another epoch of the same plan."""
+        return Epoch(self.plan, number, threads=self._threads, ahead=self._ahead)
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+        return self._flows.feed(vertex, self.number, at)
+
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""
         self._flows.close()
@@ -287,6 +304,8 @@ class Epoch:
                 source, *others = self.plan.frontier
                 if out is not None and isinstance(source.node, SourceNode):
                     blocks = [source.node.read(self, source, batch, out)]
+                elif out is not None:
+                    blocks = [self.block(source, batch, out)]
                 else:
                     blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
         except BaseException as error:
@@ -296,7 +315,9 @@ class Epoch:
                 raise RuntimeError(f"{described(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
-        fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
+        node = source.node
+        fresh = node.source.fresh if isinstance(node, SourceNode) else False
+        fresh = node.fresh if isinstance(node, SequentialNode) else fresh
         unit = BatchUnit(
             joint,
             halves(blocks[0].records),
@@ -323,13 +344,13 @@ class Epoch:
         """Blocks that are made within, by this thread, are made once: branches have the same."""
         return _Together(self._local)
 
-    def block(self, vertex: Vertex, batch: int) -> Block:
-        """One batch at a vertex."""
+    def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        """One batch at a vertex; of a sequential one perhaps in the arrays `out`."""
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
                 if isinstance(vertex.node, SequentialNode):
-                    found = self._flows.take(vertex, batch)
+                    found = self._flows.take(vertex, batch, out)
                 elif vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.encoded import EncodedImages
+from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RecordProducer
 
@@ -170,6 +171,15 @@ class Batches(Protocol):
 
     def shared_block(self, vertex: Vertex, batch: int) -> Block:
         """One batch that several batches behind it are cut from."""
+
+    def numbered(self, number: int) -> Batches:
+        """Another epoch of the same plan."""
+
+    def feed(self, vertex: Vertex, at: Any) -> Feed:
+        """What a sequential vertex reads, from a place on."""
+
+    def close(self) -> None:
+        """Ends the threads before sequential vertices."""
 
     def together(self) -> AbstractContextManager[None]:
         """Blocks that are made within, by this thread, are made once."""

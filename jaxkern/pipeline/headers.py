@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import io
 import os
+import stat
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,8 @@ def _filled(found: Headers, images: Places, records: np.ndarray) -> Headers:
     elif images.in_files:
         found.stamp[part] = read_stamps(images.taken(records))
     left = records[found.kind[part] == UNKNOWN]
+    if images.in_files:  # of those that can be read
+        left = left[found.stamp[left, 0] >= 0]
     if left.size == 0:
         return found
     formats = list(found.formats)
@@ -170,4 +173,4 @@ def _stamp(name: bytes) -> tuple[int, int]:
         found = os.stat(name)
     except OSError:
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, -1)

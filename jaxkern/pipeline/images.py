@@ -17,6 +17,7 @@ from jaxkern.pipeline.rows import Data, ragged_of
 from jaxkern.pipeline.source import ArraySource, BatchSource
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))
 
 
 class EncodedSource(BatchSource):
@@ -246,7 +247,7 @@ class ImageFolder(ImageFiles):
         for name, path in folders:
             self.classes.append(name)
             before = len(names)
-            names += map(os.fsencode, _images_below(path))
+            names += _images_below(os.fsencode(path))
             counts.append(len(names) - before)
         if not names:
             raise FileNotFoundError(
@@ -269,14 +270,15 @@ def is_of_the_image(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, ImportError) and not of_the_system
 
 
-def _images_below(folder: str) -> Iterator[str]:
+def _images_below(folder: bytes) -> Iterator[bytes]:
     """Image files of a folder and those below it, sorted; not through links to folders."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
+        name = entry.name
         if entry.is_dir(follow_symlinks=False):
             yield from _images_below(entry.path)
-        elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES and entry.is_file():
+        elif name[name.rfind(b".", 1) :].lower() in _ENDINGS and entry.is_file():
             yield entry.path
 
 

@@ -23,6 +23,7 @@ from jaxkern.pipeline.state import make_state, read_state
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingStats
 from jaxkern.ring.errors import RingTimeout
+from jaxkern.tokens import PackingStats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,15 +163,23 @@ class PipelineIterator(Iterator[Data]):
             if counted or (isinstance(node, SequentialNode) and node.drops):
                 found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
             vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
-            place = None if place is None else place.get("at")
-            if not isinstance(place, dict):
-                place = None
+            for name in ("at", "turn"):  # of a SequentialRepeat the turn has the place before it
+                if name == "at" or (place is not None and "turn" in place):
+                    place = None if place is None else place.get("at")
+                    place = place if isinstance(place, dict) else None
         return dict(reversed(found.items()))
 
     @property
     def filtered(self) -> int:
         """How many records the filters have dropped in this epoch, see `counts`."""
         return sum(counted.get("dropped", 0) for counted in self.counts.values())
+
+    @property
+    def packing(self) -> PackingStats:
+        """How full the rows of a `Pack` were in this epoch, see `counts`."""
+        names = [field.name for field in dataclasses.fields(PackingStats)]
+        packed = [c for c in self.counts.values() if {*names} <= c.keys()]
+        return PackingStats(**{name: packed[-1][name] for name in names if packed})
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""

@@ -46,15 +46,15 @@ def native_work(
     source = last if isinstance(last.node, SourceNode) else last.inputs[0]
     if not isinstance(source.node, SourceNode):
         return None
+    if last is not source and compiled.get(last) != "host":  # before headers are read for it
+        return None
     reader = source.node.source
     arrays, encoded = _row_arrays(source.node), reader.encoded_images()
-    if arrays is None:
+    if arrays is None or not (arrays or encoded):
         return None
     masks = reader.on_bad_record == "mask"
     if last is source:
         return None if encoded or masks else NativeWork(source, arrays, {})
-    if compiled.get(last) != "host":
-        return None
     fields: dict[str, jax.ShapeDtypeStruct | EncodedImages] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
         for name, array in arrays.items()
@@ -70,9 +70,9 @@ def native_work(
 
 def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
     arrays = node.source.row_arrays()
-    if not arrays or node.source.encoded_images() or (node.remainder == "pad" and "mask" in arrays):
+    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
         return None
     for array in arrays.values():
-        if not array.dtype.isnative or (array.size and not array[0].flags.c_contiguous):
+        if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
             return None
     return arrays

@@ -29,7 +29,7 @@ class Damage(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.path}: record {self.record}, field {self.field!r}, is damaged: its {self.size} "
-            f"bytes from byte {self.begin} do not have the checksum that they were written with"
+            f"bytes from {self.begin} on do not have the checksum that they were written with"
         )
 
 

@@ -58,7 +58,7 @@ class PackedWriter:
         self._at = (0, PAGE)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._part = path.with_name(f"{path.name}.part")
-        self._journal_path = path.with_name(f"{path.name}.journal")
+        self._journal_path = journal_of(path)
         self._file = _locked(self._part)
         try:
             self._continue(purpose)
@@ -178,6 +178,11 @@ class PackedWriter:
                 self._keep()
         self._journal.close()
         self._file.close()
+
+
+def journal_of(path: Path) -> Path:
+    """The journal beside a file; a kill may leave it there when the file has its name already."""
+    return path.with_name(f"{path.name}.journal")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -20,7 +20,7 @@ from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.packed import PackedSource
 from jaxkern.pipeline.packed_format import SUFFIX
 from jaxkern.pipeline.packed_records import PackedRecord, PackFormat, RecordEncoder, Stored
-from jaxkern.pipeline.packed_writer import PackedWriter
+from jaxkern.pipeline.packed_writer import PackedWriter, journal_of
 from jaxkern.pipeline.source import BatchSource
 
 
@@ -91,6 +91,7 @@ def pack(
                 metadata = {**about, "set": found, "shard": [number, len(paths)]}
                 if not overwrite and shard.exists():
                     _check_same(shard, metadata)  # of the call that this one continues
+                    journal_of(shard).unlink(missing_ok=True)
                     continue
             with PackedWriter(shard, encoder.fields, len(records), purpose.digest()) as writer:
                 bar.update(text=shard.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import jax
 
@@ -20,6 +20,7 @@ from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.workers import holds_ragged
 
@@ -70,33 +71,102 @@ def from_source(
     [0, 1, 2, 3, 4]
     """
     batch_size = whole_number("batch_size", batch_size, 1)
-    num_workers = whole_number("num_workers", num_workers, 0)
-    more = "; num_workers=0 is a pipeline without prefetching"
-    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    options = _options(num_workers, prefetch_size, sharding)
     seed = whole_number("seed", seed, -(2**63))
-    if drop_remainder and pad_remainder:
-        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
-    remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
-    if shard is not None:
-        if not isinstance(shard, tuple | list) or len(shard) != 2:
-            raise ValueError(f"shard is {shard!r}; wanted (index, count)")
-        index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
-        if index >= count:
-            raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
-        shard = (index, count)
-    if sharding is not None:
-        if not isinstance(sharding, jax.sharding.NamedSharding):
-            raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
-        if remainder == "partial":
-            raise ValueError(
-                "sharding needs equally many rows in all processes, and the last batch may be "
-                "smaller; add drop_remainder=True or pad_remainder=True"
-            )
+    remainder = _remainder(drop_remainder, pad_remainder, sharding)
+    shard = _shard(shard)
     reader = as_source(source)
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
     node = SourceNode(reader, batch_size, bool(shuffle), seed, remainder, shard)
-    return Pipeline(Vertex(node), IterationOptions(num_workers, prefetch_size, sharding))
+    return Pipeline(Vertex(node), options)
+
+
+def from_stream(
+    stream: Any,
+    batch_size: int,
+    shuffle_buffer: int = 0,
+    seed: int = 0,
+    num_workers: int = 2,
+    prefetch_size: int = 4,
+    drop_remainder: bool = False,
+    shard: tuple[int, int] | None = None,
+    *,
+    resume: Literal["auto", "count"] = "auto",
+    pad_remainder: bool = False,
+    sharding: jax.sharding.NamedSharding | None = None,
+) -> Pipeline:
+    """A pipeline that yields the records of an iterable in batches, as dicts of ``jax.Array``.
+
+    Records are dicts of arrays; how many there are is known at the end: ``len(pipeline)`` raises.
+    A thread of its own reads them, as far ahead as `prefetch_size` batches; a generator is closed
+    in it when the iteration ends. The number of a record, which what is drawn for it behind
+    belongs to, is its position in the stream; see docs/streams.md.
+
+    Args:
+      stream: a function without arguments that returns an iterable, or an iterable; it is iterated
+        anew for each epoch. An iterator, such as a generator, can be read in one epoch only. Where
+        it has ``set_epoch``, that is called with the epoch's number before.
+      shuffle_buffer: about how many records wait in memory so that their order can change: each is
+        delayed by up to twice as many places, as (seed, epoch, position) decide. 0 keeps the order.
+      resume: "auto" goes on by the stream's own ``get_state`` and ``set_state`` (or ``state_dict``
+        and ``load_state_dict``) where it, or its iterator, has them; otherwise, and with "count",
+        a resumed pipeline reads the stream from its beginning and skips what had come.
+      shard: (index, count): this pipeline takes every count-th record of the stream.
+      batch_size, seed, num_workers, prefetch_size, drop_remainder, pad_remainder, sharding: as for
+        `from_source`.
+    Raises: TypeError or ValueError that names the argument; while iterating, RuntimeError for a
+      second epoch of an iterator.
+
+    >>> import jaxkern as jk
+    >>> def squares():
+    ...     for n in range(5):
+    ...         yield {"n": n, "square": n * n}
+    >>> [batch["square"].tolist() for batch in jk.from_stream(squares, batch_size=2)]
+    [[0, 1], [4, 9], [16]]
+    """
+    batch_size = whole_number("batch_size", batch_size, 1)
+    shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, 2**40)
+    options = _options(num_workers, prefetch_size, sharding)
+    seed = whole_number("seed", seed, -(2**63))
+    remainder = _remainder(drop_remainder, pad_remainder, sharding)
+    if resume not in ("auto", "count"):
+        raise ValueError(f"resume is {resume!r}; wanted 'auto' or 'count'")
+    node = StreamNode(stream, batch_size, shuffle_buffer, seed, remainder, _shard(shard), resume)
+    return Pipeline(Vertex(node), options)
+
+
+def _options(
+    num_workers: int, prefetch_size: int, sharding: jax.sharding.NamedSharding | None
+) -> IterationOptions:
+    num_workers = whole_number("num_workers", num_workers, 0)
+    more = "; num_workers=0 is a pipeline without prefetching"
+    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    if sharding is not None and not isinstance(sharding, jax.sharding.NamedSharding):
+        raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
+    return IterationOptions(num_workers, prefetch_size, sharding)
+
+
+def _remainder(drop: bool, pad: bool, sharding: jax.sharding.NamedSharding | None) -> Remainder:
+    if drop and pad:
+        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
+    if sharding is not None and not (drop or pad):
+        raise ValueError(
+            "sharding needs equally many rows in all processes, and the last batch may be "
+            "smaller; add drop_remainder=True or pad_remainder=True"
+        )
+    return "drop" if drop else "pad" if pad else "partial"
+
+
+def _shard(shard: tuple[int, int] | None) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    if not isinstance(shard, tuple | list) or len(shard) != 2:
+        raise ValueError(f"shard is {shard!r}; wanted (index, count)")
+    index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+    if index >= count:
+        raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
+    return index, count
 
 
 class Pipeline:
@@ -249,6 +319,7 @@ class Pipeline:
         if record_id is None:
             self._settle()
             is_open = self._plan.placement is not None and not self._on_host_only
+            is_open &= not isinstance(self._plan.vertices[0].node, StreamNode)
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
             return overview(self._plan, seconds, self._options.num_workers)
         return explain(
@@ -262,9 +333,18 @@ class Pipeline:
     @property
     def _plan(self) -> PipelinePlan:
         if self._ready is None:
-            self._ready = PipelinePlan(self._output, "host")
-            # Several processes would each measure something else.
-            self._decided = self._platform == "cpu" or jax.process_count() > 1
+            ready = PipelinePlan(self._output, "host")
+            several = jax.process_count() > 1
+            if several and ready.cut is not None and self._options.sharding is not None:
+                raise ValueError(
+                    f"{ready.names[ready.cut]!r} gives each process as many batches as its records "
+                    "make, and over a mesh of several processes all need equally many: filter and "
+                    "cut the records before, into a source with a length"
+                )
+            self._ready = ready
+            # Several processes would each measure something else, and a stream is read in order.
+            streamed = isinstance(ready.vertices[0].node, StreamNode)
+            self._decided = self._platform == "cpu" or several or streamed
             if self._ready.placement is not None and not self._native_keep(self._ready):
                 self._ready = PipelinePlan(self._output, "device")
         return self._ready

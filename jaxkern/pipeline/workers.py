@@ -15,6 +15,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint
 from jaxkern.pipeline.rows import is_ragged
+from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.ring import Ring, RingClosed, RingStats
 
 
@@ -133,7 +134,12 @@ class Workers:
         (vertex, *others) = plan.frontier
         rows = plan.streams[vertex].rows_of(index)
         whole = len(rows) == len(usual.records)
-        if self._in_slots and whole and not others and isinstance(vertex.node, SourceNode):
+        if (
+            self._in_slots
+            and whole
+            and not others
+            and isinstance(vertex.node, SourceNode | SequentialNode)
+        ):
             (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
         unit = self._epoch.unit(index, out)
         if not (self._in_slots and whole and _alike(unit.joint, usual.joint)):

@@ -407,7 +407,7 @@ def _array(name: str, value: Any) -> np.ndarray:
             f"field {name!r} has dtype {array.dtype.str}, of the other byte order; convert it: "
             "array.astype(array.dtype.newbyteorder('='))"
         )
-    if array.size and not array[0].flags.c_contiguous:
+    if array.size and not array[:1].flags.c_contiguous:
         raise ValueError(
             f"field {name!r} has gaps within a row (strides {array.strides}); use "
             "np.ascontiguousarray(array)"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
 import jaxkern as jk
 from jaxkern.image import ops
@@ -88,6 +90,24 @@ def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
         }
 
     return make
+
+
+def decode_jpeg() -> dict[str, Any]:
+    """Files of three sizes in one buffer, each sample its own place, onto a larger canvas; zeros
+    where the checks mix the places of several samples."""
+    random, files = np.random.default_rng(6), []
+    for k in range(8):
+        pixels = random.integers(0, 256, (4 + k % 3, 5, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG", progressive=k % 2 == 1)
+        files.append(file.getvalue())
+    buffer = jnp.asarray(np.frombuffer(b"".join(files), np.uint8))
+    ends = np.cumsum([len(file) for file in files]).astype(np.int32)
+    begins = np.concatenate([[0], ends[:-1]]).astype(np.int32)
+    samples = [(buffer, *map(jnp.asarray, place)) for place in zip(begins, ends, strict=True)]
+    static = {"height": 7, "width": 6, "channels": 3, "mask": True}
+    static |= {"max_pixels": 1000, "denominator": 1}
+    return {"op": ops.decode_jpeg, "samples": samples, "static": static}
 
 
 def two_time(name: str, dtype: Any, shear_power: int = 4) -> Callable[[], dict[str, Any]]:
@@ -210,6 +230,7 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     ),
     "image_chain-f16-f16": (image_chain(np.float16, np.float16), _KERNEL_ROWS),
     "image_chain_ragged-u8": (image_chain_ragged, _ROWS),
+    "image_decode_jpeg-u8": (decode_jpeg, _ROWS),
     "image_mix-f32": (image_mix(np.float32), _ROWS),
     "image_mix-u8": (image_mix(np.uint8), _DTYPE_ROWS),
     "image_mix-bf16": (image_mix(jnp.bfloat16), _DTYPE_ROWS),

@@ -38,7 +38,8 @@ void expect_throws(const Call& call, const std::string& part) {
   expect(false, "nothing was thrown: " + part);
 }
 
-// A producer that adds its parameter to each byte of a row, and refuses the record that it names.
+// A producer that adds its parameter to each byte of a row, and refuses a record whose parameter is
+// below 0, or makes it of zeros where it may.
 struct Adder {
   static constexpr int64_t kBytes = 700;
   std::atomic<int64_t> shares{1};
@@ -60,9 +61,14 @@ struct Adder {
         std::memcpy(
             &add, static_cast<const char*>(records->operands[0]) + i * records->operand_strides[0],
             sizeof add);
+        if (add < 0 && records->valid != nullptr) {
+          records->valid[i] = 0;
+          std::memset(static_cast<uint8_t*>(records->output) + i * kBytes, 0, kBytes);
+          continue;
+        }
         if (add < 0) {
           std::snprintf(message, size, "refused at %d", static_cast<int>(i));
-          return 1;
+          return static_cast<int32_t>(i) + 1;
         }
         const auto* row = static_cast<const uint8_t*>(records->rows[i]);
         auto* out = static_cast<uint8_t*>(records->output) + i * kBytes;
@@ -95,31 +101,36 @@ struct Data {
   }
 };
 
-std::shared_ptr<Ring> make_ring(int64_t batch, int64_t capacity) {
+std::shared_ptr<Ring> make_ring(int64_t batch, int64_t capacity, bool valid = false) {
   Options options;
   options.capacity = capacity;
-  return Ring::create(
-      {leaf_spec("uint8", 1, {batch, Adder::kBytes}), leaf_spec("int32", 4, {batch}),
-       leaf_spec("uint8", 1, {batch, Adder::kBytes}), leaf_spec("bool", 1, {batch})},
-      options);
+  std::vector<LeafSpec> leaves = {leaf_spec("uint8", 1, {batch, Adder::kBytes}),
+                                  leaf_spec("int32", 4, {batch}),
+                                  leaf_spec("uint8", 1, {batch, Adder::kBytes})};
+  for (int flags = valid ? 2 : 1; flags > 0; --flags) {
+    leaves.push_back(leaf_spec("bool", 1, {batch}));
+  }
+  return Ring::create(leaves, options);
 }
 
 void check_batch(const Data& data, const Batch& batch, const std::vector<int64_t>& records,
-                 int64_t size) {
+                 int64_t size, bool valid, int64_t bad) {
   const int64_t first = batch.index() * size;
   bool right = true;
   for (int64_t k = 0; k < size; ++k) {
     const bool there = first + k < static_cast<int64_t>(records.size());
     const int64_t record = there ? records[static_cast<size_t>(first + k)] : 0;
+    const bool made = there && first + k != bad;
     const auto* row = data.bytes.data() + record * Adder::kBytes;
     const auto* copied = reinterpret_cast<const uint8_t*>(batch.leaf(0)) + k * Adder::kBytes;
     const auto* added = reinterpret_cast<const uint8_t*>(batch.leaf(2)) + k * Adder::kBytes;
     for (int64_t b = 0; b < Adder::kBytes; ++b) {
       right = right && copied[b] == (there ? row[b + 1] : 0) &&
-              added[b] == (there ? static_cast<uint8_t>(row[b] + record % 50) : 0);
+              added[b] == (made ? static_cast<uint8_t>(row[b] + record % 50) : 0);
     }
     right = right && reinterpret_cast<const int32_t*>(batch.leaf(1))[k] == (there ? record - 3 : 0);
-    right = right && batch.leaf(3)[k] == (there ? 1 : 0);
+    if (valid) right = right && batch.leaf(3)[k] == (made ? 1 : 0);
+    right = right && batch.leaf(valid ? 4 : 3)[k] == (there ? 1 : 0);
   }
   expect(right, "batch " + std::to_string(batch.index()) + " differs");
 }
@@ -129,15 +140,15 @@ void run(uint64_t seed) {
   const int64_t batch = 1 + static_cast<int64_t>(random() % 20);
   const int64_t capacity = 1 + static_cast<int64_t>(random() % 4);
   const int64_t workers = 1 + static_cast<int64_t>(random() % 4);
-  const bool closes = random() % 2 == 0, refuses = random() % 2 == 0;
+  const bool closes = random() % 2 == 0, refuses = random() % 2 == 0, valid = random() % 2 == 0;
   const Data data(1 + static_cast<int64_t>(random() % 60));
   std::vector<int64_t> records(random() % 400);
   for (int64_t& record : records) record = static_cast<int64_t>(random()) & 0xffff;
   for (int64_t& record : records) record %= data.rows;
   Adder adder;
   {
-    const std::shared_ptr<Ring> ring = make_ring(batch, capacity);
-    Assembly assembly(ring, data.leaves(adder), {batch, true, 0, workers});
+    const std::shared_ptr<Ring> ring = make_ring(batch, capacity, valid);
+    Assembly assembly(ring, data.leaves(adder), {batch, true, 0, workers, valid});
     const int64_t bad =
         refuses && !records.empty() ? static_cast<int64_t>(random() % records.size()) : -1;
     std::thread feeder([&] {
@@ -176,12 +187,12 @@ void run(uint64_t seed) {
       expect(status.index == seen, "batch " + std::to_string(status.index) + " out of order");
       ++seen;
       if (status.outcome == Outcome::kFailed) {
-        expect(bad / batch == status.index && bad >= 0 &&
+        expect(bad / batch == status.index && bad >= 0 && !valid &&
                    status.message.find("refused at") != std::string::npos,
                "another batch failed: " + status.message);
         continue;
       }
-      check_batch(data, got, records, batch);
+      check_batch(data, got, records, batch, valid, bad);
     }
     if (closer.joinable()) closer.join();
     feeder.join();
@@ -193,7 +204,7 @@ void check_refusals() {
   const Data data(10);
   Adder adder;
   const std::shared_ptr<Ring> ring = make_ring(4, 2);
-  const AssemblyOptions options{4, true, 0, 1};
+  const AssemblyOptions options{4, true, 0, 1, false};
   auto leaves = data.leaves(adder);
   leaves[0].rows.bytes = 699;
   expect_throws<std::invalid_argument>([&] { Assembly(ring, leaves, options); }, "leaf 0");
@@ -246,7 +257,7 @@ void check_no_memory() {
   g_blocks = 2;
   const std::shared_ptr<Ring> ring = Ring::create({leaf_spec("int64", 8, {1})}, options);
   const Rows rows{reinterpret_cast<const char*>(data.labels.data()), 10, 8, 8, Cast::kNone};
-  Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 2});
+  Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 2, false});
   const std::vector<int64_t> records = {0, 1, 2, 3, 4, 5};
   assembly.submit(records.data(), 6, {});
   assembly.finish();
@@ -284,7 +295,7 @@ void check_close_beside_finish(int rounds) {
     Options options;
     options.capacity = count;
     const std::shared_ptr<Ring> ring = Ring::create({leaf_spec("int64", 8, {1})}, options);
-    Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 1});
+    Assembly assembly(ring, {{rows, {}}}, {1, false, 0, 1, false});
     std::atomic<int> ready{0};
     const auto meet = [&] {
       ++ready;
@@ -334,7 +345,7 @@ void check_chain() {
     const int64_t strides[5] = {};
     float out[12];
     char message[100] = "";
-    const JaxkernRecords records{1, rows, operands, strides, out};
+    const JaxkernRecords records{1, rows, operands, strides, out, nullptr};
     const auto& abi = kept.abi();
     expect(abi.output_bytes == sizeof out, "the output's size");
     expect(abi.run(abi.state, &records, message, sizeof message) == 0, message);

@@ -2,14 +2,15 @@
 #ifndef JAXKERN_TESTS_JPEG_SEEDS_H_
 #define JAXKERN_TESTS_JPEG_SEEDS_H_
 
-#include <jpeglib.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <vector>
+
+// It needs the types of those above.
+#include <jpeglib.h>
 
 namespace jaxkern::image::testing {
 

@@ -59,18 +59,26 @@ class EncodedRecords(BatchSource):
     def gather(self, records, out=None):
         pixels, valid = [], []
         for record in records.tolist():
+            size = self.images.size[record]
             try:
                 pixels.append(self._pixels(record))
+                if pixels[-1].shape[:2] != tuple(size):
+                    raise ValueError(f"record {record} is {pixels.pop().shape[:2]} and not {size}")
                 valid.append(True)
             except Exception:
                 if self.on_bad_record == "raise":
                     raise
-                size = self.images.size[record]
                 pixels.append(np.zeros((*size, self.images.channels), np.uint8))
                 valid.append(False)
         height, width = self.images.size.max(0).tolist()
+        # One length of the buffer, so that the program for it is compiled once.
         data = {
-            "image": Ragged.from_list(pixels, max_height=height, max_width=width),
+            "image": Ragged.from_list(
+                pixels,
+                max_height=height,
+                max_width=width,
+                buffer_size=len(pixels) * height * width * self.images.channels,
+            ),
             "label": records.astype(np.int32) % 7,
             "record": records.astype(np.int32),
         }

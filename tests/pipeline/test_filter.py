@@ -285,9 +285,9 @@ def test_what_cannot_be_is_said():
         iter(pipe >> Filter(some)).set_state(
             {**iter(pipe >> Filter(some)).get_state(), "place": 3, "batch": 1}
         )
+    masked = base(pad_remainder=True) >> (lambda b: {"mask": b["label"]}) >> Filter(few_masks)
     with pytest.raises(ValueError, match="mask"):
-        named = base(pad_remainder=True) >> (lambda b: {"mask": b["label"]}) >> Filter(few_masks)
-        next(iter(named))
+        next(iter(masked))
 
 
 def few_masks(record):

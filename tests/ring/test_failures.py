@@ -321,17 +321,17 @@ class Saying:
     """A native producer that fails, with these bytes as its message."""
 
     struct = jax.ShapeDtypeStruct((), np.uint8)
-    name = b"jaxkern.producer.v1"  # a capsule does not keep it
+    name = b"jaxkern.producer.v2"  # a capsule does not keep it
     made: ClassVar[list] = []  # nor what it points to
 
     def __init__(self, said: bytes):
         def run(state, records, message, size):
             ctypes.memmove(message, said + b"\0", min(len(said) + 1, size))
-            return 1
+            return -1
 
         nothing = Abi.hook(lambda state: None)
         self.abi = Abi(
-            1, ctypes.sizeof(Abi), None, nothing, nothing, 1, 1, 0, None, Abi.run_type(run)
+            2, ctypes.sizeof(Abi), None, nothing, nothing, 1, 1, 0, None, Abi.run_type(run)
         )
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, Abi.hook]
@@ -346,7 +346,7 @@ class Saying:
     ("said", "shown"),
     [
         ("10 µm 🍎".encode(), "10 µm 🍎"),
-        (b"xx" + "é".encode() * 400, "xx" + "é" * 254 + r"\?"),  # cut off within a character
+        (b"xx" + "é".encode() * 600, "xx" + "é" * 510 + r"\?"),  # cut off within a character
         (b"\xff\xed\xa0\x80\xc0\x80\xf4\x90\x80\x80|", r"\?{10}\|"),
     ],
 )

@@ -49,10 +49,10 @@ class ArrowSource(ColumnSource):
       columns: which; all by default.
       decode: column of bytes or text -> function from its bytes to a number, an array or a dict of
         those, of the same shapes in every record.
-      images: `channels` and `on_bad_record` of images, as for `ImageFolder`.
+      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: ImportError without pyarrow; FileNotFoundError; ValueError that names the file for one
       that is damaged, and the column for missing values and lists of different lengths; TypeError
@@ -87,7 +87,7 @@ class ParquetSource(ColumnSource):
       columns, decode, images: as for `ArrowSource`, and so are the fields.
 
     Attributes:
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: as `ArrowSource`; MemoryError for columns that take more than there is.
     """

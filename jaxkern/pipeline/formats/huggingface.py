@@ -37,7 +37,7 @@ class HuggingFaceSource(ColumnSource):
       columns, decode, images: as for `ArrowSource`.
 
     Attributes:
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: ImportError without datasets; TypeError for what is no such data set, one with a
       transform, and columns that are neither numbers nor images; ValueError for missing values.
@@ -104,6 +104,6 @@ def _picked(column: Column, rows: np.ndarray) -> Column:
     if isinstance(column, Bytes):
         return Bytes(column.blobs, column.place[rows], column.decode, column.in_files)
     if isinstance(column, Chunks):
-        return column.picked(rows)
+        return column.take(rows)
     picked: np.ndarray = column[rows]
     return picked

@@ -37,11 +37,11 @@ class TFRecordSource(ColumnSource):
         first record by default.
       decode: feature of bytes -> function from them to a number, an array or a dict of those, of
         the same shapes in every record.
-      images: `channels` and `on_bad_record` of images, as for `ImageFolder`.
+      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
       files: the files.
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: ImportError without tfrecord; FileNotFoundError; ValueError that names file and byte for
       a record that is damaged or cut short, and for features that differ from record to record;

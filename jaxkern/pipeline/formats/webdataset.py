@@ -45,11 +45,11 @@ class WebDatasetSource(ColumnSource):
         first sample, as above.
       decode: ending -> function from bytes to a number, an array or a dict of those, the same
         shapes in every sample; for other endings, and before what is said above.
-      images: `channels` and `on_bad_record` of images, as for `ImageFolder`.
+      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
       files: the shards.
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: FileNotFoundError; ValueError that names the shard for one that is compressed, damaged
       or cut short, and for a sample without one of the fields; TypeError for endings that nothing
@@ -88,7 +88,7 @@ class WebDatasetSource(ColumnSource):
 
     def __repr__(self) -> str:
         shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._columns)}; {shards}, {len(self)} samples)"
+        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
 
 
 class _Index:
@@ -131,7 +131,7 @@ class _Index:
         values = np.empty(len(column), np.int64)
         for record in range(len(column)):
             try:
-                values[record] = _whole(column.at(record).tobytes())
+                values[record] = _whole(column.at(record))
             except (ValueError, OverflowError) as error:
                 note(error, "while reading {!r} of {}", name, self.name_of(record))
                 raise

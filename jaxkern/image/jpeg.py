@@ -1,0 +1,119 @@
+"""JPEG bytes to pixels in the middle of a program."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxkern.core.integers import narrowable
+from jaxkern.image import ops
+from jaxkern.image.plan import CHANNEL_COUNTS
+
+MAX_PIXELS = 178_956_970
+"""Pillow's limit: a quarter of 2**31 bytes as RGB."""
+
+
+def decode_jpeg(
+    buffer: Any,
+    offsets: Any,
+    lengths: Any = None,
+    *,
+    size: int | tuple[int, int],
+    channels: int = 3,
+    on_bad: Literal["raise", "mask"] = "raise",
+    max_pixels: int = MAX_PIXELS,
+    denominator: int = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """Decodes N JPEG images that lie in one buffer, each into the corner of a canvas of one size.
+
+    Baseline and progressive, of any subsampling, grayscale, colour, CMYK and YCCK; upright by the
+    orientation of EXIF. Values are those of Pillow's ``convert``. Native threads decode on the CPU;
+    on other platforms, and where jaxkern was built without libjpeg-turbo, Pillow does, called on
+    the host.
+
+    Args:
+      buffer: uint8 [B].
+      offsets: int32 or int64 [N + 1]: image n is ``buffer[offsets[n]:offsets[n + 1]]``; or [N] with
+        ``lengths``.
+      lengths: int32 or int64 [N], bytes of each image.
+      size: (H, W) of the canvas, static; a number for a square one. Pixels beyond an image are 0.
+      channels: 1, 3 or 4 (alpha is 255).
+      on_bad: "raise", or "mask": zeros and the size (0, 0) for an image that does not decode, is
+        cut off or damaged, exceeds the canvas or ``max_pixels``, or does not lie in the buffer.
+      max_pixels: height * width that an image may have, checked before anything is allocated.
+      denominator: 1, 2, 4 or 8: decodes at this fraction of the size, rounded up, which takes less
+        time. Values then differ from a full image that is resized: each is an average of its pixels
+        before the colours are interpolated.
+
+    Returns:
+      (images uint8 [N, H, W, channels], sizes int32 [N, 2]: height and width).
+
+    Raises:
+      TypeError, ValueError: for wrong dtypes, shapes or options.
+      jax.errors.JaxRuntimeError: where the program runs, for a bad image, with its number.
+
+    Example:
+      >>> import io, numpy as np, jax, jaxkern as jk
+      >>> from PIL import Image
+      >>> file = io.BytesIO()
+      >>> Image.fromarray(np.full((6, 8), 77, np.uint8)).save(file, "JPEG")
+      >>> data = np.frombuffer(file.getvalue(), np.uint8)
+      >>> images, sizes = jk.image.decode_jpeg(data, [0, len(data)], size=(8, 10))
+      >>> images.shape, sizes.tolist(), images[0, 5, 7].tolist(), images[0, 6, 0].tolist()
+      ((1, 8, 10, 3), [[6, 8]], [77, 77, 77], [0, 0, 0])
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    height, width = operator.index(height), operator.index(width)
+    if height < 1 or width < 1:
+        raise ValueError(f"size is {size}; wanted a height and width of 1 or more")
+    if channels not in CHANNEL_COUNTS:
+        raise ValueError(f"channels is {channels!r}; wanted 1, 3 or 4")
+    if on_bad not in ("raise", "mask"):
+        raise ValueError(f"on_bad is {on_bad!r}; wanted 'raise' or 'mask'")
+    if denominator not in (1, 2, 4, 8):
+        raise ValueError(f"denominator is {denominator!r}; wanted 1, 2, 4 or 8")
+    if operator.index(max_pixels) < 1:
+        raise ValueError(f"max_pixels is {max_pixels}; wanted 1 or more")
+    data = jnp.asarray(buffer)
+    if data.dtype != jnp.uint8 or data.ndim != 1:
+        raise TypeError(f"buffer is {data.dtype.name}{list(data.shape)}; wanted uint8[B]")
+    places = _integers("offsets", offsets)
+    if lengths is None:
+        if places.shape[0] < 1:
+            raise ValueError("offsets is empty; wanted N + 1 numbers, or N with lengths")
+        begin, end = places[:-1], places[1:]
+    else:
+        counts = _integers("lengths", lengths)
+        if counts.shape != places.shape:
+            raise ValueError(
+                f"lengths has {counts.shape[0]} numbers and offsets {places.shape[0]}; "
+                "wanted as many"
+            )
+        # A sum that overflows ends before it begins, which is refused as any place outside.
+        end = places + counts
+        begin = places.astype(end.dtype)
+    images, sizes = ops.decode_jpeg(
+        data[None],
+        begin,
+        end,
+        batch_dims=1,
+        height=height,
+        width=width,
+        channels=channels,
+        max_pixels=operator.index(max_pixels),
+        denominator=denominator,
+        mask=on_bad == "mask",
+    )
+    return images, sizes
+
+
+def _integers(name: str, given: Any) -> jax.Array:
+    array = jnp.asarray(narrowable(given, name))
+    if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
+        raise TypeError(
+            f"{name} is {array.dtype.name}{list(array.shape)}; wanted int32 or int64 [N]"
+        )
+    return array

@@ -1,0 +1,294 @@
+"""Encoded images that native threads decode, against the JAX program on fully decoded images.
+
+Would catch: a region that leaves out a pixel that the chain reads, a crop drawn with another record's
+size or from another orientation, a band of a tall image whose rows, padding or erasures are shifted, a
+broken file that takes its batch's neighbours with it or is not named, a flag or count of the wrong row.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import PIL.Image
+import pytest
+from batches import assert_same, epoch_of
+from encoded_sources import EncodedRecords, jpeg, photograph
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern import performance
+from jaxkern.pipeline import pipeline
+from jaxkern.ring import ProducerError
+
+CHAINS = {
+    "crop, flip, normalize": im.Compose(
+        [im.RandomResizedCrop(16), im.RandomHorizontalFlip(), im.Normalize(0.4, 0.3)]
+    ),
+    "evaluation": im.Compose([im.Resize(24), im.CenterCrop(16), im.Normalize(0.5, 0.2)]),
+    "padding": im.Compose(
+        [im.RandomCrop(40, padding=9, pad_if_needed=True), im.RandomVerticalFlip()]
+    ),
+    "small windows": im.Compose([im.CenterCrop((3, 5)), im.RandomVerticalFlip(), im.Pad(2)]),
+    "bf16 NCHW, enlarged": im.Compose(
+        [im.RandomResizedCrop((90, 31), antialias=False), im.RandomHorizontalFlip(),
+         im.Normalize([0.1, 0.2, 0.3], 0.5)],
+        dtype=jnp.bfloat16, layout="NCHW",
+    ),
+    "u8, erased": im.Compose(
+        [im.RandomResizedCrop(20), im.RandomErasing(0.7, value=3), im.RandomErasing(0.7)]
+    ),
+    "nearest": im.Compose([im.Resize((13, 70), interpolation="nearest"), im.Pad(3)]),
+    "two passes": im.Compose(
+        [im.RandomResizedCrop(24), im.Pad(4, fill=9), im.RandomResizedCrop(12)]
+    ),
+}  # fmt: skip
+
+
+def alone(pipe):
+    """The same pipeline without threads, which gathers decoded images for the JAX program."""
+    return pipeline.Pipeline(pipe._output, pipeline.IterationOptions(0, 1, pipe._options.sharding))
+
+
+def assert_native(pipe, epochs=1):
+    """That native threads make its batches and that they are the program's; returns them."""
+    found = []
+    for _ in range(epochs):
+        batches = iter(pipe)
+        found += epoch_of(batches)
+        assert type(batches._workers).__name__ == "NativeBatches"
+    other = alone(pipe)
+    assert_same(found, [batch for _ in range(epochs) for batch in epoch_of(other)])
+    return found
+
+
+def sizes_of(count, low, high, seed=0):
+    rng = np.random.default_rng(seed)
+    return [(int(h), int(w)) for h, w in rng.integers(low, high, (count, 2))]
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    """JPEG of many sizes and kinds."""
+    sizes = sizes_of(21, 17, 95)
+    kinds = [{"subsampling": s, "progressive": p} for s in (0, 1, 2) for p in (False, True)]
+    data = [
+        jpeg(photograph(*size, 1 if i % 5 == 4 else 3, i), **kinds[i % len(kinds)])
+        for i, size in enumerate(sizes)
+    ]
+    return data, sizes
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_jpeg_in_memory(name, photographs):
+    source = EncodedRecords(*photographs)
+    assert_native(jk.from_source(source, 8, True, 3, shard=(1, 2)) >> CHAINS[name], epochs=2)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels(channels, photographs):
+    chain = im.Compose([im.RandomResizedCrop(16), im.RandomHorizontalFlip()], layout="NCHW")
+    source = EncodedRecords(*photographs, channels=channels)
+    assert_native(jk.from_source(source, 8, True) >> chain)
+
+
+@pytest.mark.parametrize("chain", [CHAINS["crop, flip, normalize"], CHAINS["padding"]])
+def test_raw_pixels_are_read_where_they_lie(chain):
+    sizes = sizes_of(19, 5, 60)
+    pixels = [photograph(*size, seed=i).tobytes() for i, size in enumerate(sizes)]
+    assert_native(jk.from_source(EncodedRecords(pixels, sizes, codec="raw"), 4, True) >> chain)
+
+
+def test_files_as_cameras_turn_them(tmp_path):
+    sizes, files = [], []
+    for orientation in range(1, 9):
+        height, width = 30 + orientation, 50 - 2 * orientation
+        exif = PIL.Image.Exif()
+        exif[0x0112] = orientation
+        files.append(tmp_path / f"{orientation} é.jpg")
+        files[-1].write_bytes(jpeg(photograph(height, width), exif=exif))
+        sizes.append((width, height) if orientation >= 5 else (height, width))
+    source = EncodedRecords(files, sizes)
+    for name in ("crop, flip, normalize", "evaluation"):
+        assert_native(jk.from_source(source, 3, True) >> CHAINS[name])
+
+
+TALL = {
+    "crop": [im.RandomResizedCrop((40, 16), scale=(0.7, 1)), im.RandomHorizontalFlip()],
+    "upside down": [im.Resize((50, 33)), im.RandomVerticalFlip(0.5), im.RandomErasing(1.0)],
+    "padded window": [im.RandomCrop((2500, 30), padding=200, pad_if_needed=True, fill=7)],
+    "rows left out": [im.Resize((30, 200), antialias=False), im.Pad(3, fill=1)],
+}
+
+
+@pytest.mark.parametrize("name", TALL)
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_large_regions_come_in_bands(name, layout):
+    """Above a megabyte of decoded pixels."""
+    sizes = [(2100, 180), (1700, 230), (60, 70), (2000, 190)]
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 3
+    kinds = [{}, {"progressive": True}, {}, {"exif": exif}]
+    data = [jpeg(photograph(*size), **kind) for size, kind in zip(sizes, kinds, strict=True)]
+    chain = im.Compose([*TALL[name], im.Normalize(0.5, 0.2)], layout=layout)
+    assert_native(jk.from_source(EncodedRecords(data, sizes), 4) >> chain)
+
+
+def test_other_fields_remainders_and_resume(photographs):
+    data, sizes = photographs
+    for more in ({"pad_remainder": True}, {"drop_remainder": True}, {}):
+        pipe = jk.from_source(EncodedRecords(data, sizes), 8, True, 1, **more)
+        pipe = pipe >> CHAINS["crop, flip, normalize"]
+        batches = assert_native(pipe)
+        numbers = np.concatenate([batch["record"] for batch in batches])
+        assert len(set(numbers.tolist())) == (16 if more.get("drop_remainder") else 21)
+    pipe.epoch = 0
+    for done in range(3):
+        first = iter(pipe)
+        for _ in range(done):
+            next(first)
+        later = iter(pipe)
+        later.set_state(first.get_state())
+        first.close()
+        assert_same(epoch_of(later), batches[done:] if pipe.epoch == 1 else epoch_of(alone(pipe)))
+        pipe.epoch = 0
+
+
+def test_a_place_for_decoding_is_named(photographs):
+    source = EncodedRecords(*photographs)
+    base = jk.from_source(source, 8)
+    pipe = base >> CHAINS["evaluation"]
+    assert [where for *_, where in pipe.explain().nodes] == ["native threads"] * 2
+    assert base._plan.native is None  # nobody decodes natively what no Compose takes
+    behind = base >> CHAINS["evaluation"] >> (lambda batch: batch)
+    assert behind._plan.native is None
+    with jk.backend("jax"):
+        batches = iter(base >> CHAINS["evaluation"])
+        assert_same(epoch_of(batches), epoch_of(pipe))
+        assert type(batches._workers).__name__ == "Workers"
+
+
+def test_one_program_draws_for_images_of_all_sizes(photographs):
+    chain = im.Compose([im.RandomResizedCrop(7), im.RandomHorizontalFlip()])
+    compiled = []
+    for part in (slice(None), slice(3, 14)):
+        data, sizes = photographs
+        source = EncodedRecords(data[part], sizes[part])
+        pipe = jk.from_source(source, 4, drop_remainder=True) >> chain
+        with performance.watch_compiles() as watch:
+            epoch_of(pipe)
+        compiled.append((watch["trace"].compiles, watch.compiles))
+    assert compiled[0][0] == 1
+    assert compiled[1] == (0, 0)
+
+
+def batches_with_errors(pipe):
+    found, batches = [], iter(pipe)
+    while True:
+        try:
+            found.append(epoch_of([next(batches)])[0])
+        except StopIteration:
+            return found, batches
+        except Exception as error:
+            found.append(error)
+
+
+def broken_files(tmp_path, photographs):
+    """21 files; 4 is truncated, 9 has another size by now, 13 is no JPEG."""
+    data, sizes = photographs
+    data = list(data)
+    data[4] = data[4][: len(data[4]) // 2]
+    data[9] = jpeg(photograph(64, 99))
+    data[13] = b"GIF89a"
+    files = [tmp_path / f"{i}.jpg" for i in range(len(data))]
+    for file, content in zip(files, data, strict=True):
+        file.write_bytes(content)
+    return files, sizes
+
+
+def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
+    files, sizes = broken_files(tmp_path, photographs)
+    pipe = jk.from_source(EncodedRecords(files, sizes), 3) >> CHAINS["padding"]
+    found, _ = batches_with_errors(pipe)
+    texts = {k: str(x) for k, x in enumerate(found) if isinstance(x, ProducerError)}
+    assert list(texts) == [1, 3, 4]
+    assert f"record 4: {files[4]}: it is truncated" in texts[1]
+    assert f"record 9: {files[9]}: it is 64 x 99 and was" in texts[3]
+    assert "changed since its header was read" in texts[3]
+    assert f"record 13: {files[13]}: " in texts[4]
+    good = EncodedRecords(*photographs)
+    wanted = epoch_of(jk.from_source(good, 3) >> CHAINS["padding"])
+    kept = [k for k in range(7) if k not in texts]
+    assert_same([found[k] for k in kept], [wanted[k] for k in kept])
+
+
+@pytest.mark.parametrize("name", ["crop, flip, normalize", "padding", "two passes"])
+def test_masked_files_are_zeros_and_counted(name, tmp_path, photographs):
+    files, sizes = broken_files(tmp_path, photographs)
+    source = EncodedRecords(files, sizes, on_bad_record="mask")
+    pipe = jk.from_source(source, 4, True, 5, pad_remainder=True) >> CHAINS[name]
+    good = epoch_of(jk.from_source(EncodedRecords(*photographs), 4, True, 5) >> CHAINS[name])
+    batches = iter(pipe)
+    found = epoch_of(batches)
+    assert batches.bad_records == 3
+    assert_same(found, epoch_of(alone(pipe)))
+    for batch in found:
+        assert batch["valid"].tolist() == [r not in (4, 9, 13) for r in batch["record"].tolist()]
+    for batch, clean in zip(found, good, strict=False):
+        rows = np.flatnonzero(batch["valid"][: len(clean["record"])])
+        np.testing.assert_array_equal(batch["image"][rows], clean["image"][rows])
+
+
+def test_what_is_no_readable_file_is_an_error_at_once(tmp_path, photographs):
+    """Also where broken images are masked: there is nothing to decode."""
+    data, _ = photographs
+    good = tmp_path / "good.jpg"
+    good.write_bytes(data[0])
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    names = ["good.jpg", "missing.jpg", "pipe.jpg", "folder.jpg", "good.jpg"]
+    files = [tmp_path / name for name in names]
+    height, width = photographs[1][0]
+    source = EncodedRecords(files, [(height, width)] * 5, on_bad_record="mask")
+    found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
+    assert "missing.jpg: cannot be opened: No such file" in str(found[1])
+    assert "pipe.jpg: is no regular file" in str(found[2])
+    assert "folder.jpg: is no regular file" in str(found[3])
+    assert_same([found[0]["image"]], [found[4]["image"]])
+
+
+def test_a_limit_of_pixels(photographs):
+    data, sizes = photographs
+    pixels = [h * w for h, w in sizes]
+    source = EncodedRecords(data, sizes, max_pixels=max(pixels) - 1)
+    found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
+    failed = [k for k, x in enumerate(found) if isinstance(x, ProducerError)]
+    assert failed == [k for k, n in enumerate(pixels) if n == max(pixels)]
+    assert f"max_pixels is {max(pixels) - 1}" in str(found[failed[0]])
+
+
+def test_places_outside_the_bytes_are_refused():
+    sizes = [(4, 5), (6, 7), (8, 9), (3, 3)]
+    source = EncodedRecords([bytes(3 * h * w) for h, w in sizes], sizes, codec="raw")
+    place = source.images.place
+    place[1], place[2], place[3, 2] = (9, 0, 126), (0, -1, 216), 26
+    found, _ = batches_with_errors(jk.from_source(source, 1) >> im.Compose([im.Resize((4, 4))]))
+    assert found[0]["image"].shape == (1, 4, 4, 3)
+    assert "record 1: its place names blob 9 of 1" in str(found[1])
+    assert "record 2: its place is 216 bytes at -1" in str(found[2])
+    assert "record 3: it has 26 bytes; 3 x 3 x 3 pixels take 27" in str(found[3])
+
+
+def test_scaled_decoding_is_close_and_asked_for():
+    """Shrinking a smooth photograph 10 times: 1/8 of it at first, then the rest."""
+    y, x = np.mgrid[:800, :640]
+    smooth = (127 + 60 * np.sin(x / 90) + 60 * np.cos(y / 70)).astype(np.uint8)[..., None]
+    data = [jpeg(np.repeat(smooth, 3, 2), quality=95)]
+    chain = im.Compose([im.RandomResizedCrop(64, scale=(0.9, 1))], dtype=jnp.float32, scale=False)
+    exact, scaled = (
+        next(iter(jk.from_source(EncodedRecords(data, [(800, 640)], scaled=on), 1) >> chain))
+        for on in (False, True)
+    )
+    difference = np.abs(np.asarray(exact["image"]) - np.asarray(scaled["image"]))
+    assert 0 < difference.max() < 4

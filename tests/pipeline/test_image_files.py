@@ -1,0 +1,358 @@
+"""Image files and encoded bytes: would catch decoders that disagree, images that lie on their side,
+formats that are dropped or mixed up, limits that are looked at too late, and rows that belong to
+another file."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+from batches import epoch_of
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.core import registry
+from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder, Subset, decoding
+from jaxkern.pipeline.rows import images_of
+
+rng = np.random.default_rng(0)
+
+
+def smooth(height, width):
+    """A picture that JPEG keeps about as it is."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([(y * 7) % 256, (x * 5) % 256, (x + y) * 3 % 256], -1).astype(np.uint8)
+
+
+def encoded(image, kind="JPEG", mode="RGB", orientation=None, **options):
+    """The bytes of a picture."""
+    if orientation is not None:
+        options["exif"] = PIL.Image.Exif()
+        options["exif"][0x0112] = orientation
+    file = io.BytesIO()
+    PIL.Image.fromarray(image).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def wanted(data, channels=3):
+    """What Pillow makes of it."""
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        upright = PIL.ImageOps.exif_transpose(image)
+        pixels = np.asarray(upright.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+PICTURE = smooth(37, 52)
+JPEGS = {
+    f"{mode} {sub} {'progressive' if progressive else 'baseline'} {orientation}": encoded(
+        PICTURE, "JPEG", mode, orientation, subsampling=sub, progressive=progressive, quality=90
+    )
+    for mode, sub, progressive, orientation in [
+        ("RGB", "4:4:4", False, 1),
+        ("RGB", "4:2:2", True, 6),
+        ("RGB", "4:2:0", False, 3),
+        ("RGB", "4:2:0", True, 5),
+        ("L", "4:4:4", False, 8),
+        ("CMYK", "4:4:4", False, 1),
+        ("CMYK", "4:4:4", True, 7),
+    ]
+}
+OTHERS = {
+    "png": encoded(PICTURE, "PNG", orientation=6),
+    "png in gray": encoded(PICTURE, "PNG", "L"),
+    "png of a palette": encoded(PICTURE, "PNG", "P"),
+    "png with alpha": encoded(np.dstack([PICTURE, PICTURE[..., :1]]), "PNG", "RGBA"),
+    "webp": encoded(PICTURE, "WEBP", orientation=8, lossless=True),
+    "gif": encoded(PICTURE, "GIF", "P"),
+    "bmp": encoded(PICTURE, "BMP"),
+    "tiff": encoded(PICTURE, "TIFF", orientation=5),
+}
+
+
+@pytest.fixture(params=["native", "simplejpeg", "Pillow"])
+def decoder(request, monkeypatch):
+    """Each of the decoders, with those before it missing."""
+    if request.param != "native":
+        monkeypatch.setattr(decoding, "_native", lambda: None)
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    if request.param == "Pillow":
+        monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
+    return request.param
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_all_decoders_give_pillows_bits(decoder, channels):
+    for name, data in {**JPEGS, **OTHERS}.items():
+        found = decoding.decoded(data, channels, 10_000, name)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, wanted(data, channels), name)
+    expected = {"native": "libjpeg-turbo"}.get(decoder, decoder)
+    assert decoding.jpeg_decoding().name.startswith(expected)
+    assert decoding.jpeg_decoding().native == (decoder == "native")
+
+
+def test_headers_are_those_of_the_upright_images():
+    data = [*JPEGS.values(), *OTHERS.values(), b"", b"no image", encoded(PICTURE)[:100]]
+    headers = Encoded(data).headers
+    sizes = [wanted(d).shape[:2] for d in data[:-3]] + [(0, 0)] * 3
+    np.testing.assert_array_equal(headers.size, sizes)
+    counts = {"JPEG": len(JPEGS), "PNG": 4, "": 3, "WEBP": 1, "GIF": 1, "BMP": 1, "TIFF": 1}
+    assert headers.counts() == counts
+
+
+def test_sixteen_bits_keep_their_high_byte():
+    deep = rng.integers(0, 65536, (5, 6), np.uint16)
+    file = io.BytesIO()
+    PIL.Image.fromarray(deep).save(file, "PNG")
+    found = decoding.decoded(file.getvalue(), 1, 100, "deep")
+    np.testing.assert_array_equal(found[..., 0], deep >> 8)
+    file = io.BytesIO()
+    PIL.Image.fromarray(deep.astype(np.float32)).save(file, "TIFF")
+    with pytest.raises(OSError, match="deep: its samples have 32 bits"):
+        decoding.decoded(file.getvalue(), 1, 100, "deep")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """30 files of three kinds and their pixels."""
+    folder = tmp_path_factory.mktemp("photos")
+    pixels = []
+    for k in range(30):
+        kind = ["JPEG", "JPEG", "PNG"][k % 3]
+        data = encoded(smooth(20 + k, 40 - k), kind, orientation=1 + k % 8)
+        (folder / f"{k:02}.{kind.lower()}").write_bytes(data)
+        pixels.append(wanted(data))
+    return folder, pixels
+
+
+def pictures(batches):
+    return [
+        image
+        for batch in batches
+        for image in images_of(batch["image"], range(len(batch["image"])))
+    ]
+
+
+def test_image_files(photos):
+    folder, pixels = photos
+    source = ImageFiles(sorted(folder.iterdir()), {"label": np.arange(30), "x": np.ones((30, 2))})
+    assert source.max_size == (max(p.shape[0] for p in pixels), max(p.shape[1] for p in pixels))
+    batches = epoch_of(jk.from_source(source, 7, shuffle=True, seed=4))
+    order = np.concatenate([batch["label"] for batch in batches])
+    assert sorted(order) == list(range(30))
+    for record, found in zip(order, pictures(batches), strict=True):
+        np.testing.assert_array_equal(found, pixels[record])
+    assert batches[0]["x"].shape == (7, 2)
+    assert source[5]["label"] == 5
+    assert source.files[29] == sorted(folder.iterdir())[29]
+    assert source.files[-2:] == sorted(folder.iterdir())[-2:]
+
+
+def test_relative_paths_stay_where_they_led(photos, monkeypatch, tmp_path):
+    folder, pixels = photos
+    monkeypatch.chdir(folder)
+    source = ImageFiles(["00.jpeg", "05.png"])
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_array_equal(source[1]["image"], pixels[5])
+
+
+def joined(data):
+    offsets = np.cumsum([0, *map(len, data)])
+    return np.frombuffer(b"".join(data), np.uint8), offsets
+
+
+@pytest.mark.parametrize(
+    "form",
+    [list, joined, lambda data: np.array(data, object), lambda data: [*map(bytearray, data)]],
+)
+def test_encoded_bytes_in_memory(photos, form):
+    folder, pixels = photos
+    data = [path.read_bytes() for path in sorted(folder.iterdir())]
+    source = {"image": Encoded(form(data)), "label": np.arange(30)}
+    for record, found in enumerate(pictures(epoch_of(jk.from_source(source, 8)))):
+        np.testing.assert_array_equal(found, pixels[record])
+
+
+def test_several_fields_of_images(photos):
+    folder, pixels = photos
+    data = [path.read_bytes() for path in sorted(folder.iterdir())]
+    source = {"image": Encoded(data), "mirror": Encoded(data[::-1], channels=1)}
+    batch = next(iter(jk.from_source(source, 30)))
+    (last,) = images_of(batch["mirror"], [0])
+    np.testing.assert_array_equal(last, wanted(data[29], 1))
+    np.testing.assert_array_equal(images_of(batch["image"], [3])[0], pixels[3])
+
+
+def test_where_the_images_lie_is_told_to_native_threads(photos):
+    folder, pixels = photos
+    files = [path for path in sorted(folder.iterdir()) if path.suffix == ".jpeg"]
+    sizes = [pixels[int(path.stem)].shape[:2] for path in files]
+    labels = np.arange(len(files))
+    part = [5, 2, 2, 7]
+    in_files = ImageFiles(files, {"label": labels}, channels=1, max_pixels=5000)
+    in_memory = jk.pipeline.as_source.as_source(
+        {"image": Encoded([path.read_bytes() for path in files]), "label": labels}
+    )
+    for source, records in (
+        (in_files, labels),
+        (in_memory, labels),
+        (Subset(in_files, part), part),
+        (Subset(in_memory, part), part),
+    ):
+        found = source.encoded_images()["image"]
+        np.testing.assert_array_equal(found.size, np.array(sizes)[records])
+        np.testing.assert_array_equal(source.row_arrays()["label"], records)
+        for (blob, start, length), record in zip(found.place, records, strict=True):
+            text = found.blobs[blob][start : start + length].tobytes()
+            is_name = text == os.fsencode(files[record])
+            assert is_name if found.in_files else text == files[record].read_bytes()
+    found = in_files.encoded_images()["image"]
+    assert (found.channels, found.max_pixels, found.codec) == (1, 5000, "jpeg")
+    mixed = ImageFiles(sorted(folder.iterdir()), {"label": np.arange(30)})
+    small = ImageFiles(files, {"label": labels}, max_size=(25, 50))  # `gather` says what is wrong
+    for source in (mixed, small):
+        assert source.encoded_images() == {}
+        assert source.row_arrays() is None
+
+
+def test_explain_says_what_decodes(photos, monkeypatch):
+    folder, _ = photos
+    pipe = jk.from_source(ImageFiles(sorted(folder.iterdir())), 4)
+    text = str(pipe.explain())
+    name = registry.module("cpu").jpeg_decoder()
+    assert f"image: 20 JPEG by {name}; 10 PNG by Pillow in worker threads" in text
+    assert "10 of 30 images are no JPEG, such as" in text
+    assert "02.png" in text
+    monkeypatch.setattr(decoding, "_native", lambda: None)
+    monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
+    text = str((jk.from_source(Subset(ImageFiles(sorted(folder.iterdir())), [0]), 1)).explain())
+    reason = "jaxkern was built without libjpeg-turbo"
+    assert f"20 JPEG by Pillow {PIL.__version__} ({reason})" in text
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_max_pixels_is_looked_at_before_decoding(kind, decoder):
+    data = encoded(smooth(40, 50), kind)
+    for place in range(len(data) - 4):  # claims what would take 12 GB
+        if data[place : place + 4] in (b"\0\x28\0\x32", b"\0\0\0\x32"):
+            high = data[:place] + b"\xff\xff\xff\xfe" + data[place + 4 :]
+            break
+    if kind == "JPEG":
+        with pytest.raises(OSError, match=r"a\.jpg: .*(65535 x 65534|4294770690) pixels"):
+            decoding.decoded(high, 3, decoding.MAX_PIXELS, "a.jpg")
+    good = encoded(smooth(10, 10), kind)
+    limit = {"max_pixels": 1999, "max_size": None}
+    with pytest.raises(OSError, match="more than max_pixels=1999") as caught:
+        next(iter(jk.from_source({"image": Encoded([good, data], **limit)}, 2)))
+    assert "while reading record 1" in caught.value.__notes__[0]
+    masked = {"image": Encoded([good, data, high], on_bad_record="mask", **limit)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+        batches = iter(jk.from_source(masked, 3))
+        batch = next(batches)
+    assert np.asarray(batch["valid"]).tolist() == [True, False, False]
+    assert batch["image"].height.tolist() == [10, 10, 10]  # not what the header claims
+    assert batches.bad_records == 2
+
+
+def test_evaluation_chain_of_mixed_files(photos):
+    folder, pixels = photos
+    chain = im.Compose([im.Resize(24), im.CenterCrop(16), im.Normalize(0.5, 0.5)])
+    source = ImageFiles(sorted(folder.iterdir()), {"label": np.arange(30)})
+    found = epoch_of(jk.from_source(source, 10, pad_remainder=True) >> chain)
+    ragged = im.Ragged.from_list(pixels)
+    keys = jk.random.record_keys(0, 0, np.arange(30))
+    expected = np.asarray(chain(keys, ragged))
+    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in found]), expected)
+
+
+def test_bits_do_not_depend_on_who_decodes(tmp_path, monkeypatch):
+    for k in range(12):
+        path = tmp_path / "ab"[k % 2] / f"{k}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded(smooth(30 + k, 50 - k), orientation=1 + k % 8))
+    chain = im.Compose([im.RandomResizedCrop(12), im.RandomHorizontalFlip(0.5)])
+
+    def epoch(**options):
+        pipe = jk.from_source(ImageFolder(tmp_path, **options), 5, shuffle=True, seed=2) >> chain
+        return [batch["image"] for batch in epoch_of(pipe)]
+
+    native = epoch()
+    monkeypatch.setattr(decoding, "_native", lambda: None)
+    for one, other in zip(native, epoch(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sorted_as_paths_are(tmp_path):
+    names = ["b/a-1.jpg", "b/a/z.jpg", "b/a/a.JPG", "b/a.jpg", "a/x.png", "c/d/e/f.webp", "b/n.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "c" / "loop").symlink_to(tmp_path)
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    source = ImageFolder(tmp_path)
+    assert source.classes == ["a", "b", "c", "linked"]
+    images = sorted(tmp_path / name for name in [*names[:-1], "linked/x.png"])
+    assert list(source.files) == images
+    assert [source.classes[label] for label in source.labels] == [
+        path.relative_to(tmp_path).parts[0] for path in images
+    ]
+
+
+def test_errors(tmp_path):
+    with pytest.raises(TypeError, match="wanted a sequence of paths"):
+        ImageFiles("a.jpg")
+    with pytest.raises(FileNotFoundError, match="paths is empty"):
+        ImageFiles([])
+    with pytest.raises(ValueError, match="different numbers of records"):
+        ImageFiles(["a.jpg"], {"label": [1, 2]})
+    with pytest.raises(ValueError, match="fields has 'image'"):
+        ImageFiles(["a.jpg"], {"image": [1]})
+    with pytest.raises(ValueError, match="has a field 'valid'"):
+        ImageFiles(["a.jpg"], {"valid": [1]}, on_bad_record="mask")
+    with pytest.raises(ValueError, match="holds a zero byte"):
+        ImageFiles(["a\0.jpg"])
+    with pytest.raises(ValueError, match=r"max_size is 5; wanted \(height, width\)"):
+        ImageFiles(["a.jpg"], max_size=5)
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg") as caught:
+        next(iter(jk.from_source(ImageFiles([tmp_path / "gone.jpg"], max_size=(9, 9)), 1)))
+    assert "while reading record 0 of ImageFiles(image; 1)" in caught.value.__notes__[0]
+    with pytest.raises(TypeError, match="wanted a sequence of N bytes"):
+        Encoded(b"abc")
+    with pytest.raises(TypeError, match=r"image 1 is 'b'; wanted its encoded bytes"):
+        Encoded([b"a", "b"])
+    with pytest.raises(TypeError, match="drops zeros at the end"):
+        Encoded(np.array([b"a\0"]))
+    with pytest.raises(ValueError, match="numbers that never fall"):
+        Encoded((np.zeros(5, np.uint8), [0, 3, 6]))
+    with pytest.raises(ValueError, match="numbers that never fall"):
+        Encoded((np.zeros(5, np.uint8), [0, 4, 3]))
+    with pytest.raises(TypeError, match="wanted uint8"):
+        Encoded((np.zeros(5), [0, 4]))
+    with pytest.raises(ValueError, match="'label': 3"):
+        jk.from_source({"image": Encoded([b""]), "label": [1, 2, 3]}, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_is_an_error_in_its_batchs_place(photos, workers):
+    folder, pixels = photos
+    data = [path.read_bytes() for path in sorted(folder.iterdir())]
+    data[8] = data[8][:-200]
+    data[9] = data[9][:300]
+    batches = iter(jk.from_source({"image": Encoded(data)}, 4, num_workers=workers))
+    found = []
+    for number in range(8):
+        if number == 2:
+            with pytest.raises((OSError, SyntaxError)) as caught:
+                next(batches)
+            assert "while reading record 8" in caught.value.__notes__[0]
+        else:
+            found += pictures([next(batches)])
+    for one, other in zip(found, [*pixels[:8], *pixels[12:]], strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,288 @@
+"""Packed files that are damaged, cut short, foreign or hostile: would catch wrong values that are
+handed out without a word, an error that does not name its file and record, one that comes in the
+place of another batch, and a read beyond the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import struct
+
+import numpy as np
+import PIL.Image
+import pytest
+from batches import assert_same, epoch_of
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.pipeline import ImageFolder, PackedSource, pack
+from jaxkern.pipeline.packed_files import PackedFile
+from jaxkern.pipeline.packed_format import encode_header, encode_index
+
+BAD = 5
+
+
+def write(path, source, **how):
+    pack(source, path, progress=False, **how)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A packed file of each kind, and its records."""
+    root = tmp_path_factory.mktemp("sources")
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (11, 40, 40, 3), np.uint8)
+    vectors = random.random((11, 90), np.float32)
+    for k in range(11):
+        path = root / "photos" / "ab"[k % 2] / f"{k:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(pixels[k, : 10 + k]).save(path)
+    fixed = {"image": pixels, "vector": vectors, "id": np.arange(11)}
+    photos = ImageFolder(root / "photos")
+    paths = {
+        "one size": write(root / "one size.jkp", fixed, format="raw"),
+        "raw": write(root / "raw.jkp", photos, format="raw"),
+        "jpeg": write(root / "jpeg.jkp", photos, format="jpeg"),
+    }
+    return {name: (path, list(PackedSource(path))) for name, path in paths.items()}
+
+
+@pytest.fixture(params=["one size", "raw", "jpeg"])
+def whole(request, sources):
+    return sources[request.param]
+
+
+def damaged_copy(path, folder, at=9, field="image"):
+    """A copy in which bytes of a record are others."""
+    copy = folder / "damaged.jkp"
+    shutil.copy(path, copy)
+    offset = int(PackedFile(path).index.columns[field]["offset"][BAD])
+    with open(copy, "r+b") as file:
+        file.seek(offset + at)
+        byte = file.read(1)[0]
+        file.seek(offset + at)
+        file.write(bytes([byte ^ 4]))
+    return copy, offset
+
+
+def test_a_damaged_record_is_named(whole, tmp_path):
+    path, records = whole
+    copy, offset = damaged_copy(path, tmp_path)
+    said = (
+        rf"damaged.jkp: record {BAD}, field 'image', is damaged: its \d+ bytes from byte {offset} "
+    )
+    source = PackedSource(copy)
+    with pytest.raises(ValueError, match=said):
+        source[BAD]
+    with pytest.raises(ValueError, match=said):
+        source.check(np.arange(11))
+    (found,) = source.damaged()
+    assert (found.path, found.record, found.field, found.begin) == (copy, BAD, "image", offset)
+    for record in range(11):
+        if record != BAD:
+            assert_same([source[record]], [records[record]])
+    assert not list(PackedSource(path).damaged())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_is_in_its_batches_place(sources, tmp_path, workers):
+    """Where native threads read the map, too: without workers Python does."""
+    path, _ = sources["one size"]
+    copy, _ = damaged_copy(path, tmp_path, field="vector")
+    chain = im.Compose([im.RandomCrop(20)])
+    wanted = epoch_of(jk.from_source(path, 2, num_workers=workers) >> chain)
+    pipe = jk.from_source(copy, 2, num_workers=workers) >> chain
+    assert pipe._plan.native is not None
+    for _ in range(2):  # what is damaged stays so in the next epoch
+        pipe.epoch = 0
+        batches, found = iter(pipe), []
+        for k in range(6):
+            if k == BAD // 2:
+                with pytest.raises(ValueError, match=f"record {BAD}, field 'vector'"):
+                    next(batches)
+                found.append(wanted[k])
+            else:
+                found += epoch_of([next(batches)])
+        assert_same(found, wanted)
+        assert next(batches, None) is None
+
+
+def test_who_trusts_a_file_reads_what_is_there(sources, tmp_path):
+    path, records = sources["raw"]
+    copy, _ = damaged_copy(path, tmp_path)
+    found = PackedSource(copy, verify="never")[BAD]["image"]
+    assert (found != records[BAD]["image"]).sum() == 1
+    with pytest.raises(ValueError, match="verify is 'always'"):
+        PackedSource(path, verify="always")
+
+
+def test_a_damaged_record_is_masked(whole, tmp_path):
+    path, _ = whole
+    copy, _ = damaged_copy(path, tmp_path)
+    pipe = jk.from_source(PackedSource(copy, on_bad_record="mask"), 4, True, 3)
+    batches = iter(pipe)
+    wanted = epoch_of(jk.from_source(path, 4, True, 3))
+    order = [r for b in epoch_of(jk.from_source({"r": np.arange(11)}, 4, True, 3)) for r in b["r"]]
+    valid = []
+    for found, same in zip(epoch_of(batches), wanted, strict=True):
+        rows = len(found["valid"])
+        here = order[len(valid) : len(valid) + rows]
+        valid += found.pop("valid").tolist()
+        for row, record in enumerate(here):
+            for field in found:
+                one, other = (jk.pipeline.rows.row_of(b, row)[field] for b in (found, same))
+                masked = record == BAD and field in ("image", "vector")
+                np.testing.assert_array_equal(one, np.zeros_like(other) if masked else other)
+    assert valid == [record != BAD for record in order]
+    assert batches.bad_records == 1
+
+
+def test_a_jpeg_that_is_none(tmp_path, sources):
+    """Whole by its checksum, since it was packed so."""
+    path, _ = sources["jpeg"]
+    index = PackedFile(path).index
+    forged = forge(path, tmp_path, {"shape": index.columns["image"]["shape"] + 1})
+    with pytest.raises(ValueError, match=r"the image is .* and the index has") as caught:
+        PackedSource(forged)[2]
+    assert "while decoding record 2, 'image', of " in caught.value.__notes__[0]
+    masked = PackedSource(forged, on_bad_record="mask")
+    assert not masked[2]["valid"]
+    assert not masked[2]["image"].any()
+
+
+def test_any_damage_is_right_values_or_an_error(whole, tmp_path):
+    path, records = whole
+    bytes_of = np.fromfile(path, np.uint8)
+    random = np.random.default_rng(0)
+    copy = tmp_path / "fuzzed.jkp"
+    errors = []
+    index_at = struct.unpack_from("<Q", bytes_of, 24)[0]
+    for turn in range(150):
+        data = bytes_of.copy()
+        if turn % 3 == 0:
+            data = data[: random.integers(0, len(data))]
+        else:  # in the header, the index or anywhere
+            low, high = [(0, 68), (index_at, len(data)), (0, len(data))][turn % 5 % 3]
+            data[random.integers(low, high, turn % 4 + 1)] ^= np.uint8(1 << turn % 8)
+        data.tofile(copy)
+        try:
+            found = [PackedSource(copy)[record] for record in range(11)]
+        except ValueError as error:
+            errors.append(str(error))
+        else:
+            assert_same(found, records)
+    assert all(str(copy) in error for error in errors), errors
+    assert len(errors) > 80
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"", "is empty"),
+        (lambda data: bytes(5000), "is empty or was not finished"),
+        (lambda data: b"PK" + data, "is no packed file"),
+        (lambda data: data[:40], "is cut short within its header"),
+        (lambda data: data[:-1], "is cut short: it has"),
+        (lambda data: data + b"x", "has grown: it has"),
+        (
+            lambda data: data[:8] + b"\x02\0\0\0" + data[12:],
+            "has version 2 .* reads 1; upgrade jaxkern",
+        ),
+        (lambda data: data[:20] + b"x" + data[21:], "has a damaged header"),
+        (lambda data: data[:-9] + b"x" + data[-8:], "has a damaged index"),
+    ],
+)
+def test_what_is_no_packed_file(change, message, sources, tmp_path):
+    path = tmp_path / "other.jkp"
+    path.write_bytes(change(sources["one size"][0].read_bytes()))
+    with pytest.raises(ValueError, match=f"other.jkp {message}"):
+        jk.from_source(path, 2)
+
+
+def forge(path, folder, columns=None, text=None, records=None):
+    """The file with another index, whose checksums are right."""
+    file = PackedFile(path)
+    changed = {**file.index.columns, "image": {**file.index.columns["image"], **(columns or {})}}
+    index = encode_index(dataclasses.replace(file.index, columns=changed))
+    if text is not None:
+        (length,) = struct.unpack_from("<Q", index)
+        about = text if isinstance(text, bytes) else json.dumps(text).encode()
+        index = struct.pack("<Q", len(about)) + about + index[8 + length :]
+    at = struct.unpack_from("<Q", path.read_bytes(), 24)[0]
+    count = file.index.records if records is None else records
+    forged = folder / "forged.jkp"
+    body = path.read_bytes()[:at]
+    head = encode_header(count, at, index)
+    forged.write_bytes(head + body[len(head) :] + index)
+    return forged
+
+
+FIELD = {"name": "x", "codec": "column", "dtype": "float32", "shape": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {"offset": -1}}, "do not lie within the file"),
+        ({"columns": {"offset": 2**62}}, "do not lie within the file"),
+        ({"columns": {"size": 2**63 - 1}}, "do not lie within the file"),
+        ({"columns": {"size": -4096}}, "do not lie within the file"),
+        ({"columns": {"offset": 4097}}, "are not aligned"),
+        ({"columns": {"shape": -1}}, "have no possible shape"),
+        ({"columns": {"shape": 2**31 - 1}}, "sizes that are not those of their shapes"),
+        ({"columns": {"shape": 1 << 22}}, "sizes that are not those of their shapes"),
+        ({"columns": {"shape": 7}}, "sizes that are not those of their shapes"),
+        ({"records": 2**63}, "a header that contradicts itself"),
+        ({"records": 0}, "a header that contradicts itself"),
+        ({"records": 2**61}, "too short for its records"),
+        ({"records": 3}, "too long for its records"),
+        ({"text": b"[" * 100_000}, "text cannot be understood"),
+        ({"text": b"\xff"}, "text cannot be understood"),
+        ({"text": []}, "text cannot be understood"),
+        ({"text": {"fields": [], "metadata": {}}}, "text cannot be understood"),
+        ({"text": {"fields": [FIELD, FIELD], "metadata": {}}}, "text cannot be understood"),
+        ({"text": {"fields": [FIELD], "metadata": 3}}, "text cannot be understood"),
+        *(
+            ({"text": {"fields": [{**FIELD, **change}], "metadata": {}}}, "cannot be understood")
+            for change in (
+                {"dtype": "object"}, {"dtype": "O"}, {"dtype": ["f4"]}, {"dtype": "datetime64"},
+                {"codec": "pickle"}, {"name": 3}, {"shape": 3}, {"shape": [-1]}, {"shape": [1.5]},
+                {"shape": [True]}, {"shape": [2**40]}, {"shape": [1] * 40},
+                {"shape": [0] + [2**31 - 1] * 3}, {"codec": "jpeg", "dtype": "uint8"},
+            )
+        ),
+        ({"text": {"fields": [{**FIELD, "shape": [2**31 - 1] * 9}], "metadata": {}}}, "too short"),
+    ],
+)  # fmt: skip
+def test_an_index_that_lies(changes, message, sources, tmp_path):
+    path, _ = sources["one size"]
+    whole = PackedFile(path).index.columns["image"]
+    columns = {
+        name: np.full_like(whole[name], value) for name, value in changes.get("columns", {}).items()
+    }
+    forged = forge(path, tmp_path, **{**changes, "columns": columns})
+    with pytest.raises(ValueError, match=f"forged.jkp has .*{message}"):
+        PackedSource(forged)
+
+
+def test_an_index_may_say_any_order(sources, tmp_path):
+    """Records that lie backwards, or over each other, are within the file."""
+    path, records = sources["one size"]
+    columns = PackedFile(path).index.columns["image"]
+    for order in (np.arange(11)[::-1], np.zeros(11, int), np.arange(11) ** 2 % 11):
+        forged = forge(path, tmp_path, {name: column[order] for name, column in columns.items()})
+        found = epoch_of(jk.from_source(forged, 3))
+        images = np.concatenate([batch["image"] for batch in found])
+        np.testing.assert_array_equal(images, [records[k]["image"] for k in order])
+
+
+@pytest.mark.parametrize("kind", ["one size", "jpeg"])
+def test_a_file_that_is_cut_while_it_is_open(kind, sources, tmp_path):
+    shutil.copy(sources[kind][0], tmp_path / "x.jkp")
+    pipe = jk.from_source(tmp_path / "x.jkp", 4)
+    with open(tmp_path / "x.jkp", "r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(OSError, match=r"which has 5000 bytes now"):
+        next(iter(pipe))

@@ -1,0 +1,171 @@
+"""Packing that is interrupted: would catch a file that appears before it is whole, a continued one
+whose bytes are others, records that are read again, a part of another source that is continued, and
+two processes that write one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import jaxkern.pipeline.packed_writer as writer
+from jaxkern.pipeline import PackedSource, pack
+
+COUNT = 40
+
+
+class Photos:
+    """Records of several sizes that can be made to fail, and say which were read."""
+
+    def __init__(self, bad=None, error=OSError, seed=0):
+        self.bad, self.error, self.seed, self.read = bad, error, seed, []
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, record):
+        if record == self.bad:
+            raise self.error(f"record {record} is gone")
+        self.read.append(record)
+        random = np.random.default_rng([self.seed, record])
+        image = random.integers(0, 256, (20 + record, 50, 3), np.uint8)
+        return {"image": image, "id": record, "text": np.arange(record % 5)}
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """The bytes of a file, and of three shards, that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    pack(Photos(), folder / "x.jkp", progress=False)
+    pack(Photos(), folder / "x.jkp", shards=3, progress=False)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, SystemExit])
+def test_a_call_continues_an_interrupted_one(tmp_path, wanted, monkeypatch, error):
+    monkeypatch.setattr(writer, "_STEP_BYTES", 20_000)
+    path = tmp_path / "x.jkp"
+    reached = -1
+    for bad in (0, 3, 17, 18, 38):
+        source = Photos(bad, error)
+        with pytest.raises(error, match="is gone") as caught:
+            pack(source, path, threads=2, progress=False)
+        assert not path.exists()
+        if bad:  # record 0 says what the fields are
+            assert f"{bad} of 40 records are kept" in "\n".join(caught.value.__notes__)
+            assert f"while packing record {bad} of" in "\n".join(caught.value.__notes__)
+        # Behind the settings' records, the first and the last one, nothing is read twice.
+        assert not set(source.read[3:]) & set(range(1, reached))
+        reached = bad
+    pack(Photos(), path, progress=False)
+    assert content(tmp_path) == {"x.jkp": wanted["x.jkp"]}
+
+
+def test_shards_are_continued(tmp_path, wanted):
+    for bad in (5, 20, 38):
+        with pytest.raises(OSError, match=f"record {bad} is gone"):
+            pack(Photos(bad), tmp_path / "x.jkp", shards=3, progress=False)
+    assert len(list(tmp_path.glob("*.jkp"))) == 2
+    source = Photos()
+    pack(source, tmp_path / "x.jkp", shards=3, progress=False)
+    assert set(source.read) == {0, 38, 39}
+    assert content(tmp_path) == {n: b for n, b in wanted.items() if n != "x.jkp"}
+    with pytest.raises(FileExistsError, match=r"x-00000-of-00003.jkp is there already"):
+        pack(Photos(), tmp_path / "x.jkp", shards=3, progress=False)
+
+
+def test_shards_of_another_source_are_not(tmp_path):
+    with pytest.raises(OSError, match="is gone"):
+        pack(Photos(20), tmp_path / "x.jkp", shards=3, progress=False)
+    with pytest.raises(FileExistsError, match=r"x-00000.* is there already and is of another set"):
+        pack(Photos(seed=1), tmp_path / "x.jkp", shards=3, progress=False)
+    pack(Photos(seed=1), tmp_path / "x.jkp", shards=3, overwrite=True, progress=False)
+    found = PackedSource(tmp_path / "x-*-of-00003.jkp")
+    for record in (0, 20, 39):
+        np.testing.assert_array_equal(found[record]["image"], Photos(seed=1)[record]["image"])
+
+
+@pytest.mark.parametrize("change", ["source", "format", "torn part", "torn journal", "no journal"])
+def test_what_does_not_fit_is_written_anew(tmp_path, wanted, monkeypatch, change):
+    """Or the whole steps of it are kept; either way with the bytes of an uninterrupted call."""
+    monkeypatch.setattr(writer, "_STEP_BYTES", 20_000)
+    path, part, journal = (tmp_path / f"x.jkp{end}" for end in ("", ".part", ".journal"))
+    other = {"source": {"seed": 1}}.get(change, {})
+    how = {"format": "raw", "max_side": 30} if change == "format" else {}
+    with pytest.raises(OSError, match="is gone"):
+        pack(Photos(30, **other), path, progress=False, **how)
+    if change == "torn part":
+        os.truncate(part, part.stat().st_size // 2)
+    elif change == "torn journal":
+        for cut in range(1, 200, 7):
+            kept = journal.read_bytes()
+            journal.write_bytes(kept[:-cut] + bytes(cut // 2))
+            with pytest.raises(OSError, match="record 31 is gone"):
+                pack(Photos(31), path, progress=False)
+    elif change == "no journal":
+        journal.unlink()
+    pack(Photos(), path, progress=False)
+    assert content(tmp_path) == {"x.jkp": wanted["x.jkp"]}
+
+
+def test_two_writers_of_one_file(tmp_path):
+    path = tmp_path / "x.jkp"
+
+    class Nested(Photos):
+        def __getitem__(self, record):
+            if record == 7:
+                pack(Photos(), path, progress=False)
+            return super().__getitem__(record)
+
+    with pytest.raises(BlockingIOError, match=r"another process is packing this file: .*part"):
+        pack(Nested(), path, progress=False)
+    pack(Photos(), path, progress=False)
+    assert len(PackedSource(path)) == COUNT
+
+
+SCRIPT = """\
+import sys, time
+import jaxkern.pipeline.packed_writer as writer
+from test_packing_resumed import Photos
+from jaxkern.pipeline import pack
+writer._STEP_BYTES = 20_000
+class Slow(Photos):
+    def __getitem__(self, record):
+        time.sleep(0.01)
+        return super().__getitem__(record)
+pack(Slow(), sys.argv[1], shards=3, threads=2, progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment(tmp_path, wanted):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "x.jkp")]
+    paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    kills = 0
+    for turn in range(30):
+        with subprocess.Popen(command, env=environment) as process:
+            before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+            while process.poll() is None:  # until it writes
+                time.sleep(0.002)
+                if {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()} != before:
+                    break
+            time.sleep(0.04 + 0.013 * (turn % 7))
+            process.kill()
+        for path in tmp_path.glob("*.jkp"):  # what has its name is whole
+            assert path.read_bytes() == wanted[path.name]
+        if len(list(tmp_path.glob("*.jkp"))) == 3:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+    assert kills >= 3
+    assert content(tmp_path) == {n: b for n, b in wanted.items() if n != "x.jkp"}
