@@ -66,6 +66,9 @@ class BatchSource:
         """
         return {}
 
+    def note_masked(self, records: np.ndarray) -> None:
+        """Told of the records int64 [N] of a batch that native threads could not decode."""
+
     def remarks(self) -> Sequence[str]:
         """What `Pipeline.explain` says of how the records are read; it may take a while."""
         return ()
