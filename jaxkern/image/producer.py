@@ -266,7 +266,8 @@ class _Drawing:
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         given = checked_parameters(aug.transforms, params, count)
-        chain = ChainBuilder(*size, batch.channels, batch.dtype, aug.scale)
+        height, width = size
+        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
         for transform, values in zip(aug.transforms, given, strict=True):
             transform._fold(chain, values)
         return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
