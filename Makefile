@@ -78,6 +78,7 @@ bench: install
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/packed_files.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 

@@ -203,8 +203,8 @@ class _SourceDocuments:
         before, self.place = self.place, min(self.place + _DOCUMENTS, self._stream.real_rows)
         if before >= self.place:
             return None
-        rows = np.arange(before, self.place)
-        records = self._stream.order.records(self._stream.shard, self._epoch, rows)
+        shard, rows = self._stream.read_rows(range(before, self.place))
+        records = self._stream.order.records(shard, self._epoch, rows)
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
         places = self._documents.places(chosen)
