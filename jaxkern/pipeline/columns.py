@@ -40,7 +40,7 @@ class ImageColumn:
         max_size: tuple[int, int] | None,
         max_pixels: int,
         on_bad_record: OnBadRecord,
-        decode: Decode,
+        decode: Decode = "full",
     ) -> None:
         if channels not in CHANNELS:
             raise ValueError(f"channels={channels}; wanted 1, 3 or 4")
