@@ -1,7 +1,7 @@
 """A `Compose` as a producer of records: it fills batches natively, without the interpreter.
 
-The parameters of many records are drawn by one compiled call ahead of the batches, which producers of
-the same `aug`, images and `derive` share.
+The parameters of many records are drawn by one compiled call ahead of the batches, which producers
+of the same `aug`, images and `derive` share.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ class EncodedRows(Protocol):
 class EncodedProducer(_SeededChain):
     """A fused chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
-    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded; the
-    result is what the chain gives on a `Ragged` batch of the whole images, bit for bit (unless they
-    are ``scaled``). A record's parameters are drawn with the size that ``images`` says, and an image
-    that has another one by now is refused.
+    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded,
+    and a large one in bands; the result is what the chain gives on a `Ragged` batch of the whole
+    images, bit for bit (unless they are ``scaled``). A record's parameters are drawn with the size
+    that ``images`` says, and an image that has another one by now is refused.
 
     Args:
       aug, seed, epoch, derive: as for `ChainProducer`.
@@ -151,7 +151,7 @@ class EncodedProducer(_SeededChain):
 
     >>> import numpy as np, jaxkern as jk
     >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
-    >>> pixels = np.arange(6 * 5 * 3 + 9 * 7 * 3, dtype=np.uint8)  # of two images, one behind the other
+    >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one behind the other
     >>> images = jk.pipeline.EncodedImages(
     ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
     ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
