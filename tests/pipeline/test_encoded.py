@@ -1,7 +1,7 @@
 """Encoded images that native threads decode, against the JAX program on fully decoded images.
 
 Would catch: a region that leaves out a pixel that the chain reads, a crop drawn with another
-record's size or from another orientation, a band of a tall image whose rows or erasures are shifted,
+record's size or from another orientation, a band of a tall image whose erasures are shifted,
 a broken file that takes its batch's neighbours with it or is not named, a flag of the wrong row.
 """
 
