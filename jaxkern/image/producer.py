@@ -127,6 +127,8 @@ class EncodedRows(Protocol):
     def max_pixels(self) -> int: ...
     @property
     def scaled(self) -> bool: ...
+    @property
+    def rows_of(self) -> Callable[[np.ndarray], np.ndarray] | None: ...
 
 
 class EncodedProducer(_SeededChain):
@@ -196,7 +198,9 @@ class EncodedProducer(_SeededChain):
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
         """The parameters of these records int64 [N], and the sizes that they were drawn with."""
-        size = np.ascontiguousarray(self._size[records])
+        rows_of = self._images.rows_of
+        rows = records if rows_of is None else rows_of(records)
+        size = np.ascontiguousarray(self._size[rows])
         return [*self._drawn(records, size), size]
 
 
