@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
-from jaxkern.pipeline.nodes import EpochOrder, SourceNode
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Rows, SequentialNode
 from jaxkern.pipeline.source import BatchSource
@@ -188,15 +188,15 @@ class _SourceDocuments:
         found = _documents_of(source)
         assert found is not None
         self._documents, self._chosen = found
-        self._order = EpochOrder(start.stream, start.epoch)
-        self._rows = start.stream.real_rows
+        self._stream, self._epoch = start.stream, start.epoch
         self.place = 0 if start.place is None else int(start.place["at"])
 
     def read(self, first: int) -> _Read | None:
-        before, self.place = self.place, min(self.place + _DOCUMENTS, self._rows)
+        before, self.place = self.place, min(self.place + _DOCUMENTS, self._stream.real_rows)
         if before >= self.place:
             return None
-        records = self._order.records(range(before, self.place))
+        shard, rows = self._stream.read_rows(range(before, self.place))
+        records = self._stream.order.records(shard, self._epoch, rows)
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
         places = self._documents.places(chosen)
