@@ -21,6 +21,7 @@ from written import encoded, savez, write_array_record, write_arrow, write_tar, 
 import jaxkern as jk
 from jaxkern.pipeline import (
     Encoded,
+    EncodedRecords,
     Filter,
     FlatMap,
     HDF5Source,
@@ -170,6 +171,21 @@ def _encoded_bytes(broken: bool = False) -> Factory:
     return of_source({"image": Encoded(_encoded(broken)), "id": fields()["id"]})
 
 
+class _EncodedRecords:
+    def __init__(self, broken: bool) -> None:
+        self._images = _encoded(broken)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, record: int) -> dict[str, Any]:
+        return {"image": self._images[record], "id": record}
+
+
+def _encoded_records(broken: bool = False) -> Factory:
+    return of_source(EncodedRecords(_EncodedRecords(broken), max_size=(30, 30)))
+
+
 def _files_decoded_natively(folder: Path, broken: bool = False) -> Factory:
     paths = [folder / f"{number}.jpg" for number in range(RECORDS)]
     for number, image in enumerate(fields()["image"]):
@@ -306,6 +322,9 @@ CASES: dict[str, Case] = {
     "image folder": Case(_image_folder, breaks=lambda folder: _image_folder(folder, True)),
     "encoded bytes": Case(
         lambda folder: _encoded_bytes(), breaks=lambda folder: _encoded_bytes(True)
+    ),
+    "encoded records": Case(
+        lambda folder: _encoded_records(), breaks=lambda folder: _encoded_records(True)
     ),
     "image files decoded natively": Case(
         _files_decoded_natively,
