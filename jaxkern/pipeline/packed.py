@@ -25,6 +25,7 @@ from jaxkern.pipeline.source import BatchSource
 
 # Columns of several files become one array in memory up to so many bytes.
 _MOST_JOINED = 1 << 28
+_CHECKED_ALONE = 64  # records that are not worth a thread
 
 
 class PackedSource(BatchSource):
@@ -200,10 +201,16 @@ class PackedSource(BatchSource):
             check_mapped("the source", self._shards[number].file)
         if self._unread is None:
             return
-        for record in records[self._unread[records]].tolist():
-            if damage := self._damage(record):
+        unread = records[self._unread[records]]
+        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _CHECKED_ALONE))
+        if len(parts) == 1:
+            found = [self._first_damage(unread)]
+        else:  # of a disk, several records at once
+            with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+                found = list(threads.map(self._first_damage, parts))
+        for damage in found:
+            if damage is not None:
                 raise ValueError(str(damage))
-            self._unread[record] = False
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
         """Every record whose bytes are damaged, in order; reads all of them, in several threads.
@@ -278,6 +285,14 @@ class PackedSource(BatchSource):
         file, row = self._place(record)
         found = file.damage(row)
         return None if found is None else Damage(file.path, record, *found)
+
+    def _first_damage(self, records: np.ndarray) -> Damage | None:
+        assert self._unread is not None
+        for record in records.tolist():
+            if damage := self._damage(record):
+                return damage
+            self._unread[record] = False
+        return None
 
     def _valid(self, records: np.ndarray) -> np.ndarray:
         """bool [N]: which are not damaged; raises where those are errors."""

@@ -25,7 +25,7 @@ from jaxkern import image as im
 from jaxkern.pipeline import ImageFolder, PackedSource, Subset, pack
 
 PAGE = 4096
-CHAIN = im.Compose([im.RandomResizedCrop(5), im.RandomHorizontalFlip(), im.Normalize(0.4, 0.3)])
+CHAIN = im.Compose([im.RandomCrop(5), im.RandomHorizontalFlip()])
 DTYPES = [
     *(np.uint8, np.int16, np.int64, np.float16, np.float64, np.bool_, np.complex128),
     *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ">i4", ">f8"),
