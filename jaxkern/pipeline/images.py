@@ -84,6 +84,10 @@ class EncodedSource(BatchSource):
         whole = {field: images for field, images in found.items() if images is not None}
         return whole if len(whole) == len(found) else {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """The bytes of the file, or of the image in memory."""
+        return bytes(self.images[field].bytes_of(record)) if field in self.images else None
+
     def remarks(self) -> Sequence[str]:
         """What decodes the images, and why."""
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]

@@ -184,6 +184,15 @@ class PackedSource(BatchSource):
         """The JPEG images, and arrays of images that are not one array."""
         return {} if self._native is None else self._native[1]
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's JPEG file, checked as every record is."""
+        codecs = {field.name: field.codec for field in self._fields}
+        if codecs.get(field) != "jpeg":
+            return None
+        self.check(np.array([record]))
+        file, row = self._place(record)
+        return file.stored(field, row).tobytes()
+
     def remarks(self) -> Sequence[str]:
         """What decodes JPEG images, and why."""
         found = jpeg_decoding()

@@ -202,6 +202,8 @@ def _locked(path: Path) -> BinaryIO:
                 return file
     except BlockingIOError:
         pass
+    except OSError:  # of a file system that has no locks
+        return file
     file.close()
     raise BlockingIOError(f"another process is packing this file: it holds {path}")
 

@@ -66,6 +66,10 @@ class BatchSource:
         """
         return {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's image as it was encoded; None where the source does not hold it so."""
+        return None
+
     def remarks(self) -> Sequence[str]:
         """What `Pipeline.explain` says of how the records are read; it may take a while."""
         return ()

@@ -73,6 +73,10 @@ class Subset(BatchSource):
             for name, images in self.source.encoded_images().items()
         }
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """As the source holds it."""
+        return self.source.encoded_bytes(field, int(self.indices[record]))
+
     def remarks(self) -> Sequence[str]:
         """Of the whole source."""
         return self.source.remarks()
