@@ -42,6 +42,9 @@ class Given(Protocol):
     def next(self) -> Item | None:
         """The next item, of `Rows`; None behind the last."""
 
+    def resize(self, threads: int, ahead: int) -> None:
+        """As `Feed.resize`."""
+
     def close(self) -> None:
         """Ends its threads; idempotent."""
 

@@ -77,6 +77,10 @@ class Subset(BatchSource):
         """As the source holds it."""
         return self.source.encoded_bytes(field, int(self.indices[record]))
 
+    def note_masked(self, records: np.ndarray) -> None:
+        """Tells the source."""
+        self.source.note_masked(self.indices[records])
+
     def remarks(self) -> Sequence[str]:
         """Of the whole source."""
         return self.source.remarks()
