@@ -10,6 +10,13 @@ from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
 from jaxkern.pipeline.filtering import Filter as Filter
+from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
+from jaxkern.pipeline.formats import ArrowSource as ArrowSource
+from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
+from jaxkern.pipeline.formats import ParquetSource as ParquetSource
+from jaxkern.pipeline.formats import TFRecordSource as TFRecordSource
+from jaxkern.pipeline.formats import WebDatasetSource as WebDatasetSource
+from jaxkern.pipeline.formats import ZarrSource as ZarrSource
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -36,7 +43,9 @@ from jaxkern.pipeline.token_source import TokenSource as TokenSource
 from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
+    "ArrayRecordSource",
     "ArraySource",
+    "ArrowSource",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -49,12 +58,14 @@ __all__ = [
     "Filter",
     "FlatMap",
     "HDF5Source",
+    "HuggingFaceSource",
     "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
     "Pack",
     "PackedSource",
+    "ParquetSource",
     "Pipeline",
     "PipelineIterator",
     "PipelineStats",
@@ -64,8 +75,11 @@ __all__ = [
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TFRecordSource",
     "TokenSource",
+    "WebDatasetSource",
     "Window",
+    "ZarrSource",
     "from_source",
     "from_stream",
     "pack",

@@ -189,11 +189,10 @@ class _SourceDocuments:
         assert found is not None
         self._documents, self._chosen = found
         self._stream, self._epoch = start.stream, start.epoch
-        self._rows = start.stream.real_rows
         self.place = 0 if start.place is None else int(start.place["at"])
 
     def read(self, first: int) -> _Read | None:
-        before, self.place = self.place, min(self.place + _DOCUMENTS, self._rows)
+        before, self.place = self.place, min(self.place + _DOCUMENTS, self._stream.real_rows)
         if before >= self.place:
             return None
         shard, rows = self._stream.read_rows(range(before, self.place))

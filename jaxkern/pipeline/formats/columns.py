@@ -134,7 +134,9 @@ class ColumnSource(BatchSource):
             else:
                 encoded[name] = _image_column(column, name_of, images)
         self._images = EncodedSource(encoded, arrays) if encoded else None
-        self._decoded = RecordSource(_Decoded(decoded, len(self), name_of)) if decoded else None
+        self._decoded = (
+            RecordSource(DecodedFields(decoded, len(self), name_of)) if decoded else None
+        )
         #: what has a `gather` of its own
         self._parts: list[BatchSource] = [self._images] if self._images is not None else []
         if self._images is None and arrays:
@@ -222,7 +224,7 @@ def _image_column(
     )
 
 
-class _Decoded:
+class DecodedFields:
     """Records of fields that functions decode, one by one."""
 
     def __init__(

@@ -43,7 +43,7 @@ class WebDatasetSource(ColumnSource):
       fields: which, and their names: field -> ending, or several of which a sample has one,
         ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default those of the
         first sample, as above.
-      decode: ending -> function from bytes to a number, an array or a dict of those, the same
+      decoders: ending -> function from bytes to a number, an array or a dict of those, the same
         shapes in every sample; for other endings, and before what is said above.
       images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
@@ -60,27 +60,26 @@ class WebDatasetSource(ColumnSource):
         self,
         paths: Paths,
         fields: Mapping[str, str] | Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         self.files = files_of(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
         wanted = _wanted(fields, index.samples)
-        decoders = {**_DECODERS, **(decode or {})}
+        given = decoders or {}
+        known = {**_DECODERS, **given}
         columns: dict[str, Column] = {}
         for name, endings in wanted.items():
             place = index.places(name, endings)
-            if all(
-                ending in _IMAGES and ending not in (decode or {}) for ending in map(_last, endings)
-            ):
+            if all(ending in _IMAGES and ending not in given for ending in map(_last, endings)):
                 columns[name] = Bytes(index.blobs, place)
                 continue
             ending = endings[0]
-            function = decoders.get(ending) or decoders.get(_last(ending))
+            function = known.get(ending) or known.get(_last(ending))
             if function is None:
                 raise TypeError(
                     f"nothing decodes the members {'.' + ending!r} of {self.files[0]}; wanted "
-                    f"decode={{{ending!r}: a function of bytes}}, or fields={{...}} without them"
+                    f"decoders={{{ending!r}: a function of bytes}}, or fields={{...}} without them"
                 )
             column = Bytes(index.blobs, place, function)
             columns[name] = index.numbers(column, name) if function is _whole else column
@@ -217,7 +216,7 @@ def _number(data: bytes) -> int | float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"{text[:80]!r} is no number; wanted decode={{'txt': a function of bytes}}, or "
+            f"{text[:80]!r} is no number; wanted decoders={{'txt': a function of bytes}}, or "
             "fields={...} without it"
         ) from None
 
