@@ -18,8 +18,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all test-torchvision faults train-check bench bench-all bench-ops \
-	bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision faults train-check bench \
+	bench-all bench-ops bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -30,6 +30,11 @@ demo: install
 train: EXTRA = train
 train: install
 	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
+
+# Goes on behind the last checkpoint in demo-output/train-tokens.
+train-tokens: EXTRA = train
+train-tokens: install
+	$(BIN)/python examples/train_tokens.py $(TRAINFLAGS)
 
 # A file stays in one process, where its tests share what is compiled.
 test: EXTRA = test
@@ -51,6 +56,12 @@ test-torchvision: .venv-torchvision/bin/python
 	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
 
+# What reads the data sets of a library that brings many others.
+test-huggingface: EXTRA = test,huggingface
+test-huggingface: install
+	mkdir -p build/outside
+	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) $(CURDIR)/tests/pipeline/huggingface $(TESTFLAGS)
+
 # Puts small faults into the sources and shows that a test of each package fails: FAULTFLAGS="ring".
 faults: EXTRA = test
 faults: install
@@ -69,6 +80,7 @@ bench: install
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/packed_files.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
     from jaxkern.pipeline import from_source as from_source
+    from jaxkern.pipeline import from_stream as from_stream
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "execution",
     "export_targets",
     "from_source",
+    "from_stream",
     "get_batch_size_recommendation",
     "get_include",
     "image",
@@ -95,6 +97,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "doctor": "device.doctor",
     "from_source": "pipeline",
+    "from_stream": "pipeline",
     "get_batch_size_recommendation": "performance",
     "prefetch_to_device": "pipeline",
 }

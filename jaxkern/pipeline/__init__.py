@@ -4,10 +4,19 @@ from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
 from jaxkern.pipeline.filtering import Filter as Filter
+from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
+from jaxkern.pipeline.formats import ArrowSource as ArrowSource
+from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
+from jaxkern.pipeline.formats import ParquetSource as ParquetSource
+from jaxkern.pipeline.formats import TFRecordSource as TFRecordSource
+from jaxkern.pipeline.formats import WebDatasetSource as WebDatasetSource
+from jaxkern.pipeline.formats import ZarrSource as ZarrSource
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -21,6 +30,7 @@ from jaxkern.pipeline.packed import PackedSource as PackedSource
 from jaxkern.pipeline.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
+from jaxkern.pipeline.pipeline import from_stream as from_stream
 from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
@@ -28,9 +38,14 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.token_packing import Pack as Pack
+from jaxkern.pipeline.token_source import TokenSource as TokenSource
+from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
+    "ArrayRecordSource",
     "ArraySource",
+    "ArrowSource",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -41,21 +56,32 @@ __all__ = [
     "Encoded",
     "Explanation",
     "Filter",
+    "FlatMap",
     "HDF5Source",
+    "HuggingFaceSource",
     "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "Pack",
     "PackedSource",
+    "ParquetSource",
     "Pipeline",
     "PipelineIterator",
+    "PipelineStats",
     "Prefetcher",
     "Probabilistic",
     "Rebatch",
     "RecompilationWarning",
     "Stage",
     "Subset",
+    "TFRecordSource",
+    "TokenSource",
+    "WebDatasetSource",
+    "Window",
+    "ZarrSource",
     "from_source",
+    "from_stream",
     "pack",
     "prefetch_to_device",
 ]

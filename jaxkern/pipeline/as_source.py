@@ -21,12 +21,12 @@ SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".arrayrecord": formats.ArrayRecordSource,
     ".arrow": formats.ArrowSource,
     ".feather": formats.ArrowSource,
-    SUFFIX: PackedSource,
     ".parquet": formats.ParquetSource,
     ".tar": formats.WebDatasetSource,
     ".tfrecord": formats.TFRecordSource,
     ".tfrecords": formats.TFRecordSource,
     ".zarr": formats.ZarrSource,
+    SUFFIX: PackedSource,
 }
 #: the library that an object is of, and its class there -> the source that reads it
 _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -9,7 +10,8 @@ from jaxkern.core.failures import is_interrupt, note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.graph import Batches, Block, Vertex
-from jaxkern.pipeline.sequential import Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Given, Rows, SequentialNode
 
 
 class Flows:
@@ -25,8 +27,9 @@ class Flows:
         self._epoch, self._number = epoch, number
         self._threads, self._ahead = threads, ahead
         self._flows: dict[Vertex, Flow] = {}
-        self._feeds: list[Feed] = []
-        self._pulled: dict[tuple[Vertex, int], Block | BaseException] = {}
+        self._given: list[Given] = []
+        self._others: list[Batches] = []
+        self._pulled: dict[tuple[Vertex, int], Block | Deferred | BaseException] = {}
         self._lock = threading.Lock()
         self.closed = False
 
@@ -37,8 +40,8 @@ class Flows:
         feed = None
         if vertex.inputs:
             at = None if place is None else place["at"]
-            feed = Feed(_Upstream(self._epoch, self, vertex, at), self._threads, self._ahead)
-            self._feeds.append(feed)
+            feed = node.given(functools.partial(self.feed, vertex), self._number, at)
+            self._given.append(feed)
         stream = self._epoch.stream_of(vertex)
         start = FlowStart(feed, stream, self._number, place, self._threads, self._ahead)
         with self._lock:
@@ -46,6 +49,18 @@ class Flows:
         if self.closed:
             self.close()
         return flow
+
+    def feed(self, vertex: Vertex, number: int, at: Any) -> Feed:
+        """What is before a vertex in an epoch, this one or another, from a place on."""
+        if number != self._number:
+            other = self._epoch.numbered(number)
+            self._others.append(other)
+            feed = other.feed(vertex, at)
+        else:
+            feed = Feed(_Upstream(self._epoch, self, vertex, at), self._threads, self._ahead)
+        if self.closed:
+            self.close()
+        return feed
 
     def pull(self, vertex: Vertex, index: int) -> bool:
         """Has the flow give its next batch, which gets this index; whether there was one.
@@ -66,24 +81,32 @@ class Flows:
         self._pulled[vertex, index] = block
         return True
 
-    def take(self, vertex: Vertex, index: int) -> Block:
-        """What was pulled; raises the error in its place."""
+    def take(self, vertex: Vertex, index: int, out: Data | None = None) -> Block:
+        """What was pulled, perhaps in the arrays `out`; raises the error in its place."""
         found = self._pulled.pop((vertex, index))
         if isinstance(found, BaseException):
             raise found
-        return found
+        return found.make(out) if isinstance(found, Deferred) else found
 
     def place(self, vertex: Vertex) -> dict[str, Any]:
         """Behind what was pulled last."""
         return self._flows[vertex].place
 
+    def resize(self, threads: int, ahead: int) -> None:
+        """Goes on with so many threads before each node."""
+        self._threads, self._ahead = threads, ahead
+        for given in self._given:
+            given.resize(threads, ahead)
+
     def close(self) -> None:
         """Ends all threads; idempotent."""
         self.closed = True
-        for feed in self._feeds:
-            feed.close()
+        for given in self._given:
+            given.close()
         for flow in self._flows.values():
             flow.close()
+        for other in self._others:
+            other.close()
 
 
 class _Upstream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import jax
 
@@ -20,7 +20,9 @@ from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.timing import batch_seconds
+from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.pipeline.workers import holds_ragged
 
 
@@ -29,8 +31,8 @@ def from_source(
     batch_size: int,
     shuffle: bool = False,
     seed: int = 0,
-    num_workers: int = 2,
-    prefetch_size: int = 4,
+    num_workers: int | Auto = 2,
+    prefetch_size: int | Auto = 4,
     drop_remainder: bool = False,
     shard: tuple[int, int] | None = None,
     *,
@@ -50,8 +52,9 @@ def from_source(
       shuffle: whether the order differs from the source's, and from epoch to epoch.
       seed: of the order and of everything random behind it; an integer.
       num_workers: threads that make batches; 0 makes each batch when it is asked for. The batches
-        do not depend on it.
-      prefetch_size: batches that are made ahead at most.
+        do not depend on it. "auto" begins with 2 and takes more while the consumer waits, cores
+        are free and batches come faster for it; ``stats()`` of the iterator tells.
+      prefetch_size: batches that are made ahead at most; "auto" likewise, within the memory.
       drop_remainder: whether records that fill no batch are left out of the epoch. Otherwise the
         last batch is smaller.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
@@ -70,33 +73,106 @@ def from_source(
     [0, 1, 2, 3, 4]
     """
     batch_size = whole_number("batch_size", batch_size, 1)
-    num_workers = whole_number("num_workers", num_workers, 0)
-    more = "; num_workers=0 is a pipeline without prefetching"
-    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    options = _options(num_workers, prefetch_size, sharding)
     seed = whole_number("seed", seed, -(2**63))
-    if drop_remainder and pad_remainder:
-        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
-    remainder: Remainder = "drop" if drop_remainder else "pad" if pad_remainder else "partial"
-    if shard is not None:
-        if not isinstance(shard, tuple | list) or len(shard) != 2:
-            raise ValueError(f"shard is {shard!r}; wanted (index, count)")
-        index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
-        if index >= count:
-            raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
-        shard = (index, count)
-    if sharding is not None:
-        if not isinstance(sharding, jax.sharding.NamedSharding):
-            raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
-        if remainder == "partial":
-            raise ValueError(
-                "sharding needs equally many rows in all processes, and the last batch may be "
-                "smaller; add drop_remainder=True or pad_remainder=True"
-            )
+    remainder = _remainder(drop_remainder, pad_remainder, sharding)
+    shard = _shard(shard)
     reader = as_source(source)
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
     node = SourceNode(reader, batch_size, bool(shuffle), seed, remainder, shard)
-    return Pipeline(Vertex(node), IterationOptions(num_workers, prefetch_size, sharding))
+    return Pipeline(Vertex(node), options)
+
+
+def from_stream(
+    stream: Any,
+    batch_size: int,
+    shuffle_buffer: int = 0,
+    seed: int = 0,
+    num_workers: int | Auto = 2,
+    prefetch_size: int | Auto = 4,
+    drop_remainder: bool = False,
+    shard: tuple[int, int] | None = None,
+    *,
+    resume: Literal["auto", "count"] = "auto",
+    pad_remainder: bool = False,
+    sharding: jax.sharding.NamedSharding | None = None,
+) -> Pipeline:
+    """A pipeline that yields the records of an iterable in batches, as dicts of ``jax.Array``.
+
+    Records are dicts of arrays; how many there are is known at the end: ``len(pipeline)`` raises.
+    A thread of its own reads them, as far ahead as `prefetch_size` batches; a generator is closed
+    in it when the iteration ends. The number of a record, which what is drawn for it behind
+    belongs to, is its position in the stream; see docs/streams.md.
+
+    Args:
+      stream: a function without arguments that returns an iterable, or an iterable; it is iterated
+        anew for each epoch. An iterator, such as a generator, can be read in one epoch only. Where
+        it has ``set_epoch``, that is called with the epoch's number before.
+      shuffle_buffer: about how many records wait in memory so that their order can change: each is
+        delayed by up to twice as many places, as (seed, epoch, position) decide. 0 keeps the order.
+      resume: "auto" goes on by the stream's own ``get_state`` and ``set_state`` (or ``state_dict``
+        and ``load_state_dict``) where it, or its iterator, has them; otherwise, and with "count",
+        a resumed pipeline reads the stream from its beginning and skips what had come.
+      shard: (index, count): this pipeline takes every count-th record of the stream.
+      batch_size, seed, num_workers, prefetch_size, drop_remainder, pad_remainder, sharding: as for
+        `from_source`.
+    Raises: TypeError or ValueError that names the argument; while iterating, RuntimeError for a
+      second epoch of an iterator.
+
+    >>> import jaxkern as jk
+    >>> def squares():
+    ...     for n in range(5):
+    ...         yield {"n": n, "square": n * n}
+    >>> [batch["square"].tolist() for batch in jk.from_stream(squares, batch_size=2)]
+    [[0, 1], [4, 9], [16]]
+    """
+    batch_size = whole_number("batch_size", batch_size, 1)
+    shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, 2**40)
+    options = _options(num_workers, prefetch_size, sharding)
+    seed = whole_number("seed", seed, -(2**63))
+    remainder = _remainder(drop_remainder, pad_remainder, sharding)
+    if resume not in ("auto", "count"):
+        raise ValueError(f"resume is {resume!r}; wanted 'auto' or 'count'")
+    node = StreamNode(stream, batch_size, shuffle_buffer, seed, remainder, _shard(shard), resume)
+    return Pipeline(Vertex(node), options)
+
+
+def _options(
+    num_workers: int | Auto,
+    prefetch_size: int | Auto,
+    sharding: jax.sharding.NamedSharding | None,
+) -> IterationOptions:
+    if num_workers != "auto":
+        num_workers = whole_number("num_workers", num_workers, 0, more='; or "auto"')
+    if prefetch_size != "auto":
+        more = '; or "auto"; num_workers=0 is a pipeline without prefetching'
+        prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    if sharding is not None and not isinstance(sharding, jax.sharding.NamedSharding):
+        raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
+    return IterationOptions(num_workers, prefetch_size, sharding)
+
+
+def _remainder(drop: bool, pad: bool, sharding: jax.sharding.NamedSharding | None) -> Remainder:
+    if drop and pad:
+        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
+    if sharding is not None and not (drop or pad):
+        raise ValueError(
+            "sharding needs equally many rows in all processes, and the last batch may be "
+            "smaller; add drop_remainder=True or pad_remainder=True"
+        )
+    return "drop" if drop else "pad" if pad else "partial"
+
+
+def _shard(shard: tuple[int, int] | None) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    if not isinstance(shard, tuple | list) or len(shard) != 2:
+        raise ValueError(f"shard is {shard!r}; wanted (index, count)")
+    index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+    if index >= count:
+        raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
+    return index, count
 
 
 class Pipeline:
@@ -120,6 +196,7 @@ class Pipeline:
     def __init__(self, output: Vertex, options: IterationOptions) -> None:
         self._output = output
         self._options = options
+        self._tuning = Tuning(options.num_workers, options.prefetch_size)
         self._epoch = 0
         self._ready: PipelinePlan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
@@ -157,7 +234,9 @@ class Pipeline:
         return self._iterator(self._plan, epoch)
 
     def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
-        return PipelineIterator(plan, epoch, self._options, self._resumed, self._replan)
+        return PipelineIterator(
+            plan, epoch, self._options, self._resumed, self._replan, self._tuning
+        )
 
     def __len__(self) -> int:
         """The batches of an epoch. Raises: TypeError where only the end of the epoch tells."""
@@ -196,7 +275,9 @@ class Pipeline:
         made: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
-            if hasattr(node, "seed"):
+            if isinstance(node, SourceNode):
+                node = node.with_seed(seed)
+            elif hasattr(node, "seed"):
                 node = copy.copy(node)
                 node.seed = seed
             made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
@@ -233,7 +314,8 @@ class Pipeline:
         from there; say ``on=`` for bits that no timing decides.
 
         With a record: it is replayed in its own batch and shown behind every node, so that the last
-        stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
+        stage holds what an iteration yields; behind a node that drops, adds or joins records it is
+        not followed. JAX nodes are compiled one by one for the stages
         between.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
@@ -247,8 +329,9 @@ class Pipeline:
         if record_id is None:
             self._settle()
             is_open = self._plan.placement is not None and not self._on_host_only
+            is_open &= not isinstance(self._plan.vertices[0].node, StreamNode)
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
-            return overview(self._plan, seconds, self._options.num_workers)
+            return overview(self._plan, seconds, self._tuning.workers)
         return explain(
             self._plan, whole_number("record_id", record_id, 0), whole_number("epoch", epoch, 0)
         )
@@ -260,9 +343,18 @@ class Pipeline:
     @property
     def _plan(self) -> PipelinePlan:
         if self._ready is None:
-            self._ready = PipelinePlan(self._output, "host")
-            # Several processes would each measure something else.
-            self._decided = self._platform == "cpu" or jax.process_count() > 1
+            ready = PipelinePlan(self._output, "host")
+            several = jax.process_count() > 1
+            if several and ready.cut is not None and self._options.sharding is not None:
+                raise ValueError(
+                    f"{ready.names[ready.cut]!r} gives each process as many batches as its records "
+                    "make, and over a mesh of several processes all need equally many: filter and "
+                    "cut the records before, into a source with a length"
+                )
+            self._ready = ready
+            # Several processes would each measure something else, and a stream is read in order.
+            streamed = isinstance(ready.vertices[0].node, StreamNode)
+            self._decided = self._platform == "cpu" or several or streamed
             if self._ready.placement is not None and not self._native_keep(self._ready):
                 self._ready = PipelinePlan(self._output, "device")
         return self._ready

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -32,23 +32,50 @@ class Rows(NamedTuple):
     given: int
 
 
+class Given(Protocol):
+    """What a flow reads, as `Feed` says."""
+
+    @property
+    def place(self) -> Any:
+        """Behind the last item."""
+
+    def next(self) -> Item | None:
+        """The next item, of `Rows`; None behind the last."""
+
+    def resize(self, threads: int, ahead: int) -> None:
+        """As `Feed.resize`."""
+
+    def close(self) -> None:
+        """Ends its threads; idempotent."""
+
+
 class FlowStart(NamedTuple):
     """What a flow begins with.
 
     Attributes:
-      given: items with the `Rows` of each block before the node; None for a source.
+      given: items with the `Rows` of each block before the node, as of a `Feed`; None for a source.
       stream: behind the node.
       epoch: its number.
       place: of a flow that goes on, as `Flow.place` was; None at the beginning.
       threads, ahead: for a `Feed` of a source's own.
     """
 
-    given: Feed | None
+    given: Given | None
     stream: Stream
     epoch: int
     place: dict[str, Any] | None
     threads: int
     ahead: int
+
+
+class Deferred(NamedTuple):
+    """A batch that is decided and not made yet: the thread that takes it does that.
+
+    Attributes:
+      make: the block; of arrays to fill, where the thread has some and they fit, or None.
+    """
+
+    make: Callable[[Data | None], Block]
 
 
 class Flow:
@@ -64,7 +91,7 @@ class Flow:
         """
         raise NotImplementedError
 
-    def next(self) -> Block | None:
+    def next(self) -> Block | Deferred | None:
         """The next batch; None behind the last. Behind an error it goes on with what follows."""
         raise NotImplementedError
 
@@ -81,12 +108,26 @@ class SequentialNode(PipelineNode):
 
     #: batches of this size; None for the size of what is before
     batch_size: int | None = None
+    #: of a source: what becomes of the rows that fill no batch
+    remainder: Remainder | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether a source can be read from its beginning one time only."""
+        return False
+
+    #: whether its batches are arrays that nobody writes to afterwards, see `BatchSource.fresh`
+    fresh: bool = False
     #: whether rows that do not come out are counted as "dropped"
     drops: bool = False
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         size = self.batch_size or inputs[0].batch_size
         return dataclasses.replace(inputs[0], rows=UNKNOWN, batch_size=size)
+
+    def given(self, opened: Callable[[int, Any], Feed], epoch: int, at: Any) -> Given:
+        """What the flow reads: `opened` gives what is before in an epoch, from a place on."""
+        return opened(epoch, at)
 
     def rows(self, block: Block) -> Rows:
         """What comes of a block, on its own; in any thread."""

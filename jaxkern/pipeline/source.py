@@ -59,12 +59,24 @@ class BatchSource:
         """
         return None
 
+    def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
+        """`row_arrays` of a source whose rows lie in several arrays, one behind the other."""
+        arrays = self.row_arrays()
+        return None if arrays is None else [arrays]
+
+    def rows_of(self, records: np.ndarray) -> np.ndarray:
+        """The rows int64 [N] of `row_parts` and `encoded_images` that these records are."""
+        return records
+
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """Field -> where its images lie, which `gather` decodes; `row_arrays` has the other fields.
 
         Native threads then decode what a Compose needs of them, without Python.
         """
         return {}
+
+    def note_masked(self, records: np.ndarray) -> None:
+        """Told of the records int64 [N] of a batch that native threads could not decode."""
 
     def remarks(self) -> Sequence[str]:
         """What `Pipeline.explain` says of how the records are read; it may take a while."""
@@ -190,32 +202,8 @@ class RecordSource(BatchSource):
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The stacked records."""
-        rows: list[Data] = []
-        for record in records.tolist():
-            rows.append(self._record(record))
-            if rows[-1].keys() != rows[0].keys():
-                raise ValueError(
-                    f"record {record} has the fields {sorted(rows[-1])} and record {records[0]} "
-                    f"{sorted(rows[0])}; wanted the same in every record"
-                )
-        result: Data = {}
-        for name in rows[0]:
-            values = [row[name] for row in rows]
-            for record, value in zip(records.tolist(), values, strict=True):
-                if value.shape != values[0].shape:
-                    raise ValueError(
-                        f"record {record} of {self!r} has {name!r} of shape {value.shape} and "
-                        f"record {records[0]} of shape {values[0].shape}; wanted one shape: resize "
-                        "in the source, or use jaxkern.pipeline.ImageFolder for images of any size"
-                    )
-            place = None if out is None else out.get(name)
-            dtype = np.result_type(*values)
-            if _fits(place, values[0].shape, dtype):
-                np.stack(values, out=place, casting="same_kind")
-                result[name] = place
-            else:  # as it is, whatever the first batch looked like
-                result[name] = canonical(np.stack(values))
-        return result
+        rows = [self._record(record) for record in records.tolist()]
+        return stacked(rows, records.tolist(), repr(self), out)
 
     def _record(self, record: int) -> Data:
         try:
@@ -223,15 +211,55 @@ class RecordSource(BatchSource):
         except BaseException as error:
             note(error, "while reading record {} of {!r}", record, self)
             raise
-        if not isinstance(fields, Mapping) or not fields:
-            raise TypeError(
-                f"record {record} of {self!r} is {fields!r:.80}; wanted a dict of arrays, such as "
-                "{'image': ..., 'label': ...}"
+        return record_arrays(fields, record, repr(self))
+
+
+def record_arrays(fields: Any, record: int, who: str) -> Data:
+    """A record as a dict of arrays; raises TypeError where it is none."""
+    if not isinstance(fields, Mapping) or not fields:
+        raise TypeError(
+            f"record {record} of {who} is {fields!r:.80}; wanted a dict of arrays, such as "
+            "{'image': ..., 'label': ...}"
+        )
+    arrays = {str(name): np.asarray(value) for name, value in fields.items()}
+    for name, array in arrays.items():
+        check_numeric(array, f"{name!r} of record {record}")
+    return arrays
+
+
+def stacked(
+    rows: Sequence[Data], records: Sequence[int], who: str, out: Data | None = None
+) -> Data:
+    """The batch of these records, written to `out` where that fits.
+
+    Args:
+      rows: at least one.
+      records: their numbers, for messages; of `who`.
+    """
+    for record, fields in zip(records, rows, strict=True):
+        if fields.keys() != rows[0].keys():
+            raise ValueError(
+                f"record {record} has the fields {sorted(fields)} and record {records[0]} "
+                f"{sorted(rows[0])}; wanted the same in every record"
             )
-        arrays = {str(name): np.asarray(value) for name, value in fields.items()}
-        for name, array in arrays.items():
-            check_numeric(array, f"{name!r} of record {record}")
-        return arrays
+    result: Data = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        for record, value in zip(records, values, strict=True):
+            if value.shape != values[0].shape:
+                raise ValueError(
+                    f"record {record} of {who} has {name!r} of shape {value.shape} and "
+                    f"record {records[0]} of shape {values[0].shape}; wanted one shape: resize "
+                    "in the source, or use jaxkern.pipeline.ImageFolder for images of any size"
+                )
+        place = None if out is None else out.get(name)
+        dtype = np.result_type(*values)
+        if _fits(place, values[0].shape, dtype):
+            np.stack(values, out=place, casting="same_kind")
+            result[name] = place
+        else:  # as it is, whatever the first batch looked like
+            result[name] = canonical(np.stack(values))
+    return result
 
 
 def _fits(place: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:

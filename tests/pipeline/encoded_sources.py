@@ -74,7 +74,9 @@ class EncodedRecords(BatchSource):
         # One length of the buffer, so that the program for it is compiled once.
         data = {
             "image": Ragged.from_list(
-                pixels, max_height=height, max_width=width,
+                pixels,
+                max_height=height,
+                max_width=width,
                 buffer_size=len(pixels) * height * width * self.images.channels,
             ),
             "label": records.astype(np.int32) % 7,

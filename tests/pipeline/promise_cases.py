@@ -8,16 +8,29 @@ Its batches have an integer field "id" [N] that names each row; nothing else is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
 from batches import arrays
+from written import encoded, savez, write_array_record, write_arrow, write_tar, write_tfrecord
 
 import jaxkern as jk
-from jaxkern.pipeline import HDF5Source, ImageFolder, Subset, pack
+from jaxkern.pipeline import (
+    Filter,
+    FlatMap,
+    HDF5Source,
+    ImageFolder,
+    Pack,
+    Rebatch,
+    Subset,
+    TokenSource,
+    Window,
+    pack,
+)
 from jaxkern.pipeline.packed_files import PackedFile
 
 RECORDS = 23
@@ -35,12 +48,14 @@ class Case:
       ids: the "id" of every row of an epoch, over all shards; in any order, with repetitions.
       breaks: like `build`, but the record with id BAD cannot be read; None where that cannot be.
       jitted: whether it runs JAX programs.
+      forks: whether a forked child can read it: ArrayRecord's library cannot.
     """
 
     build: Callable[[Path], Factory]
     ids: tuple[int, ...] = tuple(range(RECORDS))
     breaks: Callable[[Path], Factory] | None = None
     jitted: bool = False
+    forks: bool = True
 
 
 def fields() -> dict[str, np.ndarray]:
@@ -138,7 +153,134 @@ def _packed_photos(folder: Path, broken: bool = False, **how: Any) -> Factory:
     return lambda **options: jk.from_source(source, **options) >> _with_id
 
 
+def _encoded(broken: bool) -> list[bytes]:
+    """Photographs of different sizes, of which that of BAD may be cut short."""
+    found = [
+        encoded(np.repeat(image[: 3 + number % 4], 4, 0), "jpeg")
+        for number, image in enumerate(fields()["image"])
+    ]
+    if broken:
+        found[BAD] = found[BAD][:-200]
+    return found
+
+
+def _tar(folder: Path, broken: bool = False) -> Factory:
+    samples = [
+        (f"{number:04}", {"jpg": data, "cls": b"%d" % (number % 5), "id": b"%d" % number})
+        for number, data in enumerate(_encoded(broken))
+    ]
+    for shard in range(3):
+        write_tar(folder / f"train-{shard:03}.tar", samples[8 * shard : 8 * shard + 8])
+    return of_source(folder / "train-{000..002}.tar")
+
+
+def _table(broken: bool) -> Any:
+    import pyarrow as pa
+
+    images = [{"bytes": data, "path": None} for data in _encoded(broken)]
+    pairs = [[number, -number] for number in range(RECORDS)]
+    return pa.table({"id": fields()["id"], "pair": pairs, "image": images})
+
+
+def _arrow(folder: Path, broken: bool = False) -> Factory:
+    write_arrow(folder / "a.arrow", _table(broken)[:10], 4)
+    write_arrow(folder / "b.arrow", _table(broken)[10:], stream=True)
+    return of_source(folder / "*.arrow")
+
+
+def _parquet(folder: Path) -> Factory:
+    import pyarrow.parquet
+
+    table = _table(False).drop_columns("image")
+    pyarrow.parquet.write_table(table, folder / "x.parquet", row_group_size=7)
+    return of_source(folder / "x.parquet")
+
+
+def _zarr(folder: Path, chunk: int, broken: bool = False) -> Factory:
+    import zarr
+
+    group = zarr.create_group(folder / "x.zarr")
+    for name, array in fields().items():
+        group.create_array(name, data=array, chunks=(chunk, *array.shape[1:]))
+    if broken:
+        (folder / "x.zarr" / "image" / "c" / f"{BAD}" / "0" / "0" / "0").write_bytes(b"no chunk")
+    return of_source(folder / "x.zarr")
+
+
+def _array_record(folder: Path, broken: bool = False) -> Factory:
+    records = [savez(id=number, x=np.full(3, number)) for number in range(RECORDS)]
+    if broken:
+        records[BAD] = records[BAD][:50]
+    write_array_record(folder / "x.array_record-00000-of-00002", records[:9])
+    write_array_record(folder / "x.array_record-00001-of-00002", records[9:])
+    return of_source(folder / "x.array_record-*-of-00002")
+
+
+def _tfrecord(folder: Path, broken: bool = False) -> Factory:
+    records = [
+        {"id": number, "x": [float(number), 0.5], "image": data}
+        for number, data in enumerate(_encoded(broken))
+    ]
+    write_tfrecord(folder / "x.tfrecord", records)
+    return of_source(folder / "x.tfrecord")
+
+
+def _stream(folder: Path) -> Factory:
+    """A generator's records, shuffled in a buffer."""
+    del folder
+    records = _Records()
+
+    def read() -> Iterator[dict[str, Any]]:
+        yield from (records[number] for number in range(RECORDS))
+
+    def make(shuffle: bool = False, **options: Any) -> jk.Pipeline:
+        return jk.from_stream(read, shuffle_buffer=9 * shuffle, **options)
+
+    return make
+
+
+def _filtered(folder: Path) -> Factory:
+    del folder
+    keep = Filter(lambda record: record["id"] % 4 != 1)
+    return lambda **options: jk.from_source(fields(), **options) >> keep
+
+
+def _flat(folder: Path) -> Factory:
+    """As many records of each one as its number has of ones in base 2."""
+    del folder
+    flat = FlatMap(lambda record: [record] * int(record["id"]).bit_count())
+    return lambda **options: jk.from_source(fields(), **options) >> Rebatch(3) >> flat >> Rebatch(4)
+
+
+def _windows(folder: Path) -> Factory:
+    """Windows over the sequence in each record; those over records differ between shards."""
+    del folder
+    images = Window(3, fields=("image",), axis="sequence")
+    return lambda **options: jk.from_source(fields(), **options) >> images
+
+
+def _tokens(folder: Path, *nodes: Any) -> Factory:
+    """Documents of 4 to 7 tokens that are their id, of which a row of 7 has one."""
+    lengths = 4 + np.arange(RECORDS) % 4
+    np.save(folder / "tokens.npy", np.repeat(np.arange(RECORDS, dtype=np.uint16), lengths))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    source = TokenSource(folder / "tokens.npy", folder / "offsets.npy")
+
+    def make(**options: Any) -> Any:
+        pipe = jk.from_source(source, **options)
+        for node in nodes:
+            pipe = pipe >> node
+        return pipe >> (lambda batch: {**batch, "id": batch["tokens"][:, 0]})
+
+    return make
+
+
 CASES: dict[str, Case] = {
+    "token source": Case(_tokens),
+    "tokens packed": Case(lambda folder: _tokens(folder, Pack(7, max_open_bins=2))),
+    "tokens packed behind a function": Case(
+        lambda folder: _tokens(folder, dict.copy, Pack(7, method="best-fit", max_open_bins=3))
+    ),
     "arrays": Case(lambda folder: of_source(fields())),
     "npy": Case(_npy),
     "hdf5": Case(_hdf5),
@@ -157,5 +299,20 @@ CASES: dict[str, Case] = {
         lambda folder: _packed_photos(folder, format="jpeg", shards=3),
         breaks=lambda folder: _packed_photos(folder, True, format="jpeg"),
     ),
+    "stream": Case(_stream),
+    "filter": Case(_filtered, ids=tuple(i for i in range(RECORDS) if i % 4 != 1)),
+    "flat map": Case(_flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count()))),
+    "windows": Case(_windows, ids=tuple(i for i in range(RECORDS) for _ in range(2))),
     "augmented natively": Case(_augmented, jitted=True),
+    "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
 }
+if sys.version_info < (3, 14):  # where the test extra installs their libraries
+    CASES |= {
+        "zarr": Case(lambda folder: _zarr(folder, 4), breaks=lambda folder: _zarr(folder, 1, True)),
+        "arrow": Case(_arrow, breaks=lambda folder: _arrow(folder, True)),
+        "parquet": Case(_parquet),
+        "array record": Case(
+            _array_record, breaks=lambda folder: _array_record(folder, True), forks=False
+        ),
+        "tfrecord": Case(_tfrecord, breaks=lambda folder: _tfrecord(folder, True)),
+    }

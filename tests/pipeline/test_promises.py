@@ -39,9 +39,18 @@ def make(case, tmp_path_factory):
 def wanted(make):
     """Two epochs without workers."""
     pipe = make(num_workers=0)
-    assert len(pipe) == len(list(pipe))
+    check_length(pipe, list(pipe))
     pipe.epoch = 0
     return [epoch_of(pipe), epoch_of(pipe)]
+
+
+def check_length(pipe, batches):
+    """The length is that of an epoch, where there is one."""
+    if pipe._plan.stream.known:
+        assert len(pipe) == len(batches)
+    else:
+        with pytest.raises(TypeError, match="no length"):
+            len(pipe)
 
 
 def ids_of(batches):
@@ -59,7 +68,7 @@ def test_exact_epochs_and_no_lost_tail(case, make, shards):
         for index in range(shards):
             pipe = make(num_workers=1, shard=(index, shards), **options)
             batches = epoch_of(pipe)
-            assert len(batches) == len(pipe)
+            check_length(pipe, batches)
             sizes = [len(batch["id"]) for batch in batches]
             assert set(sizes[:-1] if remainder == "partial" else sizes) <= {4}
             parts.append(ids_of(batches))
@@ -68,7 +77,8 @@ def test_exact_epochs_and_no_lost_tail(case, make, shards):
             assert found == wanted
         else:
             assert found <= wanted
-            assert len({len(part) for part in parts}) == 1
+            # How many records of a shard a filter keeps, for instance, is the shard's affair.
+            assert len({len(part) for part in parts}) == 1 or not pipe._plan.stream.known
             assert wanted.total() - found.total() < 4 * shards
 
 
@@ -215,6 +225,12 @@ if child == 0:
                 print(name, repr(error))
         if CASES[name].jitted:  # no child of a process that ran JAX programs can run one
             continue
+        if not CASES[name].forks:
+            try:
+                next(iter(pipe))
+                print(name, "can be read")
+            except RuntimeError:
+                continue
         pipe.epoch = 0
         own = iter(pipe)
         if [next(own)["id"].tolist() for _ in range(2)] != first:
@@ -223,7 +239,8 @@ if child == 0:
     os._exit(0)
 print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 for name, pipe, iterator, first in running:
-    if len(list(iterator)) != len(pipe) - 2:
+    pipe.epoch = 0
+    if len(list(iterator)) != len(list(pipe)) - 2:
         print(name, "the parent lost batches")
 """
 

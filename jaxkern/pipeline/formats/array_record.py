@@ -25,6 +25,8 @@ class ArrayRecordSource(BatchSource):
       decode: from the bytes of a record to a dict of arrays, of the same shapes in every record;
         called in worker threads. By default archives of `numpy.savez`, whose arrays are the fields.
 
+    A forked child cannot read them: a RuntimeError there says so.
+
     Raises: ImportError without array_record; FileNotFoundError; ValueError that names the file for
       one that is damaged or cut short.
     """
@@ -39,9 +41,8 @@ class ArrayRecordSource(BatchSource):
         self._decode = _savez if decode is None else decode
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
-        self._process = os.getpid()
         self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
-        self._records = RecordSource(_Records(self))
+        self._records = RecordSource(ArrayRecordFiles(self))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -77,8 +78,7 @@ class ArrayRecordSource(BatchSource):
 
     def _reader(self, number: int) -> Any:
         with self._lock:
-            if self._process != os.getpid():  # a fork has none of the threads that they read with
-                self._readers, self._process = {}, os.getpid()
+            _check_process()
             if number not in self._readers:
                 module = extra("array_record.python.array_record_module", "arrayrecord")
                 try:
@@ -94,7 +94,21 @@ class ArrayRecordSource(BatchSource):
             return self._readers[number]
 
 
-class _Records:
+_used_in: list[int] = []  # the process, once the library has threads there
+
+
+def _check_process() -> None:
+    # In a forked child the library ends the process: its threads are gone.
+    if not _used_in:
+        _used_in.append(os.getpid())
+    if _used_in[0] != os.getpid():
+        raise RuntimeError(
+            "ArrayRecord files were read before the process forked, and the child of a fork cannot "
+            "read any: start it by multiprocessing's 'spawn' or 'forkserver'"
+        )
+
+
+class ArrayRecordFiles:
     """The decoded records of a source, one by one."""
 
     def __init__(self, source: ArrayRecordSource) -> None:

@@ -34,10 +34,10 @@ class HuggingFaceSource(ColumnSource):
 
     Args:
       dataset: with a length: one split, no `DatasetDict` and no `IterableDataset`.
-      columns, decode, images: as for `ArrowSource`.
+      columns, decoders, images: as for `ArrowSource`.
 
     Attributes:
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: ImportError without datasets; TypeError for what is no such data set, one with a
       transform, and columns that are neither numbers nor images; ValueError for missing values.
@@ -47,7 +47,7 @@ class HuggingFaceSource(ColumnSource):
         self,
         dataset: Any,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         _check(dataset)
@@ -63,7 +63,7 @@ class HuggingFaceSource(ColumnSource):
         ]
         where = "the data set"
         table = dataset.data.table
-        found = columns_of([(where, table, None)], names, decode or {}, masks(images), of_images)
+        found = columns_of([(where, table, None)], names, decoders or {}, masks(images), of_images)
         if dataset._indices is not None:
             rows = dataset._indices.table.column(0).to_numpy().astype(np.int64)
             if len(rows) and rows.max() >= table.num_rows:
@@ -104,6 +104,6 @@ def _picked(column: Column, rows: np.ndarray) -> Column:
     if isinstance(column, Bytes):
         return Bytes(column.blobs, column.place[rows], column.decode, column.in_files)
     if isinstance(column, Chunks):
-        return column.picked(rows)
+        return column.take(rows)
     picked: np.ndarray = column[rows]
     return picked

@@ -43,13 +43,13 @@ class WebDatasetSource(ColumnSource):
       fields: which, and their names: field -> ending, or several of which a sample has one,
         ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default those of the
         first sample, as above.
-      decode: ending -> function from bytes to a number, an array or a dict of those, the same
+      decoders: ending -> function from bytes to a number, an array or a dict of those, the same
         shapes in every sample; for other endings, and before what is said above.
-      images: `channels` and `on_bad_record` of images, as for `ImageFolder`.
+      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
       files: the shards.
-      bad_records: record -> error of each whose image did not decode, where they are masked.
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
 
     Raises: FileNotFoundError; ValueError that names the shard for one that is compressed, damaged
       or cut short, and for a sample without one of the fields; TypeError for endings that nothing
@@ -60,27 +60,26 @@ class WebDatasetSource(ColumnSource):
         self,
         paths: Paths,
         fields: Mapping[str, str] | Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         self.files = files_of(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
         wanted = _wanted(fields, index.samples)
-        decoders = {**_DECODERS, **(decode or {})}
+        given = decoders or {}
+        known = {**_DECODERS, **given}
         columns: dict[str, Column] = {}
         for name, endings in wanted.items():
             place = index.places(name, endings)
-            if all(
-                ending in _IMAGES and ending not in (decode or {}) for ending in map(_last, endings)
-            ):
+            if all(ending in _IMAGES and ending not in given for ending in map(_last, endings)):
                 columns[name] = Bytes(index.blobs, place)
                 continue
             ending = endings[0]
-            function = decoders.get(ending) or decoders.get(_last(ending))
+            function = known.get(ending) or known.get(_last(ending))
             if function is None:
                 raise TypeError(
                     f"nothing decodes the members {'.' + ending!r} of {self.files[0]}; wanted "
-                    f"decode={{{ending!r}: a function of bytes}}, or fields={{...}} without them"
+                    f"decoders={{{ending!r}: a function of bytes}}, or fields={{...}} without them"
                 )
             column = Bytes(index.blobs, place, function)
             columns[name] = index.numbers(column, name) if function is _whole else column
@@ -88,7 +87,7 @@ class WebDatasetSource(ColumnSource):
 
     def __repr__(self) -> str:
         shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._columns)}; {shards}, {len(self)} samples)"
+        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
 
 
 class _Index:
@@ -131,7 +130,7 @@ class _Index:
         values = np.empty(len(column), np.int64)
         for record in range(len(column)):
             try:
-                values[record] = _whole(column.at(record).tobytes())
+                values[record] = _whole(column.at(record))
             except (ValueError, OverflowError) as error:
                 note(error, "while reading {!r} of {}", name, self.name_of(record))
                 raise
@@ -217,7 +216,7 @@ def _number(data: bytes) -> int | float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"{text[:80]!r} is no number; wanted decode={{'txt': a function of bytes}}, or "
+            f"{text[:80]!r} is no number; wanted decoders={{'txt': a function of bytes}}, or "
             "fields={...} without it"
         ) from None
 

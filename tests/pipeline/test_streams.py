@@ -1,0 +1,404 @@
+"""Streams: would catch records that a shuffle buffer loses or doubles, resumes that read the wrong
+records again, errors of the iterable that end the epoch early or come twice, iterators that are
+read in a second epoch without a word, and generators that stay open."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from itertools import count
+
+import jax
+import numpy as np
+import pytest
+from batches import assert_same, epoch_of
+
+import jaxkern as jk
+from jaxkern.pipeline import Filter, Rebatch
+
+RECORDS = 43
+
+
+def record(number):
+    return {"id": np.int32(number), "x": np.full(3, number / 7, np.float32)}
+
+
+def numbers():
+    yield from (record(n) for n in range(RECORDS))
+
+
+class Grains:
+    """A stream as Grain makes them: the iterator has the state."""
+
+    reads = 0
+
+    def __iter__(self):
+        return GrainIterator()
+
+
+class GrainIterator:
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position >= RECORDS:
+            raise StopIteration
+        Grains.reads += 1
+        self.position += 1
+        return record(self.position - 1)
+
+    def get_state(self):
+        return json.dumps({"position": self.position}).encode()
+
+    def set_state(self, state):
+        self.position = json.loads(state)["position"]
+
+
+class Faces:
+    """A stream as Hugging Face makes them: the iterable has the state of its last iteration."""
+
+    def __init__(self):
+        self.start, self.state, self.epochs = 0, {"n": 0}, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.start = state["n"]
+
+    def __iter__(self):
+        for number in range(self.start, RECORDS):
+            self.state = {"n": number + 1}
+            yield record(number)
+
+
+STREAMS = {"function": lambda: numbers, "grain": Grains, "face": Faces}
+
+
+def make(kind="function", num_workers=0, **options):
+    options = {"batch_size": 4, "seed": 5, **options}
+    return jk.from_stream(STREAMS[kind](), num_workers=num_workers, **options)
+
+
+def noisy(element, key):
+    return element.update_data({"noise": jax.random.key_data(key)})
+
+
+def ids(batches):
+    return [i for batch in batches for i in np.asarray(batch["id"]).tolist()]
+
+
+def test_in_order_without_a_buffer():
+    pipe = make(num_workers=2)
+    for _ in range(2):
+        batches = epoch_of(pipe)
+        assert ids(batches) == list(range(RECORDS))
+        np.testing.assert_array_equal(
+            batches[2]["x"], [[n / np.float32(7)] * 3 for n in range(8, 12)]
+        )
+    with pytest.raises(TypeError, match=r"no length.*'stream'"):
+        len(pipe)
+    assert pipe.element_spec["x"] == jax.ShapeDtypeStruct((4, 3), np.float32)
+    assert "stream" in str(pipe.explain())
+
+
+@pytest.mark.parametrize("buffer", [1, 5, 200])
+def test_the_buffer_shuffles_by_bounded_delays(buffer):
+    pipe = make(shuffle_buffer=buffer, num_workers=2)
+    orders = [ids(pipe) for _ in range(3)]
+    delays = [
+        np.random.Philox(key=np.array([5, e], np.uint64)).random_raw(RECORDS) for e in range(3)
+    ]
+    for order, bits in zip(orders, delays, strict=True):
+        keys = np.arange(RECORDS) + (bits % np.uint64(2 * buffer << 20)) / 2**20
+        assert order == np.argsort(keys, kind="stable").tolist()
+    assert orders[0] != orders[1] != orders[2]
+    assert ids(make(shuffle_buffer=buffer, seed=6)) != orders[0]
+
+
+def test_about_so_many_records_wait():
+    read = []
+
+    def endless():
+        for number in count():
+            read.append(number)
+            yield record(number)
+
+    batches = iter(jk.from_stream(endless, 10, shuffle_buffer=100, num_workers=0))
+    most = 0
+    for taken in range(1, 100):
+        next(batches)
+        most = max(most, len(read) - 10 * taken)
+    assert 80 < most < 140
+    batches.close()
+
+
+@pytest.mark.parametrize("buffer", [0, 6])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_resumes_behind_every_batch(kind, buffer):
+    options = {"shuffle_buffer": buffer, "shard": (1, 2)} if kind == "face" else {}
+    options = {"shuffle_buffer": buffer, **options}
+    epochs = [epoch_of(pipe := make(kind, **options)), epoch_of(pipe)]
+    for workers in (0, 2):
+        pipe, fresh = make(kind, workers, **options), make(kind, 2 - workers, **options)
+        pipe.epoch = 1
+        running = iter(pipe)
+        for number in range(len(epochs[1]) + 1):
+            state = json.dumps(running.get_state())
+            resumed = iter(fresh)
+            resumed.set_state(json.loads(state))
+            assert_same(epoch_of(resumed), epochs[1][number:])
+            if number < len(epochs[1]):
+                next(running)
+
+
+def test_own_states_spare_the_reading():
+    pipe = make("grain", shuffle_buffer=2)
+    batches = iter(pipe)
+    for _ in range(8):
+        next(batches)
+    state = batches.get_state()
+    Grains.reads = 0
+    resumed = iter(make("grain", shuffle_buffer=2))
+    resumed.set_state(state)
+    left = ids(resumed)
+    assert len(left) == RECORDS - 32
+    assert Grains.reads <= len(left) + 2 * 2 + 4 + 4
+    counted = iter(make("grain", shuffle_buffer=2, resume="count"))
+    with pytest.raises(ValueError, match="another pipeline"):
+        counted.set_state(state)
+
+
+def test_epochs_are_told_to_those_who_ask():
+    faces = Faces()
+    pipe = jk.from_stream(faces, 4)
+    list(pipe)
+    list(pipe)
+    assert faces.epochs == [0, 1]
+
+
+def test_shards_take_every_nth_record():
+    found = [ids(make(shard=(index, 3), shuffle_buffer=4)) for index in range(3)]
+    for index, part in enumerate(found):
+        assert sorted(part) == list(range(index, RECORDS, 3))
+
+
+@pytest.mark.parametrize("remainder", ["drop_remainder", "pad_remainder"])
+def test_remainders(remainder):
+    batches = epoch_of(make(num_workers=2, **{remainder: True}))
+    assert {len(batch["id"]) for batch in batches} == {4}
+    if remainder == "drop_remainder":
+        assert ids(batches) == list(range(40))
+    else:
+        assert ids(batches) == [*range(43), 42]
+        assert np.concatenate([batch["mask"] for batch in batches]).tolist() == [True] * 43 + [
+            False
+        ]
+
+
+def test_bits_do_not_depend_on_workers():
+    def build(workers):
+        noise = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy)
+        pipe = make(num_workers=workers, shuffle_buffer=7) >> Filter(lambda r: r["id"] % 3 > 0)
+        return pipe >> (lambda b: {**b, "x": b["x"] + 1}) >> Rebatch(3) >> jk.OperatorNode(noise)
+
+    wanted = epoch_of(build(0))
+    assert sorted(ids(wanted)) == [n for n in range(RECORDS) if n % 3]
+    assert_same(epoch_of(build(3)), wanted)
+    by_record = {i: n for b in wanted for i, n in zip(b["id"].tolist(), b["noise"], strict=True)}
+    keys = jk.random.record_keys(5, 0, np.array(sorted(by_record)))
+    alone = epoch_of(
+        make()
+        >> jk.OperatorNode(jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy))
+    )
+    for batch in alone:
+        for i, noise in zip(batch["id"].tolist(), batch["noise"], strict=True):
+            if i in by_record:
+                np.testing.assert_array_equal(noise, by_record[i])
+    assert len(keys) == len(by_record)
+
+
+def outcomes(batches):
+    found = []
+    while True:
+        try:
+            found.append(np.asarray(next(batches)["id"]).tolist())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(str(error))
+
+
+class Flaky:
+    """Fails twice and goes on."""
+
+    def __init__(self):
+        self.position, self.failed = 0, set()
+
+    def __iter__(self):
+        return self.__class__.Iterator()
+
+    class Iterator:
+        def __init__(self):
+            self.position, self.failed = 0, set()
+
+        def __next__(self):
+            if self.position in (9, 10, 30) and self.position not in self.failed:
+                self.failed.add(self.position)
+                raise OSError(f"at {self.position}")
+            if self.position == 20:
+                self.position += 1
+                return "no record"
+            if self.position >= RECORDS:
+                raise StopIteration
+            self.position += 1
+            return record(self.position - 1)
+
+        def __iter__(self):
+            return self
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_come_once_in_their_place(workers):
+    rows = [n for n in range(RECORDS) if n != 20]
+    wanted = [rows[k : k + 4] for k in range(0, len(rows), 4)]
+    wanted[2:2] = ["at 9", "at 10"]
+    found = outcomes(iter(jk.from_stream(Flaky(), 4, num_workers=workers)))
+    text = next(o for o in found if isinstance(o, str) and "wanted a dict" in o)
+    assert "record 20" in text
+    wanted.insert(7, text)
+    wanted.insert(10, "at 30")
+    assert found == wanted
+    running, fresh = iter(jk.from_stream(Flaky(), 4)), jk.from_stream(Flaky(), 4)
+    for number in range(len(wanted) + 1):
+        resumed = iter(fresh)
+        resumed.set_state(json.loads(json.dumps(running.get_state())))
+        again = 0  # a state is behind the last batch
+        while number > again and isinstance(wanted[number - 1 - again], str):
+            again += 1
+        assert outcomes(resumed) == wanted[number - again :]
+        if number < len(wanted):
+            try:
+                next(running)
+            except Exception as error:
+                assert str(error) == wanted[number]  # noqa: PT017
+
+
+def test_a_generator_that_fails_ends_behind_its_error():
+    def broken():
+        yield from (record(n) for n in range(10))
+        raise ArithmeticError("broke")
+
+    for workers in (0, 2):
+        for buffer in (0, 3):
+            batches = iter(jk.from_stream(broken, 4, shuffle_buffer=buffer, num_workers=workers))
+            found = outcomes(batches)
+            assert found.count("broke") == 1
+            assert sorted(i for o in found if o != "broke" for i in o) == list(range(10))
+
+
+def test_an_iterator_is_read_in_one_epoch():
+    pipe = jk.from_stream(numbers(), 4)
+    with pytest.raises(RuntimeError, match="can be read only once"):
+        _ = pipe.element_spec
+    assert ids(pipe) == list(range(RECORDS))
+    with pytest.raises(RuntimeError, match=r"read only once, and was.*lambda"):
+        list(pipe)
+    again = jk.from_stream(GrainIterator(), 4)  # unless it can be set back
+    assert ids(again) == ids(again) == list(range(RECORDS))
+
+
+def test_records_of_other_shapes_are_an_error_in_place():
+    def ragged():
+        for n in range(12):
+            yield {"id": n, "x": np.zeros(3 if n < 6 else 4)}
+
+    found = outcomes(iter(jk.from_stream(ragged, 3)))
+    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]  # two batches, two shapes
+    found = outcomes(iter(jk.from_stream(ragged, 4)))
+    assert found[0] == [0, 1, 2, 3]
+    assert "record 6" in found[1]
+    assert "wanted one shape" in found[1]
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(TypeError, match="wanted an iterable"):
+        jk.from_stream(3, 4)
+    with pytest.raises(TypeError, match="wanted an iterable"):
+        next(iter(jk.from_stream(lambda: 3, 4)))
+    with pytest.raises(ValueError, match="none can be replayed alone"):
+        make().explain(3)
+    with pytest.raises(ValueError, match="resume"):
+        make(resume="state")
+    with pytest.raises(ValueError, match="shard"):
+        make(shard=(2, 2))
+    with pytest.raises(ValueError, match="shuffle_buffer"):
+        make(shuffle_buffer=-1)
+    state = iter(pipe := make()).get_state()
+    running = iter(pipe)
+    next(running)
+    state = running.get_state()
+    state["place"] |= {"position": 100, "last": [99 << 20, 99]}
+    running.set_state(state)
+    with pytest.raises(ValueError, match="ended after 43 records"):
+        next(running)
+    with pytest.raises(ValueError, match="another pipeline"):
+        iter(make(shuffle_buffer=3)).set_state(state)
+
+
+def test_generators_are_closed_in_their_thread():
+    closed = []
+
+    def watched():
+        me = threading.get_ident()
+        try:
+            for number in count():
+                yield record(number)
+        finally:
+            closed.append(me == threading.get_ident())
+
+    def wait(times):
+        deadline = time.monotonic() + 10
+        while len(closed) < times and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert closed == [True] * times
+
+    pipe = jk.from_stream(watched, 4, num_workers=2)
+    batches = iter(pipe)
+    next(batches)
+    batches.close()
+    wait(1)
+    batches = iter(pipe)
+    next(batches)
+    del batches
+    gc.collect()
+    wait(2)
+    batches = iter(jk.from_stream(watched, 4, num_workers=0))
+    next(batches)
+    batches.close()
+    wait(3)
+
+
+def test_an_interrupted_call_takes_nothing():
+    interrupts = [True]
+
+    def interrupted():
+        for number in range(10):
+            if number == 6 and interrupts.pop():
+                interrupts.append(False)
+                raise KeyboardInterrupt
+            yield record(number)
+
+    batches = iter(jk.from_stream(interrupted, 4, num_workers=0))
+    found = [next(batches)]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert ids(found + list(batches)) == list(range(10))
