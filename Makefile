@@ -16,7 +16,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all test-huggingface test-torchvision faults train-check bench \
+.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision faults train-check bench \
 	bench-all bench-ops bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
@@ -28,6 +28,11 @@ demo: install
 train: EXTRA = train
 train: install
 	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
+
+# Goes on behind the last checkpoint in demo-output/train-tokens.
+train-tokens: EXTRA = train
+train-tokens: install
+	$(BIN)/python examples/train_tokens.py $(TRAINFLAGS)
 
 # A file stays in one process, where its tests share what is compiled.
 test: EXTRA = test
@@ -73,6 +78,7 @@ bench: install
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/packed_files.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 

@@ -81,6 +81,8 @@ STEPS = (
     Step("execution", (_script("execution"),)),
     Step("ring-batches", (_script("ring_batches"),)),
     Step("file-batches", (_script("file_batches"),)),
+    Step("packed-files", (_script("packed_files"),)),
+    Step("token-packing", (_script("token_packing"),)),
     Step("xpcs-kernels", (_script("xpcs_kernels"),)),
     Step("xpcs-fits", (_script("xpcs_fits"),)),
     Step("xpcs-errors", (_script("xpcs_errors"),)),

@@ -20,8 +20,10 @@ namespace {
 
 using Records = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Parameters = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-// (address, rows, bytes from row to row, bytes of a row, Cast, capsule or None)
-using Leaf = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int32_t, nb::object>;
+// (address, rows, bytes from row to row) of an array, whose rows come behind the last one's
+using Part = std::tuple<uintptr_t, int64_t, int64_t>;
+// (at least one array, bytes of a row, Cast, capsule or None)
+using Leaf = std::tuple<std::vector<Part>, int64_t, int32_t, nb::object>;
 
 Producer producer_of(const nb::object& capsule) {
   if (capsule.is_none()) return {};
@@ -36,10 +38,22 @@ Producer producer_of(const nb::object& capsule) {
 void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
           int64_t start, int64_t workers, const nb::object&, bool valid) {
   std::vector<AssemblyLeaf> sources;
-  for (const auto& [address, rows, stride, bytes, cast, capsule] : leaves) {
-    sources.push_back(
-        {{reinterpret_cast<const char*>(address), rows, stride, bytes, static_cast<Cast>(cast)},
-         producer_of(capsule)});
+  for (const auto& [parts, bytes, cast, capsule] : leaves) {
+    Rows rows;
+    rows.bytes = bytes;
+    rows.cast = static_cast<Cast>(cast);
+    for (const auto& [address, count, stride] : parts) {
+      const auto* base = reinterpret_cast<const char*>(address);
+      if (count < 0) throw nb::value_error("an array has a negative number of rows");
+      if (rows.count == 0) {
+        rows.base = base;
+        rows.stride = stride;
+      } else {
+        rows.more.push_back({rows.count, base, stride});
+      }
+      rows.count += count;
+    }
+    sources.push_back({std::move(rows), producer_of(capsule)});
   }
   new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers, valid});
 }

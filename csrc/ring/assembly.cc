@@ -126,6 +126,15 @@ void Assembly::State::check() const {
                                   text(rows.bytes) + " bytes; wanted " +
                                   text(leaves[0].rows.count) + " rows, as array 0");
     }
+    int64_t before = 0;
+    for (const RowBlock& block : rows.more) {
+      if (block.first < before || block.first > rows.count ||
+          (block.base == nullptr && rows.bytes > 0)) {
+        throw std::invalid_argument(name + " has a part that begins at row " + text(block.first) +
+                                    " of " + text(rows.count) + "; wanted ascending parts");
+      }
+      before = block.first;
+    }
     int64_t record = rows.output_bytes(), all = 0;
     if (leaves[i].producer) {
       const JaxkernProducer& abi = leaves[i].producer.abi();

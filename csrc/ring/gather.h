@@ -2,8 +2,10 @@
 #ifndef JAXKERN_RING_GATHER_H_
 #define JAXKERN_RING_GATHER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace jaxkern::ring {
 
@@ -15,6 +17,13 @@ enum class Cast : int32_t {
 };
 constexpr int32_t kCasts = 3;
 
+// Where the rows from `first` on lie.
+struct RowBlock {
+  int64_t first = 0;
+  const char* base = nullptr;
+  int64_t stride = 0;
+};
+
 // The rows of an array; each lies without gaps in memory, at any address.
 struct Rows {
   const char* base = nullptr;
@@ -22,8 +31,16 @@ struct Rows {
   int64_t stride = 0;  // bytes from one row to the next; may be negative
   int64_t bytes = 0;   // of one row
   Cast cast = Cast::kNone;
+  std::vector<RowBlock> more = {};  // further arrays, in the order of their first rows
 
-  const char* at(int64_t row) const { return base + row * stride; }
+  const char* at(int64_t row) const {
+    if (more.empty() || row < more.front().first) return base + row * stride;
+    const auto behind = std::upper_bound(
+        more.begin(), more.end(), row,
+        [](int64_t wanted, const RowBlock& block) { return wanted < block.first; });
+    const RowBlock& block = *(behind - 1);
+    return block.base + (row - block.first) * block.stride;
+  }
   int64_t output_bytes() const { return cast == Cast::kNone ? bytes : bytes / 2; }
 };
 

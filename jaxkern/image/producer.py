@@ -178,6 +178,8 @@ class EncodedProducer(_SeededChain):
         # A header that cannot be understood has no size; its image is an error or zeros.
         size = np.asarray(images.size, np.int32)
         largest = np.maximum(size.max(0, initial=1), 1)
+        #: from numbers of records to the rows of images, where they differ
+        self._rows_of = getattr(images, "rows_of", None)
         self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
         #: what the capsule reads, for who keeps the capsule alone
         self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
@@ -196,7 +198,8 @@ class EncodedProducer(_SeededChain):
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
         """The parameters of these records int64 [N], and the sizes that they were drawn with."""
-        size = np.ascontiguousarray(self._size[records])
+        rows = records if self._rows_of is None else self._rows_of(records)
+        size = np.ascontiguousarray(self._size[rows])
         return [*self._drawn(records, size), size]
 
 
@@ -263,7 +266,8 @@ class _Drawing:
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         given = checked_parameters(aug.transforms, params, count)
-        chain = ChainBuilder(*size, batch.channels, batch.dtype, aug.scale)
+        height, width = size
+        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
         for transform, values in zip(aug.transforms, given, strict=True):
             transform._fold(chain, values)
         return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])

@@ -38,6 +38,9 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.source import ArraySource as ArraySource
 from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.token_packing import Pack as Pack
+from jaxkern.pipeline.token_source import TokenSource as TokenSource
+from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
     "ArrayRecordSource",
@@ -60,10 +63,12 @@ __all__ = [
     "ImageFolder",
     "OperatorNode",
     "Overview",
+    "Pack",
     "PackedSource",
     "ParquetSource",
     "Pipeline",
     "PipelineIterator",
+    "PipelineStats",
     "Prefetcher",
     "Probabilistic",
     "Rebatch",
@@ -71,6 +76,7 @@ __all__ = [
     "Stage",
     "Subset",
     "TFRecordSource",
+    "TokenSource",
     "WebDatasetSource",
     "Window",
     "ZarrSource",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ class EncodedImages:
       codec: "jpeg"; or "raw": uint8 [height, width, channels] as it is.
       channels: of the decoded image: 1, 3 or 4.
       max_pixels: height * width that no image may exceed.
+      rows_of: from numbers of records to rows of `place` and `size`, where they differ.
       scaled: whether JPEG may be decoded at 1/2, 1/4 or 1/8 where the Compose shrinks it by at least
         as much, which is faster and changes values.
     """
@@ -35,3 +37,4 @@ class EncodedImages:
     channels: int = 3
     max_pixels: int = 178_956_970
     scaled: bool = False
+    rows_of: Callable[[np.ndarray], np.ndarray] | None = None

@@ -8,6 +8,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import jax
@@ -16,11 +17,12 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.arrangement import Shard
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
-from jaxkern.pipeline.nodes import EpochOrder, Merge, SourceNode
+from jaxkern.pipeline.nodes import Merge, SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
@@ -30,6 +32,8 @@ _PLACES = 1 << 16  # kept of sequential nodes: more than batches are on their wa
 
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
+
+_ROWS = 4096  # whose records are found together: a call costs as much as some hundred of them
 
 
 class PipelinePlan:
@@ -191,6 +195,8 @@ class Epoch:
       start: the first batch.
       place: where the last sequential node goes on; None at the beginning.
       threads, ahead: for what stands before sequential nodes.
+      end: the vertex whose batches are asked for; None for the last.
+      shard: another one than the plan's.
     """
 
     def __init__(
@@ -201,6 +207,9 @@ class Epoch:
         place: dict[str, Any] | None = None,
         threads: int = 0,
         ahead: int = 1,
+        *,
+        end: Vertex | None = None,
+        shard: Shard | None = None,
     ) -> None:
         self.plan = plan
         self.number = number
@@ -210,21 +219,17 @@ class Epoch:
         self._flows = Flows(self, number, threads, ahead)
         self._places: dict[int, dict[str, Any] | None] = {start: place}
         self._opened = False
-        key = epoch_key(plan.stream.seed, number)
+        #: the batch that is pulled next
+        self.next = start
+        self._shard = shard
+        key = epoch_key(plan.streams[end or plan.output].seed, number)
         #: uint32 [2], the data of the key that the records' keys are folded from
         self.key = np.asarray(jax.random.key_data(key))
-        self._orders: dict[tuple[Any, ...], EpochOrder] = {}
-        self._lock = threading.Lock()
+        self._streams: dict[Vertex, Stream] = {}
+        self._blocks = Shared(keep=16)
         self._shared = Shared(keep=16)
+        self._others = Shared(keep=16)
         self._local = threading.local()
-
-    def order(self, stream: Stream) -> EpochOrder:
-        """Which record is at which row."""
-        key = (stream.records, stream.shard, stream.seed, stream.shuffle)
-        with self._lock:
-            if key not in self._orders:
-                self._orders[key] = EpochOrder(stream, self.number)
-            return self._orders[key]
 
     def name_of(self, vertex: Vertex) -> str:
         """A vertex's name."""
@@ -232,11 +237,32 @@ class Epoch:
 
     def stream_of(self, vertex: Vertex) -> Stream:
         """The stream behind a vertex."""
-        return self.plan.streams[vertex]
+        if self._shard is None:
+            return self.plan.streams[vertex]
+        if vertex not in self._streams:
+            self._streams[vertex] = self.plan.streams[vertex].of(self._shard)
+        return self._streams[vertex]
+
+    def at(self, vertex: Vertex, shard: Shard, number: int) -> Epoch:
+        """An epoch of what stands before a vertex, perhaps another one and of another shard."""
+        found: Epoch = self._others.get(
+            (vertex, shard, number), lambda: Epoch(self.plan, number, end=vertex, shard=shard)
+        )
+        return found
 
     def records(self, stream: Stream, rows: range) -> np.ndarray:
-        """The records int64 [N] of rows."""
-        return self.order(stream).records(rows)
+        """The records int64 [N] of rows; those past the end repeat the last."""
+        parts = []
+        for block in range(rows.start // _ROWS, (rows.stop - 1) // _ROWS + 1):
+            first = block * _ROWS
+            key = stream.order, stream.shard, stream.real_rows, block
+            found = self._blocks.get(key, lambda first=first: self._records(stream, first))
+            parts.append(found[max(rows.start - first, 0) : rows.stop - first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _records(self, stream: Stream, first: int) -> np.ndarray:
+        shard, rows = stream.read_rows(range(first, first + _ROWS))
+        return stream.order.records(shard, self.number, rows)
 
     def pull(self, batch: int) -> bool:
         """Has the sequential node give this batch, for `unit`; False where the epoch has ended.
@@ -252,6 +278,7 @@ class Epoch:
         if self._flows.pull(cut, batch):
             self._places[batch + 1] = self._flows.place(cut)
             self._places.pop(batch - _PLACES, None)
+            self.next = batch + 1
             return True
         self._places[batch] = self._flows.place(cut)  # with what was counted up to the end
         self.batches = batch
@@ -269,6 +296,11 @@ class Epoch:
         """What a sequential vertex reads, from a place on."""
         return self._flows.feed(vertex, self.number, at)
 
+    def resize(self, threads: int) -> None:
+        """Goes on with so many threads before sequential nodes."""
+        self._threads, self._ahead = threads, max(self._ahead, threads + 2)
+        self._flows.resize(threads, self._ahead)
+
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""
         self._flows.close()
@@ -280,6 +312,8 @@ class Epoch:
                 source, *others = self.plan.frontier
                 if out is not None and isinstance(source.node, SourceNode):
                     blocks = [source.node.read(self, source, batch, out)]
+                elif out is not None:
+                    blocks = [self.block(source, batch, out)]
                 else:
                     blocks = [self.block(vertex, batch) for vertex in self.plan.frontier]
         except BaseException as error:
@@ -289,7 +323,9 @@ class Epoch:
                 raise RuntimeError(f"{described(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
-        fresh = isinstance(source.node, SourceNode) and source.node.source.fresh
+        node = source.node
+        fresh = node.source.fresh if isinstance(node, SourceNode) else False
+        fresh = node.fresh if isinstance(node, SequentialNode) else fresh
         unit = BatchUnit(
             joint,
             halves(blocks[0].records),
@@ -312,17 +348,17 @@ class Epoch:
                 return int((~np.asarray(valid, bool) & real).sum())
         return 0  # a function has dropped the field
 
-    def together(self) -> _Together:
+    def together(self) -> AbstractContextManager[None]:
         """Blocks that are made within, by this thread, are made once: branches have the same."""
         return _Together(self._local)
 
-    def block(self, vertex: Vertex, batch: int) -> Block:
-        """One batch at a vertex."""
+    def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        """One batch at a vertex; of a sequential one perhaps in the arrays `out`."""
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
                 if isinstance(vertex.node, SequentialNode):
-                    found = self._flows.take(vertex, batch)
+                    found = self._flows.take(vertex, batch, out)
                 elif vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:

@@ -13,6 +13,7 @@ from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,9 @@ class Overview:
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
-        threads", "host program" for JAX on the CPU in worker threads, or "device program"; without
-        workers "iterating thread" in the place of the first two.
+        threads" ("in order" where its batches depend on those before), "host program" for JAX on
+        the CPU in worker threads, or "device program"; without workers "iterating thread" in the
+        place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
       remarks: of the sources, on how they read their records.
@@ -102,17 +104,29 @@ def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) 
         if isinstance(vertex.node, SourceNode):
             remarks += vertex.node.source.remarks()
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
+        if isinstance(vertex.node, SequentialNode):
+            where = f"{threads}, in order"
         nodes.append((plan.names[vertex], vertex.node.describe(), where))
     return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
 
 
 def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
-    """Replays the batches that hold a record, as an iteration would make them."""
-    stream = plan.stream
+    """Replays the batches that hold a record, as an iteration would make them.
+
+    Up to the first node that reads in order: in which batch behind it a record comes, if any, only
+    those before tell.
+    """
+    vertices = [vertex for vertex in plan.vertices if plan.streams[vertex].known]
+    if not vertices:
+        raise ValueError(
+            f"the records of {plan.vertices[0].node.describe()} come one after the other, and none "
+            "can be replayed alone; iterate"
+        )
+    stream = plan.stream if plan.cut is None else plan.streams[vertices[0]]
     if not 0 <= record < stream.records:
         raise ValueError(f"record {record} of {stream.records}; wanted 0 to {stream.records - 1}")
     run = Epoch(plan, epoch)
-    shard, place = run.order(stream).row_of(record)
+    shard, place = stream.order.row_of(stream.shard[1], epoch, record) or (stream.shard[0], -1)
     if shard != stream.shard[0]:
         raise ValueError(
             f"record {record} belongs to shard {shard} in epoch {epoch}, and this is shard "
@@ -125,7 +139,7 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
         )
     stages = []
     with run.together():
-        for vertex in plan.vertices:
+        for vertex in vertices:
             batch, at = divmod(place, plan.streams[vertex].batch_size)
             found: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
             fields = jax.tree.map(np.array, found)  # the nodes behind may work in place

@@ -10,7 +10,8 @@ from jaxkern.core.failures import is_interrupt, note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.graph import Batches, Block, Vertex
-from jaxkern.pipeline.sequential import Flow, FlowStart, Given, Rows, SequentialNode
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Given, Rows, SequentialNode
 
 
 class Flows:
@@ -28,7 +29,7 @@ class Flows:
         self._flows: dict[Vertex, Flow] = {}
         self._given: list[Given] = []
         self._others: list[Batches] = []
-        self._pulled: dict[tuple[Vertex, int], Block | BaseException] = {}
+        self._pulled: dict[tuple[Vertex, int], Block | Deferred | BaseException] = {}
         self._lock = threading.Lock()
         self.closed = False
 
@@ -80,16 +81,22 @@ class Flows:
         self._pulled[vertex, index] = block
         return True
 
-    def take(self, vertex: Vertex, index: int) -> Block:
-        """What was pulled; raises the error in its place."""
+    def take(self, vertex: Vertex, index: int, out: Data | None = None) -> Block:
+        """What was pulled, perhaps in the arrays `out`; raises the error in its place."""
         found = self._pulled.pop((vertex, index))
         if isinstance(found, BaseException):
             raise found
-        return found
+        return found.make(out) if isinstance(found, Deferred) else found
 
     def place(self, vertex: Vertex) -> dict[str, Any]:
         """Behind what was pulled last."""
         return self._flows[vertex].place
+
+    def resize(self, threads: int, ahead: int) -> None:
+        """Goes on with so many threads before each node."""
+        self._threads, self._ahead = threads, ahead
+        for given in self._given:
+            given.resize(threads, ahead)
 
     def close(self) -> None:
         """Ends all threads; idempotent."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.rows import Data
@@ -43,12 +44,16 @@ class Stream:
     """The batches of an epoch at some node; the rows of batch k are those from k * batch_size.
 
     Attributes:
-      records: in the source, over all shards.
+      records: that there are, over all shards.
       rows: of this shard in an epoch, with padding and without what is dropped; `UNKNOWN` where
         only the end of the epoch tells.
       batch_size: rows of a batch; the last has fewer where remainder is "partial".
       remainder: what becomes of the rows that fill no batch.
-      seed, shuffle, shard: of the source; they decide which record a row is.
+      seed: of what is drawn for records.
+      shuffle: of the source.
+      shard: (index, count).
+      order: which record a row is.
+      real_rows: of this shard without padding, before anything is dropped.
       cut: the last node before here whose batches depend on all before them; None where there is
         none, and every batch can be made by its index.
     """
@@ -59,8 +64,40 @@ class Stream:
     remainder: Remainder
     seed: int
     shuffle: bool
-    shard: tuple[int, int]
+    shard: Shard
+    order: Order
+    real_rows: int
     cut: Vertex | None = None
+
+    @classmethod
+    def over(
+        cls,
+        order: Order,
+        batch_size: int,
+        remainder: Remainder,
+        seed: int,
+        shuffle: bool,
+        shard: Shard,
+    ) -> Stream:
+        """All rows of a shard, in batches; of equally many rows in all shards if not "partial"."""
+        real = order.rows_in(shard)
+        rows = real
+        if remainder == "drop":
+            rows = order.rows_in((shard[1] - 1, shard[1])) // batch_size * batch_size
+        elif remainder == "pad":
+            rows = -(-order.rows_in((0, shard[1])) // batch_size) * batch_size
+        return cls(order.total, rows, batch_size, remainder, seed, shuffle, shard, order, real)
+
+    def of(self, shard: Shard | None = None, order: Order | None = None) -> Stream:
+        """The same of another shard or order."""
+        return Stream.over(
+            order or self.order,
+            self.batch_size,
+            self.remainder,
+            self.seed,
+            self.shuffle,
+            shard or self.shard,
+        )
 
     @property
     def known(self) -> bool:
@@ -72,11 +109,6 @@ class Stream:
         """Batches of an epoch."""
         return -(-self.rows // self.batch_size)
 
-    @property
-    def real_rows(self) -> int:
-        """Rows of this shard without padding, before anything is dropped."""
-        return len(range(self.shard[0], self.records, self.shard[1]))
-
     def mask_of(self, rows: range) -> np.ndarray:
         """bool [N]: which of these rows are no padding."""
         return np.arange(rows.start, rows.stop) < self.real_rows
@@ -85,6 +117,13 @@ class Stream:
         """The rows of one batch."""
         start = batch * self.batch_size
         return range(start, min(start + self.batch_size, self.rows))
+
+    def read_rows(self, rows: range) -> tuple[Shard, np.ndarray]:
+        """(shard, rows) that rows are read from: padding repeats the last one."""
+        wanted = np.arange(rows.start, rows.stop)
+        if self.real_rows:
+            return self.shard, np.minimum(wanted, self.real_rows - 1)
+        return (0, self.shard[1]), np.zeros_like(wanted)  # a shard may have no row at all
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,7 +151,11 @@ class Vertex:
 class Batches(Protocol):
     """What a node may ask of the epoch that it makes a batch of."""
 
+    number: int
     key: np.ndarray
+
+    def at(self, vertex: Vertex, shard: Shard, number: int) -> Batches:
+        """An epoch of what stands before a vertex, perhaps another one and of another shard."""
 
     def name_of(self, vertex: Vertex) -> str:
         """A vertex's name in messages."""

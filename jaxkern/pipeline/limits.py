@@ -103,6 +103,9 @@ class _Turns:
             item = item._replace(value=rows._replace(records=records))
         return item._replace(before=self._told(item.before), behind=self._told(item.behind))
 
+    def resize(self, threads: int, ahead: int) -> None:
+        self._feed.resize(threads, ahead)
+
     def close(self) -> None:
         self._feed.close()
 

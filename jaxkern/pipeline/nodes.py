@@ -14,14 +14,11 @@ import numpy as np
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.failures import described, note
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.arrangement import Order, SourceOrder
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
-from jaxkern.pipeline.order import Permutation
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode, SequentialRebatch, follows_sequential
-from jaxkern.pipeline.shared import Shared
 from jaxkern.pipeline.source import BatchSource
-
-_POSITIONS = 4096  # evaluated together, since a call costs as much as some hundred of them
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,6 +31,7 @@ class SourceNode(PipelineNode):
     seed: int
     remainder: Remainder
     given_shard: tuple[int, int] | None
+    arranged: Order | None = None
 
     name = "source"
 
@@ -42,30 +40,30 @@ class SourceNode(PipelineNode):
         """(index, count); JAX's processes where none was given."""
         return self.given_shard or (jax.process_index(), jax.process_count())
 
+    @property
+    def order(self) -> Order:
+        """Which record of the source is at which row."""
+        return self.arranged or SourceOrder(len(self.source), self.seed, self.shuffle)
+
+    def with_seed(self, seed: int) -> SourceNode:
+        """The same with another seed."""
+        arranged = None if self.arranged is None else self.arranged.with_seed(seed)
+        return dataclasses.replace(self, seed=seed, arranged=arranged)
+
     def describe(self) -> str:
-        return self.source.describe()
+        text = self.source.describe()
+        return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         return self.stream_with(self.remainder)
 
     def stream_with(self, remainder: Remainder) -> Stream:
         """The stream where the rows that fill no batch become something else."""
-        records, (index, count) = len(self.source), self.shard
-        if remainder == "partial":
-            rows = len(range(index, records, count))
-        elif remainder == "drop":
-            rows = records // (count * self.batch_size) * self.batch_size
-        else:
-            rows = -(-records // (count * self.batch_size)) * self.batch_size
-        if rows == 0:
-            raise ValueError(
-                f"shard {index} of {count} of {records} records has no batch of "
-                f"{self.batch_size} (remainder: {remainder}); use a smaller batch_size, fewer "
-                "shards, or pad_remainder=True"
-            )
-        return Stream(
-            records, rows, self.batch_size, remainder, self.seed, self.shuffle, self.shard
+        stream = Stream.over(
+            self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
         )
+        check_batches(stream)
+        return stream
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         return self.read(epoch, vertex, batch, None)
@@ -90,42 +88,15 @@ class SourceNode(PipelineNode):
         return Block(data, records)
 
 
-class EpochOrder:
-    """Which record is at which row of an epoch: of all shards, in O(1) memory."""
-
-    def __init__(self, stream: Stream, epoch: int) -> None:
-        self._last = stream.records - 1
-        self._last_row = max(stream.real_rows - 1, 0)
-        self._index, self._count = stream.shard
-        self._order = Permutation(stream.records, stream.seed, epoch) if stream.shuffle else None
-        self._blocks = Shared(keep=8)
-
-    def records(self, rows: range) -> np.ndarray:
-        """The records int64 [N] of rows; those past the end repeat the last."""
-        if self._order is None:
-            return self._positions(np.arange(rows.start, rows.stop))
-        parts = []
-        for block in range(rows.start // _POSITIONS, (rows.stop - 1) // _POSITIONS + 1):
-            first = block * _POSITIONS
-            found = self._blocks.get(block, lambda first=first: self._block(first))
-            parts.append(found[max(rows.start - first, 0) : rows.stop - first])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def row_of(self, record: int) -> tuple[int, int]:
-        """(shard, row) of a record."""
-        position = record
-        if self._order is not None:
-            position = int(self._order.position_of(np.array([record]))[0])
-        return position % self._count, position // self._count
-
-    def _positions(self, rows: np.ndarray) -> np.ndarray:
-        positions = np.minimum(rows, self._last_row) * self._count + self._index
-        positions = np.minimum(positions, self._last)  # a shard may have no record at all
-        return np.asarray(positions)
-
-    def _block(self, first: int) -> np.ndarray:
-        assert self._order is not None
-        return self._order(self._positions(np.arange(first, first + _POSITIONS)))
+def check_batches(stream: Stream) -> None:
+    """Raises where an epoch has no batch."""
+    if stream.rows == 0:
+        index, count = stream.shard
+        raise ValueError(
+            f"shard {index} of {count} of {stream.records} records has no batch of "
+            f"{stream.batch_size} (remainder: {stream.remainder}); use a smaller batch_size, fewer "
+            "shards, or pad_remainder=True"
+        )
 
 
 class HostNode(PipelineNode):
@@ -184,7 +155,7 @@ class Rebatch(PipelineNode):
             rows = rows // self.batch_size * self.batch_size
         elif given.remainder == "pad":
             # Of the fullest shard, without the padding so far: no batch is nothing but padding.
-            rows = -(-given.records // given.shard[1])
+            rows = given.order.rows_in((0, given.shard[1]))
             rows = -(-rows // self.batch_size) * self.batch_size
         if rows == 0:
             raise ValueError(
@@ -258,7 +229,9 @@ class Cache(PipelineNode):
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         stream = epoch.stream_of(before)
-        store = vertex.storage.setdefault("records", _Records(stream.records))  # all get the first
+        store = vertex.storage.setdefault(
+            "records", _Records(stream.order.numbers(stream.shard[1]))
+        )
         rows = stream.rows_of(batch)
         records = epoch.records(stream, rows)
         data = store.find(records)

@@ -6,13 +6,17 @@ import dataclasses
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxkern.core import registry
 from jaxkern.core.failures import note
+from jaxkern.pipeline.decoding import header_by_pillow
+from jaxkern.pipeline.headers import Places
+from jaxkern.pipeline.images import EncodedSource
 from jaxkern.pipeline.packed_format import Codec, PackedField, can_store
 from jaxkern.pipeline.rows import Data, row_of
 from jaxkern.pipeline.source import BatchSource, RecordSource
@@ -84,9 +88,8 @@ class RecordEncoder:
     def __init__(self, source: BatchSource, form: PackFormat) -> None:
         self._source = source
         self._form = form
-        self._arrays: Mapping[str, np.ndarray] = {}
-        if not source.encoded_images():
-            self._arrays = source.row_arrays() or {}
+        self._images = source.encoded_images()
+        self._arrays = {} if self._images else source.row_arrays() or {}
         first = self._record(0)
         if form.name != "npy":
             missing = [name for name in form.images if name not in first]
@@ -132,8 +135,8 @@ class RecordEncoder:
         if self._is_image(field.name):
             limit = self._form.max_side
             if field.codec == "jpeg" and readable and not is_larger(value, limit):
-                whole = encoded_file(self._source, field.name, record)
-                if whole is not None:  # as it is: no second loss
+                whole = self._file(field.name, record)
+                if whole is not None and upright_size(whole) == value.shape[:2]:  # no second loss
                     return _with_checksum(whole, value.shape[:2])
             value = resized(value, limit)
             if field.codec == "jpeg":
@@ -155,6 +158,19 @@ class RecordEncoder:
                 f"{field.dtype}{list(field.shape)}; wanted one dtype, and one number of dimensions "
                 "and of an image's channels"
             )
+
+    def _file(self, field: str, record: int) -> bytes | None:
+        """The bytes of a record's JPEG file, where the source holds one."""
+        if isinstance(self._source, EncodedSource):
+            column = self._source.images.get(field)
+            found = None if column is None else bytes(column.bytes_of(record))
+        else:
+            images = self._images.get(field)
+            if images is None or images.codec != "jpeg":
+                return None
+            with Places(images.blobs, images.place, images.in_files).opened(record) as file:
+                found = file.read()
+        return found if found is not None and found.startswith(b"\xff\xd8\xff") else None
 
     def _is_image(self, name: str) -> bool:
         return self._form.name != "npy" and name in self._form.images
@@ -196,22 +212,17 @@ class RecordEncoder:
         return {name: np.asarray(value) for name, value in data.items()}
 
 
-def encoded_file(source: BatchSource, field: str, record: int) -> bytes | None:
-    """The bytes of a record's JPEG file, where the source holds one."""
-    images = source.encoded_images().get(field)
-    found: bytes | None = None
-    if images is not None and images.codec == "jpeg":
-        blob, offset, length = images.place[record].tolist()
-        found = images.blobs[blob][offset : offset + length].tobytes()
-        if images.in_files:
-            with open(found, "rb") as file:
-                found = file.read()
-    elif field == "image" and hasattr(source, "files"):
-        with open(source.files[record], "rb") as file:
-            if file.read(3) == b"\xff\xd8\xff":
-                file.seek(0)
-                found = file.read()
-    return found if found is not None and found[:3] == b"\xff\xd8\xff" else None
+def upright_size(jpeg: bytes) -> tuple[int, int] | None:
+    """(height, width) of a JPEG file, upright; None for one that not every decoder here reads."""
+    native = registry.module("cpu")
+    try:
+        if native is None:
+            header = header_by_pillow(jpeg)
+            return (header.height, header.width)
+        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
+    except (ValueError, OSError):
+        return None
+    return (width, height) if orientation >= 5 else (height, width)
 
 
 def is_larger(image: np.ndarray, max_side: int | None) -> bool:

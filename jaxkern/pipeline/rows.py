@@ -125,6 +125,38 @@ def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> 
     return dict(jax.tree.map(join, *(data for data, _ in parts), is_leaf=is_ragged))
 
 
+def scattered(
+    parts: Sequence[tuple[Data, np.ndarray | slice, np.ndarray]], count: int, out: Data | None = None
+) -> Data:
+    """The batch of so many rows made of (batch, its rows, their places) of batches alike.
+
+    Args:
+      out: arrays to fill, where they fit.
+    """
+
+    def place(*values: Any) -> Any:
+        if is_ragged(values[0]):
+            images: list[Any] = [None] * count
+            for value, (_, rows, places) in zip(values, parts, strict=True):
+                found = images_of(value, np.arange(len(value))[rows])
+                for at, image in zip(places.tolist(), found, strict=True):
+                    images[at] = image
+            return ragged_of(images, values[0].max_height, values[0].max_width)
+        first = np.asarray(values[0])
+        result = np.empty((count, *first.shape[1:]), first.dtype)
+        for value, (_, rows, places) in zip(values, parts, strict=True):
+            result[places] = np.asarray(value)[rows]
+        return result
+
+    datas = [data for data, _, _ in parts]
+    if out is None or jax.tree.structure(out) != jax.tree.structure(datas[0]):
+        return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
+    for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
+        for value, (_, rows, places) in zip(values, parts, strict=True):
+            target[places] = np.asarray(value)[rows]
+    return out
+
+
 def row_of(data: Data, row: int) -> Data:
     """One record of a batch: NumPy arrays without the leading axis."""
 

@@ -42,6 +42,9 @@ class Given(Protocol):
     def next(self) -> Item | None:
         """The next item, of `Rows`; None behind the last."""
 
+    def resize(self, threads: int, ahead: int) -> None:
+        """As `Feed.resize`."""
+
     def close(self) -> None:
         """Ends its threads; idempotent."""
 
@@ -65,6 +68,16 @@ class FlowStart(NamedTuple):
     ahead: int
 
 
+class Deferred(NamedTuple):
+    """A batch that is decided and not made yet: the thread that takes it does that.
+
+    Attributes:
+      make: the block; of arrays to fill, where the thread has some and they fit, or None.
+    """
+
+    make: Callable[[Data | None], Block]
+
+
 class Flow:
     """The batches of an epoch behind a `SequentialNode`, in order from a place on."""
 
@@ -78,7 +91,7 @@ class Flow:
         """
         raise NotImplementedError
 
-    def next(self) -> Block | None:
+    def next(self) -> Block | Deferred | None:
         """The next batch; None behind the last. Behind an error it goes on with what follows."""
         raise NotImplementedError
 
@@ -103,6 +116,8 @@ class SequentialNode(PipelineNode):
         """Whether a source can be read from its beginning one time only."""
         return False
 
+    #: whether its batches are arrays that nobody writes to afterwards, see `BatchSource.fresh`
+    fresh: bool = False
     #: whether rows that do not come out are counted as "dropped"
     drops: bool = False
 

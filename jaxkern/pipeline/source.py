@@ -59,12 +59,24 @@ class BatchSource:
         """
         return None
 
+    def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
+        """`row_arrays` of a source whose rows lie in several arrays, one behind the other."""
+        arrays = self.row_arrays()
+        return None if arrays is None else [arrays]
+
+    def rows_of(self, records: np.ndarray) -> np.ndarray:
+        """The rows int64 [N] of `row_parts` and `encoded_images` that these records are."""
+        return records
+
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """Field -> where its images lie, which `gather` decodes; `row_arrays` has the other fields.
 
         Native threads then decode what a Compose needs of them, without Python.
         """
         return {}
+
+    def note_masked(self, records: np.ndarray) -> None:
+        """Told of the records int64 [N] of a batch that native threads could not decode."""
 
     def remarks(self) -> Sequence[str]:
         """What `Pipeline.explain` says of how the records are read; it may take a while."""

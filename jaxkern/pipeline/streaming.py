@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import note
+from jaxkern.pipeline.arrangement import SourceOrder
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.graph import UNKNOWN, Block, Remainder, Stream, named
 from jaxkern.pipeline.rows import Data
@@ -79,8 +80,17 @@ class StreamNode(SequentialNode):
         assert self.batch_size is not None
         assert self.remainder is not None
         shuffle = bool(self.shuffle_buffer)
+        order = SourceOrder(UNKNOWN, self.seed, False)  # of what the shuffle leaves as it is
         return Stream(
-            UNKNOWN, UNKNOWN, self.batch_size, self.remainder, self.seed, shuffle, self.shard
+            UNKNOWN,
+            UNKNOWN,
+            self.batch_size,
+            self.remainder,
+            self.seed,
+            shuffle,
+            self.shard,
+            order,
+            UNKNOWN,
         )
 
     def flow(self, start: FlowStart) -> Flow:

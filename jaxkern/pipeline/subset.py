@@ -73,6 +73,10 @@ class Subset(BatchSource):
             for name, images in self.source.encoded_images().items()
         }
 
+    def note_masked(self, records: np.ndarray) -> None:
+        """Tells the source."""
+        self.source.note_masked(self.indices[records])
+
     def remarks(self) -> Sequence[str]:
         """Of the whole source."""
         return self.source.remarks()

@@ -2,6 +2,7 @@
 
 from jaxkern.ring.assembly import Assembly as Assembly
 from jaxkern.ring.assembly import RecordProducer as RecordProducer
+from jaxkern.ring.assembly import RowParts as RowParts
 from jaxkern.ring.errors import ProducerError as ProducerError
 from jaxkern.ring.errors import RingClosed as RingClosed
 from jaxkern.ring.errors import RingError as RingError
@@ -21,6 +22,7 @@ __all__ = [
     "RingError",
     "RingSlot",
     "RingStats",
+    "RowParts",
     "map_hdf5",
     "pop",
     "push",

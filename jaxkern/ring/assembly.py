@@ -8,7 +8,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -43,6 +43,12 @@ class RecordProducer(Protocol):
         ...
 
 
+class RowParts(NamedTuple):
+    """Arrays of one field, alike but for their lengths, whose rows come one behind the other."""
+
+    arrays: tuple[Any, ...]
+
+
 class Assembly:
     """Batches of rows of arrays in a given order, filled natively into a ring's slots.
 
@@ -53,7 +59,8 @@ class Assembly:
 
     Args:
       arrays: field -> array [N, ...]: NumPy arrays, memory maps, or a CPU's ``jax.Array``; each row
-        lies without gaps in memory. They are not copied and must not be written meanwhile.
+        lies without gaps in memory. They are not copied and must not be written meanwhile. Or
+        field -> `RowParts`.
       order: record numbers int [M], or an iterable of such arrays, which may be endless.
       batch_size: records a batch.
       capacity: the ring's slots.
@@ -66,6 +73,8 @@ class Assembly:
         what stands for the others is the producer's choice. None: such a record is its batch's
         error.
       start: the index of the first batch.
+      rows_of: from the numbers in ``order`` [M] to rows of the arrays, where they differ; what is
+        drawn for a record goes by its number.
       device, pop_timeout: as in `Ring`.
 
     Raises:
@@ -96,6 +105,7 @@ class Assembly:
         producers: Mapping[str, RecordProducer] | None = None,
         valid: str | None = None,
         start: int = 0,
+        rows_of: Callable[[np.ndarray], np.ndarray] | None = None,
         device: jax.Device | jax.sharding.Sharding | None = None,
         pop_timeout: float | None = 300.0,
     ):
@@ -128,7 +138,7 @@ class Assembly:
             remainder == "pad",
             start,
             workers,
-            [(field.array, field.producer) for field in fields.values()],
+            [(field.arrays, field.producer) for field in fields.values()],
             valid is not None,
         )
         self._native = native
@@ -137,13 +147,13 @@ class Assembly:
         self._length: int | None = None
         self._thread: threading.Thread | None = None
         feed = _RecordFeed(
-            native, self.ring, fields, batch_size, remainder, start, rows, self._short
+            native, self.ring, fields, batch_size, remainder, start, rows, self._short, rows_of
         )
         if _in_parts(order):
             self._run(feed, order)
             return
         records = _records(order)
-        place, record = _first_outside(records, rows)
+        place, record = _first_outside(feed.rows_at(records), rows)
         if place >= 0:
             raise IndexError(_outside(record, place, rows))
         self._length = len(records) // batch_size
@@ -248,15 +258,22 @@ class _Field:
     """One field: where its rows lie, and what becomes of them."""
 
     def __init__(self, name: str, value: Any, producer: RecordProducer | None):
-        self.array = array = _array(name, value)
-        self.rows = array.shape[0]
-        self._stride = array.strides[0] if self.rows > 1 else 0
+        given = value.arrays if isinstance(value, RowParts) else (value,)
+        self.arrays = [_array(name, part) for part in given]
+        array = self.arrays[0]
+        for part in self.arrays:
+            if (part.shape[1:], part.dtype) != (array.shape[1:], array.dtype):
+                raise ValueError(
+                    f"the parts of field {name!r} have rows {array.dtype}{list(array.shape[1:])} "
+                    f"and {part.dtype}{list(part.shape[1:])}; wanted the same"
+                )
+        self.rows = sum(part.shape[0] for part in self.arrays)
         self._bytes = array.itemsize * math.prod(array.shape[1:])
         self.producer = producer if producer is not None and producer.capsule is not None else None
         self._cast, dtype = _cast(array.dtype)
         self._record = jax.ShapeDtypeStruct(array.shape[1:], dtype)
         if producer is not None:
-            if not array.flags.aligned:
+            if not all(part.flags.aligned for part in self.arrays):
                 raise ValueError(
                     f"field {name!r} does not lie at a multiple of its items' size, where its "
                     "producer reads it; copy it: np.array(array)"
@@ -266,10 +283,13 @@ class _Field:
     def struct(self, batch: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *self._record.shape), self._record.dtype)
 
-    def native(self) -> tuple[int, int, int, int, int, Any]:
+    def native(self) -> tuple[list[tuple[int, int, int]], int, int, Any]:
         capsule = None if self.producer is None else self.producer.capsule
-        address = self.array.ctypes.data
-        return address, self.rows, self._stride, self._bytes, self._cast, capsule
+        parts = [
+            (part.ctypes.data, part.shape[0], part.strides[0] if part.shape[0] > 1 else 0)
+            for part in self.arrays
+        ]
+        return parts, self._bytes, self._cast, capsule
 
 
 @dataclasses.dataclass
@@ -285,12 +305,17 @@ class _RecordFeed:
     following: int  # the index of the next batch
     rows: int
     short: dict[int, int]
+    rows_of: Callable[[np.ndarray], np.ndarray] | None = None
     contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
 
     @property
     def draws(self) -> bool:
         """Whether a producer wants parameters."""
         return any(field.producer is not None for field in self.fields.values())
+
+    def rows_at(self, records: np.ndarray) -> np.ndarray:
+        """Of the arrays, for the numbers of records."""
+        return records if self.rows_of is None else self.rows_of(records)
 
     def everything(self, records: np.ndarray) -> None:
         """All records at once; nothing is left for Python to do."""
@@ -312,7 +337,7 @@ class _RecordFeed:
         passed = 0
         for chunk in chunks:
             records = _records(chunk)
-            place, record = _first_outside(records, self.rows)
+            place, record = _first_outside(self.rows_at(records), self.rows)
             if place >= 0:
                 whole = (len(left) + place) // self.batch * self.batch
                 self._submit(np.concatenate([left, records])[:whole])
@@ -339,10 +364,12 @@ class _RecordFeed:
         if not len(records):
             return
         for name, field in self.fields.items():
-            check_mapped(f"field {name!r}", field.array)
+            for part in field.arrays:
+                check_mapped(f"field {name!r}", part)
         producers = [field.producer for field in self.fields.values()]
         operands = [[] if made is None else list(made.operands(records)) for made in producers]
-        self.following = self.native.submit(np.ascontiguousarray(records), operands)
+        rows = np.ascontiguousarray(self.rows_at(records), np.int64)
+        self.following = self.native.submit(rows, operands)
 
     def _give_up(self, error: BaseException) -> None:
         # Closed meanwhile: nobody is left to be told. What the error's own text raises comes when

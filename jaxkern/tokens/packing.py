@@ -44,8 +44,8 @@ class PackingStats:
         return self.tokens / places if places else 1.0
 
     def __add__(self, other: PackingStats) -> PackingStats:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return PackingStats(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        theirs = vars(other)
+        return PackingStats(**{name: mine + theirs[name] for name, mine in vars(self).items()})
 
     def __str__(self) -> str:
         return (
@@ -143,36 +143,54 @@ class RowPacker:
         pieces, ends = self._native.take()
         return Rows(pieces, ends, self.length)
 
-    def state(self) -> dict[str, Any]:
-        """Where it is, without the complete rows; JSON-able, and of documents' numbers alone."""
+    def bins(self) -> tuple[int, int, np.ndarray, np.ndarray]:
+        """All of its state: `document`, tokens of it that were placed, and how many pieces each
+        open bin has, int64 [B], of the pieces int64 [P, 4], see `Rows`."""
         sizes, pieces = self._native.open_bins()
-        ends = np.cumsum(sizes).tolist()
-        numbers = pieces[:, 0].tolist()
-        return {
-            "document": self.document,
-            "started": int(self._native.started),
-            "bins": [numbers[a:b] for a, b in zip([0, *ends], ends, strict=False)],
-            # of what is left of a document that was split, which is in one bin at most
-            "starts": {str(n): start for n, start in pieces[:, :2].tolist() if start},
-        }
+        return self.document, int(self._native.started), sizes, pieces
 
-    def restore(self, state: Mapping[str, Any], places: Any) -> None:
-        """Goes on where `state` was called.
+    def restore(self, document: int, started: int, sizes: Any, pieces: Any) -> None:
+        """Goes on where `bins` was called; complete rows are dropped.
 
-        Args:
-          places: documents int64 [M] -> where they begin and their lengths, as `Documents.places`.
+        Raises: ValueError for what no packer can have.
         """
-        numbers = [document for documents in state["bins"] for document in documents]
-        begins, lengths = places(np.array(numbers, np.int64))
-        starts = np.array([state["starts"].get(str(n), 0) for n in numbers], np.int64)
-        counts = lengths - starts
-        if self.long == "truncate":
-            counts = counts.clip(max=self.length)
-        if self.method == "concat-split" and numbers and numbers[-1] == state["document"]:
-            counts[-1] = state["started"] - starts[-1]
-        pieces = np.stack([np.array(numbers, np.int64), starts, counts, begins + starts], 1)
-        sizes = np.array([len(documents) for documents in state["bins"]], np.int64)
-        self._native.restore(state["document"], state["started"], sizes, pieces)
+        self._native.restore(document, started, np.asarray(sizes, np.int64), pieces)
+
+
+def bins_state(
+    document: int, started: int, sizes: np.ndarray, pieces: np.ndarray
+) -> dict[str, Any]:
+    """What `RowPacker.bins` returns as a small dict, JSON-able, of documents' numbers alone."""
+    split = np.flatnonzero(pieces[:, 1])
+    return {
+        "document": document,
+        "started": started,
+        "bins": sizes.tolist(),
+        "documents": pieces[:, 0].tolist(),
+        # places in "documents" where a document does not begin, and its token there
+        "split": [split.tolist(), pieces[split, 1].tolist()],
+    }
+
+
+def state_bins(
+    state: Mapping[str, Any], places: Any, packer: RowPacker
+) -> tuple[int, int, list[int], np.ndarray]:
+    """The arguments of `RowPacker.restore` of a state that `bins_state` made.
+
+    Args:
+      places: documents int64 [M] -> where they begin and their lengths, as `Documents.places`.
+    """
+    numbers = np.array(state["documents"], np.int64)
+    begins, lengths = places(numbers)
+    starts = np.zeros(len(numbers), np.int64)
+    starts[np.array(state["split"][0], np.int64)] = state["split"][1]
+    counts = lengths - starts
+    if packer.long == "truncate":
+        counts = counts.clip(max=packer.length)
+    if packer.method == "concat-split" and numbers.size and numbers[-1] == state["document"]:
+        counts[-1] = state["started"] - starts[-1]
+    pieces = np.stack([numbers, starts, counts, begins + starts], 1)
+    return state["document"], state["started"], state["bins"], pieces
 
 
 def packed_rows(
@@ -206,6 +224,24 @@ def packed_rows(
             "an int32 holds"
         )
     return dict(out)
+
+
+def padded_rows(
+    begins: np.ndarray,
+    lengths: np.ndarray,
+    width: int,
+    fields: Mapping[str, np.ndarray],
+    pad_id: int | Mapping[str, int] = 0,
+    out: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Documents int64 [N] of at most `width` tokens, each in a row of its own; without marks."""
+    real = np.flatnonzero(lengths)
+    pieces = np.stack([real, np.zeros_like(real), lengths[real], begins[real]], 1)
+    rows = Rows(pieces, np.cumsum(lengths > 0, dtype=np.int64), width)
+    if out is None:
+        shape = (len(lengths), width)
+        out = {name: aligned_array(shape, row_dtype(values)) for name, values in fields.items()}
+    return packed_rows(rows, fields, pad_id, {name: out[name] for name in fields})
 
 
 def row_dtype(values: np.ndarray) -> Any:

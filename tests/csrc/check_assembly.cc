@@ -90,12 +90,18 @@ struct Data {
   std::vector<uint8_t> bytes;
   std::vector<int64_t> labels;
 
-  // Rows at odd addresses; 64-bit labels; rows for the producer.
+  // Rows at odd addresses, in two parts; 64-bit labels; rows for the producer.
   std::vector<AssemblyLeaf> leaves(Adder& adder) const {
     const auto* base = reinterpret_cast<const char*>(bytes.data());
-    return {{{base + 1, rows, Adder::kBytes, Adder::kBytes, Cast::kNone}, {}},
-            {{reinterpret_cast<const char*>(labels.data()), rows, 8, 8, Cast::kInt64ToInt32}, {}},
-            {{base, rows, Adder::kBytes, Adder::kBytes, Cast::kNone}, Producer(adder.abi())}};
+    const int64_t half = rows / 2;
+    const RowBlock second{half, base + 1 + half * Adder::kBytes, Adder::kBytes};
+    std::vector<AssemblyLeaf> leaves(3);
+    leaves[0].rows = {base + 1, rows, Adder::kBytes, Adder::kBytes, Cast::kNone, {second}};
+    leaves[1].rows = {reinterpret_cast<const char*>(labels.data()), rows, 8, 8,
+                      Cast::kInt64ToInt32};
+    leaves[2].rows = {base, rows, Adder::kBytes, Adder::kBytes, Cast::kNone};
+    leaves[2].producer = Producer(adder.abi());
+    return leaves;
   }
 };
 
@@ -209,6 +215,9 @@ void check_refusals() {
   leaves = data.leaves(adder);
   leaves[2].rows.bytes = 1;
   expect_throws<std::invalid_argument>([&] { Assembly(ring, leaves, options); }, "producer reads");
+  leaves = data.leaves(adder);
+  leaves[0].rows.more[0].first = 11;
+  expect_throws<std::invalid_argument>([&] { Assembly(ring, leaves, options); }, "ascending");
   expect_throws<std::invalid_argument>([&] { Assembly(nullptr, leaves, options); }, "no ring");
   JaxkernProducer old = adder.abi();
   old.version = 0;

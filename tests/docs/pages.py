@@ -76,6 +76,7 @@ def step(images, labels, weight): assert images.shape == (16, 224, 224, 3)
 def predict(images): return jnp.zeros(len(images), jnp.int32)
 """
     },
+    "packed.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
     "ring.md": {
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
     },
@@ -99,6 +100,13 @@ SHOWN = {
     "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
     "execution.md": ["Both: 3 operators in 3 parts", "critical path: "],
     "roofline.md": ["fma_f32"],
+    "tokens.md": [
+        "rows of 1000 segments, ",
+        "(8, 512, 512)\n10.8",
+        "[[1, 2, 3], [4, -1, -1], [5, 6, -1]]",
+        "'tokens': (8, 512)",
+        "[[4, 5, 6, 7], [1, 2, 3, 8]] [[0, 1, 2, 3], [0, 1, 2, 0]]",
+    ],
     "device.md": ["fma_f32"],
 }
 

@@ -24,8 +24,10 @@ from jaxkern.pipeline import (
     FlatMap,
     HDF5Source,
     ImageFolder,
+    Pack,
     Rebatch,
     Subset,
+    TokenSource,
     Window,
     pack,
 )
@@ -257,7 +259,28 @@ def _windows(folder: Path) -> Factory:
     return lambda **options: jk.from_source(fields(), **options) >> images
 
 
+def _tokens(folder: Path, *nodes: Any) -> Factory:
+    """Documents of 4 to 7 tokens that are their id, of which a row of 7 has one."""
+    lengths = 4 + np.arange(RECORDS) % 4
+    np.save(folder / "tokens.npy", np.repeat(np.arange(RECORDS, dtype=np.uint16), lengths))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    source = TokenSource(folder / "tokens.npy", folder / "offsets.npy")
+
+    def make(**options: Any) -> Any:
+        pipe = jk.from_source(source, **options)
+        for node in nodes:
+            pipe = pipe >> node
+        return pipe >> (lambda batch: {**batch, "id": batch["tokens"][:, 0]})
+
+    return make
+
+
 CASES: dict[str, Case] = {
+    "token source": Case(_tokens),
+    "tokens packed": Case(lambda folder: _tokens(folder, Pack(7, max_open_bins=2))),
+    "tokens packed behind a function": Case(
+        lambda folder: _tokens(folder, dict.copy, Pack(7, method="best-fit", max_open_bins=3))
+    ),
     "arrays": Case(lambda folder: of_source(fields())),
     "npy": Case(_npy),
     "hdf5": Case(_hdf5),

@@ -8,6 +8,8 @@ broken file that takes its batch's neighbours with it or is not named, a flag or
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -292,3 +294,47 @@ def test_scaled_decoding_is_close_and_asked_for():
     )
     difference = np.abs(np.asarray(exact["image"]) - np.asarray(scaled["image"]))
     assert 0 < difference.max() < 4
+
+
+_PEAK = """
+import gc, sys
+sys.path.insert(0, {folder!r})
+import jaxkern as jk
+from jaxkern import image as im
+from encoded_sources import EncodedRecords, jpeg, photograph
+
+def resident(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
+
+def run(rows):
+    size = (rows, 500)
+    source = EncodedRecords([{file!r} if rows > 1000 else {small!r}], [size])
+    chain = im.Compose([im.Resize((224, 224)), im.Normalize(0.5, 0.2)])
+    for batch in jk.from_source(source, 1, num_workers=1, prefetch_size=1) >> chain:
+        assert batch["image"].shape == (1, 224, 224, 3)
+
+for _ in range(3):
+    run(700)
+gc.collect()
+with open("/proc/self/clear_refs", "w") as clear:
+    clear.write("5")  # the peak begins anew
+before = resident("VmRSS")
+run(20000)
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_tall_file_takes_little_memory(tmp_path):
+    """20,000 rows of 500 pixels are 30 MB decoded; rows stream through the chain in 2 MB beside the
+    file's own bytes."""
+    for name, rows in (("file", 20000), ("small", 700)):
+        (tmp_path / name).write_bytes(jpeg(photograph(rows, 500), quality=50))
+    script = _PEAK.format(
+        folder=os.path.dirname(__file__), file=tmp_path / "file", small=tmp_path / "small"
+    ).replace("PosixPath", "__import__('pathlib').Path")
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) < (tmp_path / "file").stat().st_size + (3 << 20)

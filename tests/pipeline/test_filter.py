@@ -269,6 +269,18 @@ def test_lengths_are_unknown_and_lists_work():
     assert spec["image"].shape == (6, 6, 6, 3)
 
 
+def test_explanations_reach_up_to_the_filter():
+    pipe = base(2) >> scaled >> Filter(some) >> scaled
+    places = [where for _, _, where in pipe.explain().nodes]
+    assert places == ["worker threads"] * 2 + ["worker threads, in order", "worker threads"]
+    found = pipe.explain(11, epoch=1)
+    assert [stage.name for stage in found.stages] == ["source", "scaled"]
+    assert found.stages[-1].fields["record"] == 11
+    assert pipe.explain(56).stages  # in the last batch, which a filter takes as it is
+    with pytest.raises(ValueError, match="wanted 0 to 56"):
+        pipe.explain(57)
+
+
 def test_what_cannot_be_is_said():
     pipe = base()
     with pytest.raises(TypeError, match="wanted a function"):

@@ -356,3 +356,22 @@ def test_a_broken_image_is_an_error_in_its_batchs_place(photos, workers):
             found += pictures([next(batches)])
     for one, other in zip(found, [*pixels[:8], *pixels[12:]], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_scaled_decoding_is_close_and_says_so(tmp_path):
+    (tmp_path / "a").mkdir()
+    y, x = np.mgrid[:300, :400]
+    (tmp_path / "a" / "a.jpg").write_bytes(
+        encoded(np.stack([y // 2, x // 2, (x + y) // 3], -1).astype(np.uint8), quality=95)
+    )
+    found = {}
+    for decode in ("full", "scaled"):
+        source = ImageFolder(tmp_path, decode=decode)
+        assert source.encoded_images()["image"].scaled == (decode == "scaled")
+        pipe = jk.from_source(source, 1) >> im.Compose([im.Resize((30, 40)), im.ToDtype("float32")])
+        found[decode] = np.asarray(next(iter(pipe))["image"])
+    difference = np.abs(found["full"] - found["scaled"])
+    assert 0 < difference.max() < 8  # of 255
+    assert source.describe() == "ImageFolder(image decoded scaled)"
+    with pytest.raises(ValueError, match="wanted 'full' or 'scaled'"):
+        ImageFolder(tmp_path, decode="half")

@@ -334,6 +334,8 @@ def test_what_cannot_be_is_said():
         jk.from_stream(3, 4)
     with pytest.raises(TypeError, match="wanted an iterable"):
         next(iter(jk.from_stream(lambda: 3, 4)))
+    with pytest.raises(ValueError, match="none can be replayed alone"):
+        make().explain(3)
     with pytest.raises(ValueError, match="resume"):
         make(resume="state")
     with pytest.raises(ValueError, match="shard"):

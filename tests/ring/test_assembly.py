@@ -146,7 +146,7 @@ def test_the_native_side_refuses_records_itself():
         assert len(list(batches)) == 2
     ring = jk.ring.Ring([jax.ShapeDtypeStruct((2, 2), np.float32)])
     native = type(batches._native)(
-        ring._key, [(rows.ctypes.data, 10, 8, 8, 0, None)], 2, False, 0, 1, [rows]
+        ring._key, [([(rows.ctypes.data, 10, 8)], 8, 0, None)], 2, False, 0, 1, [rows], False
     )
     with pytest.raises(IndexError, match="record 10 at place 1"):
         native.submit(np.array([0, 10]), [[]])
@@ -219,3 +219,31 @@ def test_bad_arguments(arrays, options, problem):
 def test_bad_orders(order):
     with pytest.raises(TypeError, match="wanted integers"):
         jk.ring.Assembly({"x": np.zeros(3)}, order, 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    steps=st.lists(st.sampled_from([1, 2, -1]), min_size=5, max_size=5),
+    dtype=st.sampled_from(["uint8", "int64"]),
+    seed=st.integers(0, 99),
+)
+def test_rows_of_several_arrays(lengths, steps, dtype, seed):
+    """Would catch a row of the wrong part, at its edges above all."""
+    parts = [
+        array_of(dtype, (2 * n, 3), seed + i)[::step][:n]
+        for i, (n, step) in enumerate(zip(lengths, steps, strict=False))
+    ]
+    rows = np.concatenate(parts)
+    order = np.random.default_rng(seed).integers(0, len(rows), 40) + 1000
+    parted = {"x": jk.ring.RowParts(tuple(parts))}
+    options = {"remainder": "partial", "rows_of": lambda numbers: numbers - 1000}
+    with jk.ring.Assembly(parted, order, 7, **options) as batches:
+        found = np.concatenate([np.asarray(batch["x"]) for batch in batches])
+    assert bits(found) == bits(canonical(rows[order - 1000]))
+
+
+def test_parts_that_differ_are_refused():
+    parts = jk.ring.RowParts((np.zeros((2, 3)), np.zeros((2, 4))))
+    with pytest.raises(ValueError, match=r"field 'x' have rows float64\[3\] and float64\[4\]"):
+        jk.ring.Assembly({"x": parts}, [0], 1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slow_packer import slow_arrays, slow_rows
 
 import jaxkern as jk
-from jaxkern.tokens import Documents, RowPacker, pack, packed_rows
+from jaxkern.tokens import Documents, RowPacker, bins_state, pack, packed_rows, state_bins
 
 METHODS = ["first-fit", "best-fit", "concat-split"]
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -74,12 +74,12 @@ def test_a_state_goes_on_with_the_same_rows(lengths, length, method, long, bins,
         taken = packer.take()
         pieces = [tuple(piece) for piece in taken.pieces[:, :3].tolist()]
         rows += [pieces[a:b] for a, b in zip([0, *taken.ends], taken.ends, strict=False)]
-        state = json.loads(json.dumps(packer.state()))
+        state = json.loads(json.dumps(bins_state(*packer.bins())))
         assert len(taken.ends) == cut or packer.document == len(lengths)
         if not packer.open and packer.document == len(lengths):
             break
         packer = RowPacker(length, method, long=long, max_open_bins=bins)
-        packer.restore(state, documents.places)
+        packer.restore(*state_bins(state, documents.places, packer))
     assert rows == slow_rows(lengths, length, method, long, bins)
 
 
@@ -245,15 +245,20 @@ def test_rows_that_cannot_be_are_refused():
         packed_rows(good._replace(ends=np.array([0])), {"tokens": values})
     with pytest.raises(ValueError, match="another shape"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 7), np.int32)})
-    for state in (
-        {"document": -1, "started": 0, "bins": [], "starts": {}},
-        {"document": 1, "started": 0, "bins": [[]], "starts": {}},
-        {"document": 0, "started": 0, "bins": [[0]] * 65, "starts": {}},
-        {"document": 3, "started": 0, "bins": [[0, 1]], "starts": {}},  # 10 tokens in a row of 8
-        {"document": 3, "started": 0, "bins": [[0]], "starts": {"0": 7}},
+    documents = Documents(values, [0, 5, 10, 10])
+    for document, bins, numbers, start in (
+        (-1, [], [], 0),
+        (1, [0], [], 0),
+        (0, [1] * 65, [0] * 65, 0),
+        (3, [2], [0, 1], 0),  # 10 tokens in a row of 8
+        (3, [1], [0], 7),
+        (3, [2], [0], 0),
+        (3, [-1, 2], [0], 0),
     ):
+        state = {"document": document, "started": 0, "bins": bins, "documents": numbers}
+        state["split"] = [[0], [start]] if start else [[], []]
         with pytest.raises(ValueError, match=r"."):
-            RowPacker(8).restore(state, Documents(values, [0, 5, 10, 10]).places)
+            packer.restore(*state_bins(state, documents.places, packer))
     packer = RowPacker(8)
     with pytest.raises(ValueError, match="-1 tokens"):
         packer.add(np.array([0]), np.array([-1]))
