@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import functools
 import heapq
 import json
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import note
+from jaxkern.pipeline.arrangement import SourceOrder
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.graph import UNKNOWN, Block, Remainder, Stream, named
 from jaxkern.pipeline.rows import Data
@@ -78,10 +80,16 @@ class StreamNode(SequentialNode):
     def stream(self, inputs: Any) -> Stream:
         assert self.batch_size is not None
         assert self.remainder is not None
-        shuffle = bool(self.shuffle_buffer)
-        return Stream(
-            UNKNOWN, UNKNOWN, self.batch_size, self.remainder, self.seed, shuffle, self.shard
+        order = SourceOrder(UNKNOWN, self.seed, shuffle=False)
+        stream = Stream.over(
+            order,
+            self.batch_size,
+            self.remainder,
+            self.seed,
+            bool(self.shuffle_buffer),
+            self.shard,
         )
+        return dataclasses.replace(stream, rows=UNKNOWN)
 
     def flow(self, start: FlowStart) -> Flow:
         return _StreamFlow(Feed(_Batches(self, start), min(start.threads, 1), start.ahead))

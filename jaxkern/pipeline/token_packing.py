@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
-from jaxkern.pipeline.nodes import EpochOrder, SourceNode
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Rows, SequentialNode
 from jaxkern.pipeline.source import BatchSource
@@ -188,7 +188,7 @@ class _SourceDocuments:
         found = _documents_of(source)
         assert found is not None
         self._documents, self._chosen = found
-        self._order = EpochOrder(start.stream, start.epoch)
+        self._stream, self._epoch = start.stream, start.epoch
         self._rows = start.stream.real_rows
         self.place = 0 if start.place is None else int(start.place["at"])
 
@@ -196,7 +196,9 @@ class _SourceDocuments:
         before, self.place = self.place, min(self.place + _DOCUMENTS, self._rows)
         if before >= self.place:
             return None
-        records = self._order.records(range(before, self.place))
+        records = self._stream.order.records(
+            self._stream.shard, self._epoch, np.arange(before, self.place)
+        )
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
         places = self._documents.places(chosen)
