@@ -74,7 +74,7 @@ class Overview:
         place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
-      remarks: of the sources, on how they read their records.
+      remarks: of sources and of nodes that read in order, on how they read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
@@ -108,6 +108,7 @@ def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) 
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
         if isinstance(vertex.node, SequentialNode):
             where = f"{threads}, in order"
+            remarks += vertex.node.remarks()
         nodes.append((plan.names[vertex], vertex.node.describe(), where))
     return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
 
