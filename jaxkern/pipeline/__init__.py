@@ -1,6 +1,7 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
 from jaxkern.pipeline.columns import Encoded as Encoded
+from jaxkern.pipeline.encoded import EncodedImages as EncodedImages
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
@@ -54,6 +55,7 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Encoded",
+    "EncodedImages",
     "Explanation",
     "Filter",
     "FlatMap",
