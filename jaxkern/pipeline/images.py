@@ -92,6 +92,10 @@ class EncodedSource(BatchSource):
         whole = {field: images for field, images in found.items() if images is not None}
         return whole if len(whole) == len(found) else {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """The bytes of the file, or of the image in memory."""
+        return bytes(self.images[field].bytes_of(record)) if field in self.images else None
+
     def note_masked(self, records: np.ndarray) -> None:
         """Decodes them again, once, to know why they do not."""
         for field in self.images:

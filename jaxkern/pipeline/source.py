@@ -75,6 +75,10 @@ class BatchSource:
         """
         return {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's image as it was encoded; None where the source does not hold it so."""
+        return None
+
     def note_masked(self, records: np.ndarray) -> None:
         """Told of the records int64 [N] of a batch that native threads could not decode."""
 
