@@ -208,7 +208,7 @@ class ImageFiles(EncodedSource):
         if not files:
             raise FileNotFoundError("paths is empty; wanted at least one file")
         self._set_up(
-            FileColumn(files, channels, max_size, max_pixels, on_bad_record, decode, index),
+            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index, decode=decode),
             fields or {},
         )
 
@@ -287,7 +287,7 @@ class ImageFolder(ImageFiles):
             )
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         column = FileColumn(
-            PathList(names), channels, max_size, max_pixels, on_bad_record, decode, index, self.root
+            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root, decode
         )
         self._set_up(column, {"label": self.labels})
 

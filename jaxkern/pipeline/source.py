@@ -180,7 +180,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
             f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
-            "in the source, and give each column of a table a field"
+            "in the source, give each column of a table a field, and encoded images to "
+            "jaxkern.pipeline.EncodedRecords"
         )
     try:
         canonical(np.empty(0, dtype))
