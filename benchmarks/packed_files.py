@@ -190,8 +190,8 @@ def main() -> None:
     if options.quick:
         return
     note = (
-        f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD {jk.doctor().simd_level}. "
-        "Medians of interleaved epochs."
+        f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD "
+        f"{jk.doctor().simd_level}. Medians of interleaved epochs."
     )
     harness.write("packed-files", "From packed files to batches", text, record, ["pillow"], note)
 
