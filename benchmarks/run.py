@@ -81,6 +81,7 @@ STEPS = (
     Step("execution", (_script("execution"),)),
     Step("ring-batches", (_script("ring_batches"),)),
     Step("file-batches", (_script("file_batches"),)),
+    Step("open-files", (_script("open_files"),)),
     Step("packed-files", (_script("packed_files"),)),
     Step("token-packing", (_script("token_packing"),)),
     Step("chosen-workers", (_script("chosen_workers"),)),

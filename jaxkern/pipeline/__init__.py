@@ -4,6 +4,7 @@ from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.encoded_records import EncodedRecords as EncodedRecords
 from jaxkern.pipeline.expanding import FlatMap as FlatMap
 from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
@@ -54,6 +55,7 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Encoded",
+    "EncodedRecords",
     "Explanation",
     "Filter",
     "FlatMap",

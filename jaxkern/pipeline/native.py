@@ -14,7 +14,6 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
 from jaxkern.ring import Assembly, RingStats
 

@@ -20,9 +20,12 @@ from written import encoded, savez, write_array_record, write_arrow, write_tar, 
 
 import jaxkern as jk
 from jaxkern.pipeline import (
+    Encoded,
+    EncodedRecords,
     Filter,
     FlatMap,
     HDF5Source,
+    ImageFiles,
     ImageFolder,
     Pack,
     Rebatch,
@@ -164,6 +167,37 @@ def _encoded(broken: bool) -> list[bytes]:
     return found
 
 
+def _encoded_bytes(broken: bool = False) -> Factory:
+    return of_source({"image": Encoded(_encoded(broken)), "id": fields()["id"]})
+
+
+class _EncodedRecords:
+    def __init__(self, broken: bool) -> None:
+        self._images = _encoded(broken)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, record: int) -> dict[str, Any]:
+        return {"image": self._images[record], "id": record}
+
+
+def _encoded_records(broken: bool = False) -> Factory:
+    return of_source(EncodedRecords(_EncodedRecords(broken), max_size=(30, 30)))
+
+
+def _files_decoded_natively(folder: Path, broken: bool = False) -> Factory:
+    paths = [folder / f"{number}.jpg" for number in range(RECORDS)]
+    for number, image in enumerate(fields()["image"]):
+        # Of two shapes and one area: without workers a program is compiled for each size of batch.
+        tall, wide = (4, 2) if number % 2 else (2, 4)
+        data = encoded(np.kron(image, np.ones((tall, wide, 1), np.uint8)), "jpeg")
+        paths[number].write_bytes(data[:-200] if broken and number == BAD else data)
+    source = Subset(ImageFiles(paths, {"id": np.arange(RECORDS)}), np.arange(RECORDS)[::-1])
+    chain = jk.image.Compose([jk.image.RandomCrop(4), jk.image.RandomHorizontalFlip(0.5)])
+    return lambda **options: jk.from_source(source, **options) >> chain
+
+
 def _tar(folder: Path, broken: bool = False) -> Factory:
     samples = [
         (f"{number:04}", {"jpg": data, "cls": b"%d" % (number % 5), "id": b"%d" % number})
@@ -286,6 +320,17 @@ CASES: dict[str, Case] = {
     "hdf5": Case(_hdf5),
     "hdf5 in chunks": Case(lambda folder: _hdf5(folder, chunks=True, compression="gzip")),
     "image folder": Case(_image_folder, breaks=lambda folder: _image_folder(folder, True)),
+    "encoded bytes": Case(
+        lambda folder: _encoded_bytes(), breaks=lambda folder: _encoded_bytes(True)
+    ),
+    "encoded records": Case(
+        lambda folder: _encoded_records(), breaks=lambda folder: _encoded_records(True)
+    ),
+    "image files decoded natively": Case(
+        _files_decoded_natively,
+        breaks=lambda folder: _files_decoded_natively(folder, True),
+        jitted=True,
+    ),
     "subset": Case(_subset),
     "records": Case(
         lambda folder: of_source(_Records()), breaks=lambda folder: of_source(_Records(BAD))
