@@ -276,6 +276,8 @@ class Epoch:
                 self._flows.open(cut, self._places[batch])
             except (KeyError, TypeError, ValueError) as error:
                 self.batches = batch + 1  # there is nothing behind this error
+                if self._places[batch] is None:
+                    raise
                 raise ValueError(
                     f"{self._places[batch]!r:.80} is no place of {self.plan.names[cut]!r}; wanted "
                     "what get_state() gave"
