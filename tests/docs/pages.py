@@ -153,9 +153,7 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 def main() -> None:
     found = [block for page in PAGES for block in blocks(page, "python", "sh", "cpp")]
     here = sum(block.here for block in found)
-    print(
-        f"{here} code blocks of the documentation run, {len(found) - here} need more"
-    )
+    print(f"{here} code blocks of the documentation run, {len(found) - here} need more")
 
 
 if __name__ == "__main__":
