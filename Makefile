@@ -5,6 +5,8 @@ VENV ?= .venv
 TESTFLAGS ?=
 # What `make test` runs below tests/: TESTS="core xpcs/test_aps.py".
 TESTS ?= .
+# Kernels without which the tests fail at once: JAXKERN_REQUIRE=cpu,jpeg wants the JPEG decoder too.
+JAXKERN_REQUIRE ?= cpu
 TRAINFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
@@ -16,8 +18,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train test test-slow test-all test-torchvision faults train-check bench bench-all bench-ops \
-	bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision faults train-check bench \
+	bench-all bench-ops bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -29,11 +31,16 @@ train: EXTRA = train
 train: install
 	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
 
+# Goes on behind the last checkpoint in demo-output/train-tokens.
+train-tokens: EXTRA = train
+train-tokens: install
+	$(BIN)/python examples/train_tokens.py $(TRAINFLAGS)
+
 # A file stays in one process, where its tests share what is compiled.
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # What takes many processes, kills or seconds, and everything with it.
@@ -49,6 +56,12 @@ test-torchvision: .venv-torchvision/bin/python
 	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
 
+# What reads the data sets of a library that brings many others.
+test-huggingface: EXTRA = test,huggingface
+test-huggingface: install
+	mkdir -p build/outside
+	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) $(CURDIR)/tests/pipeline/huggingface $(TESTFLAGS)
+
 # Puts small faults into the sources and shows that a test of each package fails: FAULTFLAGS="ring".
 faults: EXTRA = test
 faults: install
@@ -58,7 +71,7 @@ faults: install
 train-check: EXTRA = test,train
 train-check: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) -n 2 $(CURDIR)/tests/examples $(TESTFLAGS)
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) $(PYTEST) -n 2 $(CURDIR)/tests/examples $(TESTFLAGS)
 
 bench: EXTRA = bench
 bench: install
@@ -67,6 +80,7 @@ bench: install
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/packed_files.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 

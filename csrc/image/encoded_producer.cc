@@ -18,9 +18,6 @@
 namespace jaxkern::image {
 namespace {
 
-// Regions above are decoded and run in bands that need about so much of the source; smaller ones in
-// one go. A processor's second cache holds it.
-constexpr int64_t kBandBytes = int64_t{1} << 20;
 // A thread keeps buffers of at most this from one image to the next.
 constexpr size_t kKeptBytes = size_t{2} << 20;
 
@@ -87,7 +84,7 @@ class EncodedChain final : public ChainState {
   int32_t shrink(Size* size, Geometry* geometry) const;
   bool in_bands(const Region& region) const {
     return plan_.segments == 1 &&
-           int64_t{region.height()} * region.width() * plan_.channels > kBandBytes;
+           int64_t{region.height()} * region.width() * plan_.channels / 2 > source_.band_bytes;
   }
 
   const EncodedSource source_;
@@ -137,6 +134,9 @@ Blob EncodedChain::bytes_at(const Place& place, std::string* name, Workspace* wo
   const Blob found = {blob.data + place.offset, static_cast<size_t>(place.length)};
   if (!source_.in_files) return found;
   const std::string path(reinterpret_cast<const char*>(found.data), found.size);
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    throw std::runtime_error("its file's name is empty or holds a zero");
+  }
   *name = path;
   size_t length = 0;
   if (const std::string wrong = read_file(path, &workspace->file, &length); !wrong.empty()) {
@@ -248,7 +248,7 @@ void EncodedChain::run_bands(const Region& region, const Sample& sample, void* o
     while (done + rows < height) {
       const Range longer = band_at(done, rows + 1);
       const Range more = read_rows(plan_, sample.geometry, longer);
-      if ((more.end - more.begin) * row_bytes > kBandBytes) break;
+      if ((more.end - more.begin) * row_bytes > source_.band_bytes) break;
       band = longer;
       need = more;
       ++rows;
@@ -257,13 +257,13 @@ void EncodedChain::run_bands(const Region& region, const Sample& sample, void* o
     const bool reads = need.end > need.begin;
     if (!reads) need = {have.end, have.end};
     uint8_t* window = workspace->pixels.room(
-        static_cast<size_t>(std::max((need.end - need.begin) * row_bytes, kBandBytes)));
+        static_cast<size_t>(std::max((need.end - need.begin) * row_bytes, source_.band_bytes)));
     const auto read = [&](Range wanted, uint8_t* place) {
       const std::string wrong = workspace->decoder.read(wanted.end - wanted.begin, place);
       if (!wrong.empty()) throw BadImage(wrong);
       have.end = wanted.end;
     };
-    const int32_t most = static_cast<int32_t>(std::max<int64_t>(kBandBytes / row_bytes, 1));
+    const int32_t most = static_cast<int32_t>(std::max<int64_t>(source_.band_bytes / row_bytes, 1));
     const bool overlaps = have.end > need.begin;
     while (have.end < need.begin) {  // rows between the taps of a filter that leaves some out
       read({have.end, std::min(need.begin, have.end + most)}, window);

@@ -14,7 +14,12 @@ def add_parser(commands: Any) -> None:
     """Adds the ``pack`` command."""
     about = "pack records into one file, or look at packed files; exits with 1 where one is damaged"
     parser = commands.add_parser("pack", help=about, description=about)
-    parser.add_argument("source", nargs="?", help="a folder of images, or a packed file")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="a folder with a subfolder of images for each class, or a file "
+        "or pattern of files that from_source takes",
+    )
     parser.add_argument("path", nargs="?", type=Path, help="the file to write, NAME.jkp")
     looks = parser.add_mutually_exclusive_group()
     looks.add_argument("--info", metavar="FILE", help="tell what a packed file or a set holds")
@@ -65,7 +70,10 @@ def _pack(chosen: argparse.Namespace) -> int:
     source: Any = chosen.source
     if Path(source).is_dir():
         source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
-    source = as_source(source)
+    try:
+        source = as_source(source)
+    except TypeError as error:  # of what is neither a folder nor a file of a known kind
+        raise ValueError(str(error)) from error
     paths = pack(
         source,
         chosen.path,

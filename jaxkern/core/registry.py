@@ -244,6 +244,14 @@ def _any_installed(names: Iterable[str]) -> bool:
 
 def _require(platforms: str) -> None:
     for platform in filter(None, (p.strip() for p in platforms.split(","))):
+        if platform == "jpeg":
+            native = module("cpu")
+            if native is None or not native.jpeg_decoder():
+                raise ImportError(
+                    "JAXKERN_REQUIRE names 'jpeg', but jaxkern was built without libjpeg-turbo, or "
+                    "its native kernels are not usable"
+                )
+            continue
         library = _libraries.get((f"jaxkern._{platform}", platform))
         if library is None or library.problem is not None:
             reason = "it is not a platform of jaxkern" if library is None else library.problem

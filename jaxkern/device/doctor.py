@@ -42,6 +42,7 @@ class Diagnosis:
     max_workers: int | None
     cuda_architectures: tuple[str, ...]
     cuda_driver: int | None
+    jpeg_decoder: str
 
     @property
     def ok(self) -> bool:
@@ -68,6 +69,7 @@ class Diagnosis:
             lines.append(
                 f"  {'CUDA driver':<18}{self.cuda_driver // 1000}.{self.cuda_driver % 1000 // 10}"
             )
+        lines.append(f"  {'JPEG decoder':<18}{self.jpeg_decoder}")
         lines += [f"  {'PROBLEM':<18}{problem}" for problem in self.problems]
         lines += ["", "libraries"]
         for library in self.libraries:
@@ -142,7 +144,17 @@ def doctor() -> Diagnosis:
         max_workers=native.max_workers() if native else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         cuda_driver=registry.cuda_driver_version(),
+        jpeg_decoder=_jpeg_decoder(),
     )
+
+
+def _jpeg_decoder() -> str:
+    from jaxkern.pipeline.decoding import jpeg_decoding
+
+    name, native, reason = jpeg_decoding()
+    if native:
+        return f"{name}, linked"
+    return f"not native: {reason}; {name} decodes in worker threads"
 
 
 def _platform_name(backend: str) -> str:

@@ -6,12 +6,20 @@ from jaxkern.pipeline.combining import Take as Take
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.encoded_records import EncodedRecords as EncodedRecords
 from jaxkern.pipeline.expanding import FlatMap as FlatMap
 from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
 from jaxkern.pipeline.filtering import Filter as Filter
+from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
+from jaxkern.pipeline.formats import ArrowSource as ArrowSource
+from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
+from jaxkern.pipeline.formats import ParquetSource as ParquetSource
+from jaxkern.pipeline.formats import TFRecordSource as TFRecordSource
+from jaxkern.pipeline.formats import WebDatasetSource as WebDatasetSource
+from jaxkern.pipeline.formats import ZarrSource as ZarrSource
 from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
@@ -38,9 +46,12 @@ from jaxkern.pipeline.source import BatchSource as BatchSource
 from jaxkern.pipeline.subset import Subset as Subset
 from jaxkern.pipeline.token_packing import Pack as Pack
 from jaxkern.pipeline.token_source import TokenSource as TokenSource
+from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [
+    "ArrayRecordSource",
     "ArraySource",
+    "ArrowSource",
     "BatchSource",
     "Cache",
     "Conditional",
@@ -49,18 +60,22 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Encoded",
+    "EncodedRecords",
     "Explanation",
     "Filter",
     "FlatMap",
     "HDF5Source",
+    "HuggingFaceSource",
     "ImageFiles",
     "ImageFolder",
     "OperatorNode",
     "Overview",
     "Pack",
     "PackedSource",
+    "ParquetSource",
     "Pipeline",
     "PipelineIterator",
+    "PipelineStats",
     "Prefetcher",
     "Probabilistic",
     "Rebatch",
@@ -68,9 +83,12 @@ __all__ = [
     "Repeat",
     "Stage",
     "Subset",
+    "TFRecordSource",
     "Take",
     "TokenSource",
+    "WebDatasetSource",
     "Window",
+    "ZarrSource",
     "concat",
     "from_source",
     "from_stream",

@@ -21,7 +21,6 @@ SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".arrayrecord": formats.ArrayRecordSource,
     ".arrow": formats.ArrowSource,
     ".feather": formats.ArrowSource,
-    SUFFIX: PackedSource,
     ".parquet": formats.ParquetSource,
     ".tar": formats.WebDatasetSource,
     ".tfrecord": formats.TFRecordSource,

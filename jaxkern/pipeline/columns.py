@@ -21,6 +21,7 @@ from jaxkern.pipeline.header_index import indexed_headers
 from jaxkern.pipeline.headers import JPEG, UNKNOWN, Headers, Places, read_headers
 
 OnBadRecord = Literal["raise", "mask"]
+Decode = Literal["full", "scaled"]
 _WORTH_KEEPING = 1000  # files; the headers of fewer are read at once
 
 
@@ -29,7 +30,7 @@ class ImageColumn:
 
     Args:
       images: where they lie.
-      channels, max_size, max_pixels, on_bad_record: as for `Encoded`.
+      channels, max_size, max_pixels, on_bad_record, decode: as for `Encoded`.
     """
 
     def __init__(
@@ -39,11 +40,14 @@ class ImageColumn:
         max_size: tuple[int, int] | None,
         max_pixels: int,
         on_bad_record: OnBadRecord,
+        decode: Decode = "full",
     ) -> None:
         if channels not in CHANNELS:
             raise ValueError(f"channels={channels}; wanted 1, 3 or 4")
         if on_bad_record not in ("raise", "mask"):
             raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
+        if decode not in ("full", "scaled"):
+            raise ValueError(f"decode is {decode!r}; wanted 'full' or 'scaled'")
         if max_size is not None:
             if not isinstance(max_size, tuple | list) or len(max_size) != 2:
                 raise ValueError(f"max_size is {max_size!r}; wanted (height, width), or None")
@@ -53,6 +57,7 @@ class ImageColumn:
         self.channels = channels
         self.max_pixels = whole_number("max_pixels", max_pixels, 1)
         self.on_bad_record: OnBadRecord = on_bad_record
+        self.decode: Decode = decode
         self._given_max_size = max_size
         self._lock = threading.Lock()
 
@@ -124,6 +129,7 @@ class ImageColumn:
             self.headers.size,
             channels=self.channels,
             max_pixels=self.max_pixels,
+            scaled=self.decode == "scaled",
         )
 
     def native_problem(self) -> str:
@@ -174,6 +180,7 @@ class Encoded(ImageColumn):
         limit of its own for what it decodes, `PIL.Image.MAX_IMAGE_PIXELS`.
       on_bad_record: "raise": an image that does not decode is an error in its batch's place.
         "mask": its row is zeros and the field "valid" (bool) is False there.
+      decode: see `ImageFiles`.
     Raises: TypeError for images that are no bytes; ValueError for offsets that lead elsewhere.
 
     >>> import io, numpy as np, PIL.Image, jaxkern as jk
@@ -193,10 +200,11 @@ class Encoded(ImageColumn):
         *,
         max_pixels: int = MAX_PIXELS,
         on_bad_record: OnBadRecord = "raise",
+        decode: Decode = "full",
     ) -> None:
         joined = isinstance(images, tuple) and len(images) == 2 and not _is_bytes(images[0])
         places = _joined(*images) if joined else _separate(images)
-        super().__init__(places, channels, max_size, max_pixels, on_bad_record)
+        super().__init__(places, channels, max_size, max_pixels, on_bad_record, decode)
 
     def __repr__(self) -> str:
         return f"Encoded({len(self)} images)"
@@ -220,8 +228,9 @@ class FileColumn(ImageColumn):
         on_bad_record: OnBadRecord,
         index: str | os.PathLike[str] | bool | None,
         root: Path | None = None,
+        decode: Decode = "full",
     ) -> None:
-        super().__init__(paths.places, channels, max_size, max_pixels, on_bad_record)
+        super().__init__(paths.places, channels, max_size, max_pixels, on_bad_record, decode)
         self.paths = paths
         self._index, self._root = index, root
 

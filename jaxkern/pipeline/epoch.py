@@ -268,6 +268,8 @@ class Epoch:
         self._flows = Flows(self, number, threads, ahead)
         self._places: dict[int, dict[str, Any] | None] = {start: place}
         self._opened = False
+        #: the batch that is pulled next
+        self.next = start
         self._shard = shard
         key = epoch_key(plan.streams[end or plan.output].seed, number)
         #: uint32 [2], the data of the key that the records' keys are folded from
@@ -325,6 +327,7 @@ class Epoch:
         if self._flows.pull(cut, batch):
             self._places[batch + 1] = self._flows.place(cut)
             self._places.pop(batch - _PLACES, None)
+            self.next = batch + 1
             return True
         self._places[batch] = self._flows.place(cut)  # with what was counted up to the end
         self.batches = batch
@@ -341,6 +344,11 @@ class Epoch:
     def feed(self, vertex: Vertex, at: Any) -> Feed:
         """What a sequential vertex reads, from a place on."""
         return self._flows.feed(vertex, self.number, at)
+
+    def resize(self, threads: int) -> None:
+        """Goes on with so many threads before sequential nodes."""
+        self._threads, self._ahead = threads, max(self._ahead, threads + 2)
+        self._flows.resize(threads, self._ahead)
 
     def close(self) -> None:
         """Ends the threads before sequential nodes; idempotent."""

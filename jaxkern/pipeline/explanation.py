@@ -15,6 +15,7 @@ from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.graph import Batches, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import SequentialNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +69,12 @@ class Overview:
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
-        threads", "host program" for JAX on the CPU in worker threads, or "device program"; without
-        workers "iterating thread" in the place of the first two.
+        threads" ("in order" where its batches depend on those before), "host program" for JAX on
+        the CPU in worker threads, or "device program"; without workers "iterating thread" in the
+        place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
-      remarks: of the sources, on how they read their records.
+      remarks: of sources and of nodes that read in order, on how they read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
@@ -104,13 +106,26 @@ def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) 
         if isinstance(vertex.node, SourceNode):
             remarks += vertex.node.source.remarks()
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
+        if isinstance(vertex.node, SequentialNode):
+            where = f"{threads}, in order"
+            remarks += vertex.node.remarks()
         nodes.append((plan.names[vertex], vertex.node.describe(), where))
     return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
 
 
 def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
-    """Replays the batches that hold a record, as an iteration would make them."""
-    stream = plan.stream
+    """Replays the batches that hold a record, as an iteration would make them.
+
+    Up to the first node that reads in order: in which batch behind it a record comes, if any, only
+    those before tell.
+    """
+    vertices = [vertex for vertex in plan.vertices if plan.streams[vertex].known]
+    if not vertices:
+        raise ValueError(
+            f"the records of {plan.vertices[0].node.describe()} come one after the other, and none "
+            "can be replayed alone; iterate"
+        )
+    stream = plan.streams[vertices[-1]]
     numbers = stream.order.numbers
     if not 0 <= record < numbers:
         raise ValueError(f"record {record} of {numbers}; wanted 0 to {numbers - 1}")
@@ -128,7 +143,7 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
             f"record {record} is dropped in epoch {epoch}: it is row {place} of its shard, and the "
             f"full batches hold {stream.rows}"
         )
-    return Explanation(record, epoch, tuple(_stages(Epoch(plan, epoch), plan.output, place, plan)))
+    return Explanation(record, epoch, tuple(_stages(Epoch(plan, epoch), vertices[-1], place, plan)))
 
 
 def _stages(run: Batches, output: Vertex, place: int, plan: PipelinePlan) -> Iterator[Stage]:

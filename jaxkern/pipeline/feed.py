@@ -65,7 +65,7 @@ class Feed:
         self._end: int | None = None
         self._closed = False
         self._started = False
-        self._running = threads
+        self._running = self._surplus = 0
         self._process = os.getpid()
         self._contexts = ThreadContexts()
 
@@ -78,9 +78,7 @@ class Feed:
             return self._inline()
         if not self._started:
             self._started = True
-            for number in range(self._threads):
-                name = f"jaxkern-feed-{number}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._start(self._threads)
         with self._changed:
             while self._read not in self._ready and self._read != self._end:
                 self._check_open()
@@ -93,6 +91,19 @@ class Feed:
             self.place = item.behind
             self._changed.notify_all()
         return item
+
+    def resize(self, threads: int, ahead: int) -> None:
+        """Goes on with so many threads, at least one; not where each value is made when asked."""
+        if not self._threads:
+            return
+        with self._changed:
+            more, self._threads = threads - self._threads, threads
+            self._ahead = max(ahead, 1)
+            running = self._started and self._end is None and not self._closed
+            self._surplus += max(-more, 0) if running else 0
+            self._changed.notify_all()
+        if running and more > 0:
+            self._start(more)
 
     def close(self) -> None:
         """Ends the threads and wakes who waits; idempotent."""
@@ -138,6 +149,13 @@ class Feed:
         except BaseException as error:
             return Item(None, error, before, behind)
 
+    def _start(self, threads: int) -> None:
+        for number in range(threads):
+            with self._changed:
+                self._running += 1
+            name = f"jaxkern-feed-{number}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def _work(self) -> None:
         with self._contexts.entered():
             while (claimed := self._claim_ahead()) is not None:
@@ -150,7 +168,7 @@ class Feed:
                     self._changed.notify_all()
         with self._changed:
             self._running -= 1
-            last = not self._running
+            last = not self._running and (self._closed or self._end is not None)
         if last:
             self._supply.close()
 
@@ -160,6 +178,9 @@ class Feed:
                 while self._claimed - self._read >= self._ahead and not self._closed:
                     self._changed.wait()
                 if self._closed or self._end is not None:
+                    return None
+                if self._surplus:
+                    self._surplus -= 1
                     return None
             parts = self._claim()
             with self._changed:

@@ -92,6 +92,12 @@ class Flows:
         """Behind what was pulled last."""
         return self._flows[vertex].place
 
+    def resize(self, threads: int, ahead: int) -> None:
+        """Goes on with so many threads before each node."""
+        self._threads, self._ahead = threads, ahead
+        for given in self._given:
+            given.resize(threads, ahead)
+
     def close(self) -> None:
         """Ends all threads; idempotent."""
         self.closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.failures import described, note
-from jaxkern.pipeline.columns import FileColumn, ImageColumn, OnBadRecord, PathList
+from jaxkern.pipeline.columns import Decode, FileColumn, ImageColumn, OnBadRecord, PathList
 from jaxkern.pipeline.decoding import MAX_PIXELS
 from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.rows import Data, ragged_of
@@ -57,6 +58,11 @@ class EncodedSource(BatchSource):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([*self.images, *self.fields])}; {len(self)})"
 
+    def describe(self) -> str:
+        """With what changes the images' values."""
+        scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
+        return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
+
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The decoded images as Ragged, and the rows of the arrays."""
         del out
@@ -84,6 +90,18 @@ class EncodedSource(BatchSource):
         whole = {field: images for field, images in found.items() if images is not None}
         return whole if len(whole) == len(found) else {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """The bytes of the file, or of the image in memory."""
+        return bytes(self.images[field].bytes_of(record)) if field in self.images else None
+
+    def note_masked(self, records: np.ndarray) -> None:
+        """Decodes them again, once, to know why they do not."""
+        for field in self.images:
+            for record in records.tolist():
+                if not self._is_known_bad(field, record):
+                    with contextlib.suppress(Exception):  # the file is gone meanwhile
+                        self._image_if_any(field, record)
+
     def remarks(self) -> Sequence[str]:
         """What decodes the images, and why."""
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
@@ -100,6 +118,9 @@ class EncodedSource(BatchSource):
                 raise
             self._note_bad(field, record, described(error))
             return None
+
+    def _is_known_bad(self, field: str, record: int) -> bool:
+        return (field, record) in self.bad_images
 
     def _note_bad(self, field: str, record: int, error: str) -> None:
         self.bad_images[field, record] = error
@@ -147,6 +168,10 @@ class ImageFiles(EncodedSource):
         file's size and time of change are the same; one that cannot be written is as none. None:
         in ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and
         more; True: there for any number; False: none.
+      decode: "full", or "scaled": where native threads run a Compose that makes less than half of
+        an image's sides, JPEG is decoded at 1/2, 1/4 or 1/8, which is faster. That averages pixels
+        before colours are interpolated, so that values differ from those of a full decode, and
+        depend on whether native threads decode: `num_workers=0` decodes in full.
 
     Attributes:
       files: absolute paths of the records.
@@ -175,6 +200,7 @@ class ImageFiles(EncodedSource):
         *,
         max_pixels: int = MAX_PIXELS,
         index: str | os.PathLike[str] | bool | None = None,
+        decode: Decode = "full",
     ) -> None:
         if isinstance(paths, str | os.PathLike):
             raise TypeError(f"paths is {os.fspath(paths)!r:.80}; wanted a sequence of paths")
@@ -182,7 +208,8 @@ class ImageFiles(EncodedSource):
         if not files:
             raise FileNotFoundError("paths is empty; wanted at least one file")
         self._set_up(
-            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index), fields or {}
+            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index, decode=decode),
+            fields or {},
         )
 
     def _set_up(self, column: FileColumn, fields: Mapping[str, Any]) -> None:
@@ -203,6 +230,9 @@ class ImageFiles(EncodedSource):
         """(height, width) that no image exceeds."""
         return self._column.max_size
 
+    def _is_known_bad(self, field: str, record: int) -> bool:
+        return self.files[record] in self.bad_files
+
     def _note_bad(self, field: str, record: int, error: str) -> None:
         self.bad_files[self.files[record]] = error
 
@@ -214,7 +244,7 @@ class ImageFolder(ImageFiles):
 
     Args:
       root: the folder.
-      channels, max_size, on_bad_record, max_pixels, index: as for `ImageFiles`.
+      channels, max_size, on_bad_record, max_pixels, index, decode: as for `ImageFiles`.
 
     Attributes:
       root, files: absolute paths; of the folder, and of each record.
@@ -235,6 +265,7 @@ class ImageFolder(ImageFiles):
         *,
         max_pixels: int = MAX_PIXELS,
         index: str | os.PathLike[str] | bool | None = None,
+        decode: Decode = "full",
     ) -> None:
         self.root = Path(root).absolute()  # another working directory must not lead elsewhere
         if not self.root.is_dir():
@@ -256,7 +287,7 @@ class ImageFolder(ImageFiles):
             )
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         column = FileColumn(
-            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root
+            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root, decode
         )
         self._set_up(column, {"label": self.labels})
 

@@ -20,8 +20,8 @@ from jaxkern.pipeline.program import BatchUnit, NodeProgram
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state, read_states
+from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged
-from jaxkern.ring import RingStats
 from jaxkern.ring.errors import RingTimeout
 from jaxkern.tokens import PackingStats
 
@@ -30,8 +30,8 @@ from jaxkern.tokens import PackingStats
 class IterationOptions:
     """Of `from_source`, which says what each of them is."""
 
-    num_workers: int
-    prefetch_size: int
+    num_workers: int | Auto
+    prefetch_size: int | Auto
     sharding: jax.sharding.NamedSharding | None
 
 
@@ -51,12 +51,14 @@ class PipelineIterator(Iterator[Data]):
         options: IterationOptions,
         resumed: Callable[[int], None],
         replan: Callable[[Placement], PipelinePlan],
+        tuning: Tuning,
     ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._options = options
         self._resumed = resumed
         self._replan = replan
+        self._tuning = tuning
         self._process = os.getpid()
         self._delivered = self._next = 0
         self._lock = threading.RLock()
@@ -145,10 +147,12 @@ class PipelineIterator(Iterator[Data]):
                 self._run.batches = found.batch
             self._resumed(found.epoch)
 
-    def stats(self) -> RingStats | None:
+    def stats(self) -> PipelineStats | None:
         """Of the ring between the workers and the consumer; None before there is one."""
         workers = self._workers
-        return None if workers is None else workers.stats()
+        if workers is None:
+            return None
+        return self._tuning.stats(workers.stats(), workers.ring.capacity)
 
     @property
     def bad_records(self) -> int:
@@ -217,10 +221,8 @@ class PipelineIterator(Iterator[Data]):
         self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
     def _begin(self, batch: int, place: dict[str, Any] | None) -> None:
-        options = self._options
-        self._run = run = Epoch(
-            self._plan, self._epoch, batch, place, options.num_workers, options.prefetch_size
-        )
+        tuning = self._tuning
+        self._run = run = Epoch(self._plan, self._epoch, batch, place, tuning.workers, tuning.ahead)
         self._ending = None if self._plan.cut is None else weakref.finalize(self, run.close)
 
     def _make(self, timeout: float | None) -> None:
@@ -229,6 +231,8 @@ class PipelineIterator(Iterator[Data]):
         if self._made >= self._run.batches:
             return
         if self._taken is None:
+            if self._tuning.due:
+                self._tune()
             try:
                 self._taken = self._unit(timeout)
             except RingTimeout:
@@ -249,17 +253,40 @@ class PipelineIterator(Iterator[Data]):
         self._taken = None
         self._made += 1
 
+    def _tune(self) -> None:
+        """Measures, and changes the threads and the ring where that may be faster."""
+        workers = self._workers
+        if workers is None:
+            return
+        in_order = self._plan.cut is not None
+        if not self._tuning.observe(workers.stats(), resizable=not in_order):
+            return
+        if in_order:  # what its nodes have read would have to be read again
+            assert isinstance(workers, Workers)
+            workers.resize(self._tuning.workers)
+        else:  # any batch can be made anew
+            self._workers = None
+            self.close()
+
     def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any] | None:
         """The next unit, or the error in its place, as `Ring._outcome` returns them; None where the
         epoch has ended."""
-        if self._options.num_workers == 0:
+        tuning = self._tuning
+        run = self._run
+        if self._workers is None and self._plan.cut is not None and run.next != self._made:
+            # A call was interrupted that had pulled this batch.
+            run.close()
+            self._begin(self._made, run.place(self._made))
+        if tuning.workers == 0:
             return self._made_here()
         if self._workers is None:
+            first = self._plan.first
+            tuning.restarted()
             arguments = (
                 self._run,
                 range(self._made, self._run.batches),
-                self._options.num_workers,
-                self._options.prefetch_size,
+                tuning.workers,
+                tuning.ahead if first is None else tuning.slots(first.nbytes),
                 None if self._options.sharding is None else jax.local_devices(backend="cpu")[0],
             )
             native = native_batches(*arguments)
@@ -286,9 +313,7 @@ class PipelineIterator(Iterator[Data]):
             return index, None, self._run.unit(index)
         except BaseException as error:
             if is_interrupt(error):  # the batch is still to come
-                if self._plan.cut is not None:  # and what it needs may be half read
-                    self._run.close()
-                    self._begin(index, self._run.place(index))
+                self._run.next = -1  # and what it needs may be half read
                 raise KeyboardInterrupt from error
             return index, error, None
 

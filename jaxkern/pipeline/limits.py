@@ -21,7 +21,7 @@ from jaxkern.pipeline.sequential import (
 
 
 class SequentialTake(SequentialNode):
-    """The first records of an epoch, of this shard; what is behind them is not read."""
+    """The first records of an epoch, over all shards together; what is behind is not read."""
 
     name = "take"
 
@@ -32,7 +32,8 @@ class SequentialTake(SequentialNode):
         return f"Take({self.count})"
 
     def flow(self, start: FlowStart) -> Flow:
-        return _TakeFlow(RowReader(start), start, self.count)
+        index, shards = start.stream.shard
+        return _TakeFlow(RowReader(start), start, len(range(index, self.count, shards)))
 
 
 class _TakeFlow(Flow):
@@ -102,6 +103,9 @@ class _Turns:
             records = rows.records.astype(np.int64) * self._times + self._turn
             item = item._replace(value=rows._replace(records=records))
         return item._replace(before=self._told(item.before), behind=self._told(item.behind))
+
+    def resize(self, threads: int, ahead: int) -> None:
+        self._feed.resize(threads, ahead)
 
     def close(self) -> None:
         self._feed.close()

@@ -44,6 +44,8 @@ class NativeBatches:
     ) -> None:
         self._epoch, self._masks = epoch, work.masks
         self._stream = stream = epoch.plan.streams[work.source]
+        assert isinstance(work.source.node, SourceNode)
+        self._reader = work.source.node.source
         producers = {
             field: producer.at(stream.seed, epoch.number)
             for field, producer in work.producers.items()
@@ -72,8 +74,12 @@ class NativeBatches:
         mask = self._stream.mask_of(rows)
         if self._stream.remainder == "pad":
             data["mask"] = mask
-        bad = int((~np.asarray(data["valid"]) & mask).sum()) if self._masks else 0
-        unit = BatchUnit(Joint.of([data]), halves(self._epoch.records(self._stream, rows)), bad=bad)
+        records = self._epoch.records(self._stream, rows)
+        bad = 0
+        if self._masks and not (valid := np.asarray(data["valid"])).all():
+            bad = int((~valid & mask).sum())
+            self._reader.note_masked(records[~valid])
+        unit = BatchUnit(Joint.of([data]), halves(records), bad=bad)
         self._epoch.plan.learn(unit)
         return unit
 

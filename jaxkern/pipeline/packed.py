@@ -6,25 +6,26 @@ import bisect
 import concurrent.futures
 import functools
 import hashlib
-import io
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from jaxkern.core.failures import note
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.threads import num_threads
+from jaxkern.pipeline.decoding import CHANNELS, MAX_PIXELS, decoded, jpeg_decoding
 from jaxkern.pipeline.encoded import EncodedImages
+from jaxkern.pipeline.formats.files import Paths
+from jaxkern.pipeline.images import is_of_the_image
 from jaxkern.pipeline.packed_files import Damage, PackedFile, check_one_set, packed_paths
 from jaxkern.pipeline.packed_format import PackedField
 from jaxkern.pipeline.rows import Data, canonical, ragged_of
 from jaxkern.pipeline.source import BatchSource
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Columns of several files become one array in memory up to so many bytes.
 _MOST_JOINED = 1 << 28
+_CHECKED_ALONE = 64  # records that are not worth a thread
 
 
 class PackedSource(BatchSource):
@@ -35,13 +36,14 @@ class PackedSource(BatchSource):
     compared when the process reads it for the first time, see docs/packed.md.
 
     Args:
-      path: of a file; or a pattern, ``"train-*-of-00064.jkp"``, whose files are one behind the
-        other, sorted. Shards must be all of one set.
+      path: of a file; or of several, one behind the other: a pattern,
+        ``"train-*-of-00064.jkp"``, a folder, or a list. Shards must be all of one set.
       channels: of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the source
         that was packed.
       verify: "first", or "never" to trust the files.
       on_bad_record: "raise": a damaged record is an error in its batch's place. "mask": it is
         zeros, and False in a field "valid" (bool).
+      max_pixels: height * width above which a JPEG image is refused, before it is decoded.
 
     Attributes:
       paths: of the files.
@@ -63,12 +65,14 @@ class PackedSource(BatchSource):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Paths,
         channels: int | None = None,
         verify: Literal["first", "never"] = "first",
         on_bad_record: Literal["raise", "mask"] = "raise",
+        *,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
-        if channels not in (None, *_MODES):
+        if channels not in (None, *CHANNELS):
             raise ValueError(f"channels={channels}; wanted 1, 3, 4 or None")
         if verify not in ("first", "never"):
             raise ValueError(f"verify is {verify!r}; wanted 'first' or 'never'")
@@ -76,6 +80,7 @@ class PackedSource(BatchSource):
             raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
         self.paths = packed_paths(path)
         self.channels = channels
+        self.max_pixels = whole_number("max_pixels", max_pixels, 1)
         self.on_bad_record = on_bad_record
         self._shards = [PackedFile(path) for path in self.paths]
         check_one_set(self._shards)
@@ -151,8 +156,7 @@ class PackedSource(BatchSource):
     def close(self) -> None:
         """Lets go of the files; arrays that were handed out keep theirs. Idempotent."""
         self._shards = []
-        for views in ("_rows", "_images"):
-            self.__dict__.pop(views, None)
+        self.__dict__.pop("_native", None)
 
     def __enter__(self) -> Self:
         return self
@@ -174,13 +178,27 @@ class PackedSource(BatchSource):
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Views of the maps; columns of several files are joined in memory where they are small."""
-        if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
-            return None
-        return self._rows
+        return None if self._native is None else self._native[0]
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """The JPEG images, and arrays of images that are not one array."""
-        return {} if self.row_arrays() is None else self._images
+        return {} if self._native is None else self._native[1]
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's JPEG file, checked as every record is."""
+        codecs = {field.name: field.codec for field in self._fields}
+        if codecs.get(field) != "jpeg":
+            return None
+        self.check(np.array([record]))
+        file, row = self._place(record)
+        return file.stored(field, row).tobytes()
+
+    def remarks(self) -> Sequence[str]:
+        """What decodes JPEG images, and why."""
+        found = jpeg_decoding()
+        why = f" ({found.reason})" if found.reason else ""
+        jpeg = [field.name for field in self._fields if field.codec == "jpeg"]
+        return [f"{name}: packed JPEG by {found.name}{why}" for name in jpeg]
 
     def check(self, records: np.ndarray) -> None:
         """Raises ValueError for the first of these records that is damaged.
@@ -192,10 +210,16 @@ class PackedSource(BatchSource):
             check_mapped("the source", self._shards[number].file)
         if self._unread is None:
             return
-        for record in records[self._unread[records]].tolist():
-            if damage := self._damage(record):
+        unread = records[self._unread[records]]
+        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _CHECKED_ALONE))
+        if len(parts) == 1:
+            found = [self._first_damage(unread)]
+        else:  # of a disk, several records at once
+            with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+                found = list(threads.map(self._first_damage, parts))
+        for damage in found:
+            if damage is not None:
                 raise ValueError(str(damage))
-            self._unread[record] = False
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
         """Every record whose bytes are damaged, in order; reads all of them, in several threads.
@@ -241,7 +265,7 @@ class PackedSource(BatchSource):
             return False
         shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
         channels = shapes[0][0, 2]
-        return channels in _MODES and all(
+        return channels in CHANNELS and all(
             (part[:, 2] == channels).all() and (part > 0).all() for part in shapes
         )
 
@@ -270,6 +294,14 @@ class PackedSource(BatchSource):
         file, row = self._place(record)
         found = file.damage(row)
         return None if found is None else Damage(file.path, record, *found)
+
+    def _first_damage(self, records: np.ndarray) -> Damage | None:
+        assert self._unread is not None
+        for record in records.tolist():
+            if damage := self._damage(record):
+                return damage
+            self._unread[record] = False
+        return None
 
     def _valid(self, records: np.ndarray) -> np.ndarray:
         """bool [N]: which are not damaged; raises where those are errors."""
@@ -323,40 +355,44 @@ class PackedSource(BatchSource):
             return file.array(field, place) if valid[row] else np.zeros(shape, np.uint8)
         channels = self._channels(field)
         if valid[row]:
+            name = f"record {record}, field {field.name!r}, of {file.path}"
             try:
-                return _decoded(file.stored(field.name, place).tobytes(), channels, shape)
+                pixels = decoded(
+                    file.stored(field.name, place).data, channels, self.max_pixels, name
+                )
+                if pixels.shape[:2] == shape:
+                    return pixels
+                raise ValueError(f"{name}: it is {pixels.shape[:2]} and the index has {shape}")
             except Exception as error:
-                note(error, "while decoding record {}, {!r}, of {}", record, field.name, file.path)
-                if self.on_bad_record == "raise" or isinstance(error, ImportError | MemoryError):
+                if self.on_bad_record == "raise" or not is_of_the_image(error):
                     raise
                 valid[row] = False
         return np.zeros((*shape, channels), np.uint8)
 
     @functools.cached_property
-    def _rows(self) -> Mapping[str, np.ndarray] | None:
-        found = {}
+    def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
+        """The fields that are rows of arrays, and the others, where native threads read them."""
+        if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
+            return None
+        rows, images = {}, {}
         for field in self._fields:
-            images = self._is_image(field)
-            if len(self._shards) == 1:
-                array = self._shards[0].rows(field, self._shapes[field.name])
-            elif field.codec == "column":
-                parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
-                too_much = sum(part.nbytes for part in parts) > _MOST_JOINED
-                array = None if too_much else np.concatenate(parts)
-            else:
-                array = None
+            array = self._one_array(field)
             if array is not None:
-                found[field.name] = array
-            elif not images:
+                rows[field.name] = array
+            elif self._is_image(field) and (field.codec == "array" or jpeg_decoding().native):
+                images[field.name] = self._encoded(field)
+            else:
                 return None
-        return found
+        return rows, images
 
-    @functools.cached_property
-    def _images(self) -> Mapping[str, EncodedImages]:
-        rows = self._rows or {}
-        return {
-            field.name: self._encoded(field) for field in self._fields if field.name not in rows
-        }
+    def _one_array(self, field: PackedField) -> np.ndarray | None:
+        """All of a field's records as one array, where it costs little memory."""
+        if len(self._shards) == 1:
+            return self._shards[0].rows(field, self._shapes[field.name])
+        if field.codec != "column":
+            return None
+        parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
+        return np.concatenate(parts) if sum(p.nbytes for p in parts) <= _MOST_JOINED else None
 
     def _encoded(self, field: PackedField) -> EncodedImages:
         columns = [shard.index.columns[field.name] for shard in self._shards]
@@ -372,21 +408,5 @@ class PackedSource(BatchSource):
             size=size,
             codec="jpeg" if field.codec == "jpeg" else "raw",
             channels=self._channels(field),
+            max_pixels=self.max_pixels,
         )
-
-
-def _decoded(encoded: bytes, channels: int, size: tuple[int, ...]) -> np.ndarray:
-    """uint8 [H, W, C] of a JPEG file, upright."""
-    import PIL.Image
-    import PIL.ImageOps
-
-    with PIL.Image.open(io.BytesIO(encoded), formats=["JPEG"]) as image:
-        if sorted(image.size) != sorted(size):
-            raise ValueError(
-                f"the image is {image.height} x {image.width} and the index has {size}; pack again"
-            )
-        upright = PIL.ImageOps.exif_transpose(image)
-        pixels = np.asarray(upright.convert(_MODES[channels]))
-    if pixels.shape[:2] != size:
-        raise ValueError(f"the image is {pixels.shape[:2]} and the index has {size}; pack again")
-    return pixels.reshape(*size, channels)

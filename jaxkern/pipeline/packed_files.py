@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxkern.pipeline.formats.files import Paths, files_of
 from jaxkern.pipeline.packed_format import SUFFIX, PackedField, PackedIndex, read_index
 
 _SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})" + re.escape(SUFFIX) + r"\Z")
@@ -92,41 +93,43 @@ class PackedFile:
         return np.ndarray(whole, field.dtype, self.file, int(offset[0]), (step, *dense))
 
 
-def packed_paths(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of a name or a pattern, in order; absolute.
+def packed_paths(path: Paths) -> list[Path]:
+    """The files of a name, a pattern, a folder or a list of them, in order; absolute.
 
-    Raises: FileNotFoundError where there is none, or shards are missing; ValueError for a pattern
-      of files that are not one set.
+    Raises: FileNotFoundError where there is none, or shards are missing; ValueError for files that
+      are not one set.
     """
-    given = os.fspath(path)
-    if os.path.isfile(given):
-        return [Path(given).absolute()]
-    if not any(sign in given for sign in "*?["):
-        stem = given.removesuffix(SUFFIX)
-        sets = {
-            f"{stem}-*-of-{found[2]}{SUFFIX}"
-            for name in glob.glob(f"{glob.escape(stem)}-*-of-*{SUFFIX}")
-            if (found := _SHARD.search(name))
-        }
-        more = f"; there are shards: {' or '.join(sorted(sets))}" if sets else ""
-        raise FileNotFoundError(f"there is no file {given}{more}")
-    paths = [Path(found).absolute() for found in sorted(glob.glob(given)) if os.path.isfile(found)]
-    if not paths:
-        raise FileNotFoundError(f"no file has a name like {given}")
-    named = [_SHARD.search(path.name) for path in paths]
-    if any(named):
-        _check_complete(given, paths, named)
+    try:
+        paths = files_of(path, (SUFFIX,), "packed records")
+    except FileNotFoundError as error:
+        if not isinstance(path, str | os.PathLike):
+            raise
+        stem = os.path.expanduser(os.fspath(path)).removesuffix(SUFFIX)
+        named = map(_SHARD.search, glob.glob(f"{glob.escape(stem)}-*-of-*{SUFFIX}"))
+        sets = {f"{stem}-*-of-{found[2]}{SUFFIX}" for found in named if found}
+        if not sets:
+            raise
+        there = " or ".join(sorted(sets))
+        raise FileNotFoundError(f"{error}; there are the shards of {there}") from None
+    names = [_SHARD.search(path.name) for path in paths]
+    if any(names) and len(paths) + _is_pattern(path) > 1:  # one may be looked at by itself
+        _check_complete(path, paths, names)
     return paths
 
 
+def _is_pattern(path: Paths) -> bool:
+    """Whether it may stand for any number of files."""
+    return not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
+
+
 def _check_complete(
-    pattern: str, paths: Sequence[Path], named: Sequence[re.Match[str] | None]
+    given: Paths, paths: Sequence[Path], named: Sequence[re.Match[str] | None]
 ) -> None:
     """Raises where files that are named as shards are not all of one set."""
     sets = {(p.name[: n.start()], n[2]) if n else p.name for p, n in zip(paths, named, strict=True)}
     if len(sets) > 1:
         raise ValueError(
-            f"{pattern} has files of several sets: {paths[0].name} and {paths[-1].name} among them"
+            f"{given} has files of several sets: {paths[0].name} and {paths[-1].name} among them"
         )
     found = {int(name[1]) for name in named if name}
     count = int(next(name[2] for name in named if name))
@@ -134,7 +137,7 @@ def _check_complete(
     if missing:
         text = ", ".join(f"{number:05}" for number in missing[:5])
         raise FileNotFoundError(
-            f"{pattern} has {len(found)} of {count} shards; missing: {text}"
+            f"{given} has {len(found)} of {count} shards; missing: {text}"
             f"{' and others' if len(missing) > 5 else ''}"
         )
 

@@ -6,13 +6,16 @@ import dataclasses
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxkern.core import registry
 from jaxkern.core.failures import note
+from jaxkern.core.mapped import check_mapped
+from jaxkern.pipeline.decoding import header_by_pillow
 from jaxkern.pipeline.packed_format import Codec, PackedField, can_store
 from jaxkern.pipeline.rows import Data, row_of
 from jaxkern.pipeline.source import BatchSource, RecordSource
@@ -84,9 +87,7 @@ class RecordEncoder:
     def __init__(self, source: BatchSource, form: PackFormat) -> None:
         self._source = source
         self._form = form
-        self._arrays: Mapping[str, np.ndarray] = {}
-        if not source.encoded_images():
-            self._arrays = source.row_arrays() or {}
+        self._arrays = {} if source.encoded_images() else source.row_arrays() or {}
         first = self._record(0)
         if form.name != "npy":
             missing = [name for name in form.images if name not in first]
@@ -132,8 +133,8 @@ class RecordEncoder:
         if self._is_image(field.name):
             limit = self._form.max_side
             if field.codec == "jpeg" and readable and not is_larger(value, limit):
-                whole = encoded_file(self._source, field.name, record)
-                if whole is not None:  # as it is: no second loss
+                whole = self._source.encoded_bytes(field.name, record)
+                if whole is not None and jpeg_size(whole) == value.shape[:2]:  # no second loss
                     return _with_checksum(whole, value.shape[:2])
             value = resized(value, limit)
             if field.codec == "jpeg":
@@ -186,6 +187,8 @@ class RecordEncoder:
     def _record(self, record: int) -> dict[str, np.ndarray]:
         if self._arrays:
             self._source.check(np.array([record]))
+            for name, array in self._arrays.items():
+                check_mapped(f"field {name!r}", array)
             return {name: np.asarray(array[record]) for name, array in self._arrays.items()}
         with jax.enable_x64(True):
             data: Data
@@ -196,22 +199,19 @@ class RecordEncoder:
         return {name: np.asarray(value) for name, value in data.items()}
 
 
-def encoded_file(source: BatchSource, field: str, record: int) -> bytes | None:
-    """The bytes of a record's JPEG file, where the source holds one."""
-    images = source.encoded_images().get(field)
-    found: bytes | None = None
-    if images is not None and images.codec == "jpeg":
-        blob, offset, length = images.place[record].tolist()
-        found = images.blobs[blob][offset : offset + length].tobytes()
-        if images.in_files:
-            with open(found, "rb") as file:
-                found = file.read()
-    elif field == "image" and hasattr(source, "files"):
-        with open(source.files[record], "rb") as file:
-            if file.read(3) == b"\xff\xd8\xff":
-                file.seek(0)
-                found = file.read()
-    return found if found is not None and found[:3] == b"\xff\xd8\xff" else None
+def jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
+    """(height, width) of a JPEG file, upright; None for another, and for what natively is none."""
+    if not jpeg.startswith(b"\xff\xd8\xff"):
+        return None
+    native = registry.module("cpu")
+    try:
+        if native is None:
+            header = header_by_pillow(jpeg)
+            return (header.height, header.width)
+        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
+    except (ValueError, OSError):
+        return None
+    return (width, height) if orientation >= 5 else (height, width)
 
 
 def is_larger(image: np.ndarray, max_side: int | None) -> bool:

@@ -23,6 +23,7 @@ from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.timing import batch_seconds
+from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.pipeline.workers import holds_ragged
 
 
@@ -31,8 +32,8 @@ def from_source(
     batch_size: int,
     shuffle: bool = False,
     seed: int = 0,
-    num_workers: int = 2,
-    prefetch_size: int = 4,
+    num_workers: int | Auto = 2,
+    prefetch_size: int | Auto = 4,
     drop_remainder: bool = False,
     shard: tuple[int, int] | None = None,
     *,
@@ -52,8 +53,9 @@ def from_source(
       shuffle: whether the order differs from the source's, and from epoch to epoch.
       seed: of the order and of everything random behind it; an integer.
       num_workers: threads that make batches; 0 makes each batch when it is asked for. The batches
-        do not depend on it.
-      prefetch_size: batches that are made ahead at most.
+        do not depend on it. "auto" begins with 2 and takes more while the consumer waits, cores
+        are free and batches come faster for it; ``stats()`` of the iterator tells.
+      prefetch_size: batches that are made ahead at most; "auto" likewise, within the memory.
       drop_remainder: whether records that fill no batch are left out of the epoch. Otherwise the
         last batch is smaller.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
@@ -88,8 +90,8 @@ def from_stream(
     batch_size: int,
     shuffle_buffer: int = 0,
     seed: int = 0,
-    num_workers: int = 2,
-    prefetch_size: int = 4,
+    num_workers: int | Auto = 2,
+    prefetch_size: int | Auto = 4,
     drop_remainder: bool = False,
     shard: tuple[int, int] | None = None,
     *,
@@ -138,11 +140,15 @@ def from_stream(
 
 
 def _options(
-    num_workers: int, prefetch_size: int, sharding: jax.sharding.NamedSharding | None
+    num_workers: int | Auto,
+    prefetch_size: int | Auto,
+    sharding: jax.sharding.NamedSharding | None,
 ) -> IterationOptions:
-    num_workers = whole_number("num_workers", num_workers, 0)
-    more = "; num_workers=0 is a pipeline without prefetching"
-    prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+    if num_workers != "auto":
+        num_workers = whole_number("num_workers", num_workers, 0, more='; or "auto"')
+    if prefetch_size != "auto":
+        more = '; or "auto"; num_workers=0 is a pipeline without prefetching'
+        prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
     if sharding is not None and not isinstance(sharding, jax.sharding.NamedSharding):
         raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
     return IterationOptions(num_workers, prefetch_size, sharding)
@@ -191,6 +197,7 @@ class Pipeline:
     def __init__(self, output: Vertex, options: IterationOptions) -> None:
         self._output = output
         self._options = options
+        self._tuning = Tuning(options.num_workers, options.prefetch_size)
         self._epoch = 0
         self._ready: PipelinePlan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
@@ -230,7 +237,9 @@ class Pipeline:
         return self._iterator(self._plan, epoch)
 
     def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
-        return PipelineIterator(plan, epoch, self._options, self._resumed, self._replan)
+        return PipelineIterator(
+            plan, epoch, self._options, self._resumed, self._replan, self._tuning
+        )
 
     def __len__(self) -> int:
         """The batches of an epoch. Raises: TypeError where only the end of the epoch tells."""
@@ -308,7 +317,8 @@ class Pipeline:
         from there; say ``on=`` for bits that no timing decides.
 
         With a record: it is replayed in its own batch and shown behind every node, so that the last
-        stage holds what an iteration yields. JAX nodes are compiled one by one for the stages
+        stage holds what an iteration yields; behind a node that drops, adds or joins records it is
+        not followed. JAX nodes are compiled one by one for the stages
         between.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
@@ -324,7 +334,7 @@ class Pipeline:
             is_open = self._plan.placement is not None and not self._on_host_only
             is_open &= not isinstance(self._plan.vertices[0].node, StreamNode)
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
-            return overview(self._plan, seconds, self._options.num_workers)
+            return overview(self._plan, seconds, self._tuning.workers)
         return explain(
             self._plan, whole_number("record_id", record_id, 0), whole_number("epoch", epoch, 0)
         )

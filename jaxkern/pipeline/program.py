@@ -83,7 +83,8 @@ class BatchUnit(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of its arrays."""
-        return sum(int(leaf.nbytes) for leaf in [*self.joint.leaves, self.records])
+        leaves = [*self.joint.leaves, self.records]
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)  # shapes have no nbytes
 
 
 def halves(records: np.ndarray) -> np.ndarray:

@@ -30,8 +30,9 @@ class Resized:
     def __init__(self, pipeline: Pipeline) -> None:
         pipeline._decide()
         self._given, plan, options = pipeline, pipeline._plan, pipeline._options
-        self.sharding, self.workers = options.sharding, options.num_workers
-        self.units_ahead = options.prefetch_size if options.num_workers else 0
+        tuning = pipeline._tuning
+        self.sharding, self.workers = options.sharding, tuning.workers
+        self.units_ahead = tuning.ahead if tuning.workers else 0
         self.records = max(plan.stream.records // plan.stream.shard[1], 1)
 
     def pipeline(self, size: int) -> Pipeline:

@@ -42,6 +42,9 @@ class Given(Protocol):
     def next(self) -> Item | None:
         """The next item, of `Rows`; None behind the last."""
 
+    def resize(self, threads: int, ahead: int) -> None:
+        """As `Feed.resize`."""
+
     def close(self) -> None:
         """Ends its threads; idempotent."""
 
@@ -130,6 +133,10 @@ class SequentialNode(PipelineNode):
         """What comes of a block, on its own; in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
+
+    def remarks(self) -> Sequence[str]:
+        """On how it reads its records, for `Pipeline.explain`."""
+        return ()
 
     def flow(self, start: FlowStart) -> Flow:
         """The batches from a place on."""

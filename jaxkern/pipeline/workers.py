@@ -52,7 +52,8 @@ class Workers:
         self._contexts = ThreadContexts()
         self._indices = iter(batches)
         self._lock = threading.Lock()
-        self._to_start = min(threads, len(batches))
+        self._to_start = self._threads = min(threads, len(batches))
+        self._started = self._surplus = 0
         self._known = epoch.plan.cut is None
         if self._known:
             self.ring.finish(batches.stop)
@@ -60,7 +61,8 @@ class Workers:
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """The next unit, or the error in its place; see `Ring._outcome`."""
         while self._to_start:  # not before somebody has this object, who can close it
-            name = f"jaxkern-pipeline-{self._to_start}"
+            self._started += 1
+            name = f"jaxkern-pipeline-{self._started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._to_start -= 1
         outcome = self.ring._outcome(timeout, self._unit)
@@ -81,6 +83,16 @@ class Workers:
         joint = self._usual.joint._replace(leaves=arrays["leaves"])
         return BatchUnit(joint, arrays["records"], bad=self._bad.get(index, 0))
 
+    def resize(self, threads: int) -> None:
+        """Goes on with so many threads, also before the nodes that read in order; here with no more
+        than slots."""
+        here = min(threads, self.ring.capacity)
+        with self._lock:
+            more, self._threads = here - self._threads, here
+            self._to_start += max(more, 0)
+            self._surplus += max(-more, 0)
+        self._epoch.resize(threads)
+
     def stats(self) -> RingStats:
         """Of the ring, with the bytes of what stood beside it."""
         found = self.ring.stats()
@@ -99,6 +111,9 @@ class Workers:
     def _put_units(self) -> None:
         while True:
             with self._lock:
+                if self._surplus:
+                    self._surplus -= 1
+                    return
                 index = self._claimed()
             if index is None:
                 return

@@ -95,9 +95,13 @@ struct Data {
     const auto* base = reinterpret_cast<const char*>(bytes.data());
     const int64_t half = rows / 2;
     const RowBlock second{half, base + 1 + half * Adder::kBytes, Adder::kBytes};
-    return {{{base + 1, rows, Adder::kBytes, Adder::kBytes, Cast::kNone, {second}}, {}},
-            {{reinterpret_cast<const char*>(labels.data()), rows, 8, 8, Cast::kInt64ToInt32}, {}},
-            {{base, rows, Adder::kBytes, Adder::kBytes, Cast::kNone}, Producer(adder.abi())}};
+    std::vector<AssemblyLeaf> leaves(3);
+    leaves[0].rows = {base + 1, rows, Adder::kBytes, Adder::kBytes, Cast::kNone, {second}};
+    leaves[1].rows = {reinterpret_cast<const char*>(labels.data()), rows, 8, 8,
+                      Cast::kInt64ToInt32};
+    leaves[2].rows = {base, rows, Adder::kBytes, Adder::kBytes, Cast::kNone};
+    leaves[2].producer = Producer(adder.abi());
+    return leaves;
   }
 };
 

@@ -2,8 +2,10 @@
 // every subsampling, odd sizes, restart markers, progressive, scaled, all orientations, in bands
 // and whole. Usage: check_jpeg [regions of each file].
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 #include "image/jpeg.h"
@@ -200,12 +202,28 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
   }
 }
 
+int write_kinds(const std::string& folder) {
+  for (const JpegKind& kind : kJpegKinds) {
+    std::string name;
+    for (const char* c = kind.name; *c != '\0'; ++c) {
+      if (*c != ',') name += std::isalnum(static_cast<unsigned char>(*c)) ? *c : '-';
+    }
+    const Bytes file = make_jpeg(kind, 24, 21, 1, 40);
+    std::ofstream out(folder + "/" + name + ".jpg", std::ios::binary);
+    out.write(reinterpret_cast<const char*>(file.data()),
+              static_cast<std::streamsize>(file.size()));
+    if (!out) return 1;
+  }
+  return 0;
+}
+
 }  // namespace
 }  // namespace jaxkern::image::testing
 
 int main(int argc, char** argv) {
   using namespace jaxkern::image::testing;
   jaxkern::image::JpegDecoder decoder;
+  if (argc > 1 && std::atoi(argv[1]) == 0) return write_kinds(argv[1]);
   const int regions = argc > 1 ? std::atoi(argv[1]) : 24;
   for (const JpegKind& kind : kJpegKinds) check_kind(decoder, kind, regions);
   printf("%s: %d failures\n", jaxkern::image::jpeg_decoder_name(), failures);

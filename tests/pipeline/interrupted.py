@@ -42,6 +42,15 @@ def slow(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
+#: keeps one of each two records
+EVERY_OTHER = jk.pipeline.Filter(lambda record: record["keep"])
+
+
+def stream(num_workers: int) -> Any:
+    read = lambda: (slow({"x": np.int32(n // 2 * 2)}) for n in range(2 * BATCHES))  # noqa: E731
+    return iter(jk.from_stream(read, 2, num_workers=num_workers, prefetch_size=2))
+
+
 def on_device(batch: dict[str, Any]) -> dict[str, Any]:
     return {"x": jnp.sort(batch["x"])}
 
@@ -51,7 +60,10 @@ def first(batch: Any) -> int:
 
 
 def pipeline(num_workers: int, *nodes: Any) -> Any:
-    pipe = jk.from_source(ROWS, 2, num_workers=num_workers, prefetch_size=2)
+    rows = ROWS
+    if EVERY_OTHER in nodes:
+        rows = {"x": np.repeat(ROWS["x"], 2), "keep": np.arange(4 * BATCHES) % 2 == 0}
+    pipe = jk.from_source(rows, 2, num_workers=num_workers, prefetch_size=2)
     for node in nodes:
         pipe = pipe >> node
     list(pipe)  # compiles
@@ -89,6 +101,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "function": lambda: pipeline(2, slow),
     "program": lambda: pipeline(2, slow, jk.OperatorNode(on_device)),
     "no workers": lambda: pipeline(0, slow, jk.OperatorNode(on_device)),
+    "in order": lambda: pipeline(2, EVERY_OTHER, slow),
+    "in order without workers": lambda: pipeline(0, EVERY_OTHER, slow),
+    "stream": lambda: stream(2),
+    "stream without workers": lambda: stream(0),
     "ring": ring,
     "assembly": assembly,
     "prefetcher": lambda: jk.prefetch_to_device(pipeline(2, slow), 2),
@@ -109,7 +125,7 @@ def interrupted(kind: str) -> dict[str, Any]:
             break
         except KeyboardInterrupt:
             interrupts += 1
-            if kind in ("function", "program", "no workers", "prefetcher"):
+            if kind not in ("rows", "ring", "assembly", "generator"):
                 wrong_states += batches.get_state()["batch"] != len(found)
     return {"found": [first(b) for b in found], "interrupts": interrupts, "wrong": wrong_states}
 

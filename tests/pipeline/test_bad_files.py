@@ -76,6 +76,43 @@ def test_no_other_row_changes(folders, workers, where):
         assert seen == len(bad)
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_native_threads_name_them_too(folders, part):
+    whole, damaged, bad = folders
+
+    def batches(root):
+        photos = ImageFolder(root, on_bad_record="mask")
+        source = Subset(photos, [13, 0, *range(1, 13)]) if part else photos
+        pipe = jk.from_source(source, 4, pad_remainder=True) >> SIZE
+        assert pipe._plan.native is not None
+        return photos, iter(pipe)
+
+    (photos, found), (_, wanted) = batches(damaged), batches(whole)
+    seen = 0
+    for one, other in zip(found, wanted, strict=True):
+        valid = np.asarray(one["valid"])
+        assert (np.asarray(one["image"])[~valid] == -1).all()
+        assert_same(
+            [rows_where(valid & one["mask"], {"image": one["image"]})],
+            [rows_where(valid & one["mask"], {"image": other["image"]})],
+        )
+        seen += int((~valid & one["mask"]).sum())
+        assert found.bad_records == seen
+    assert seen == 3
+    assert sorted(photos.bad_files) == sorted(photos.files[k] for k in bad)
+    assert "truncated" in photos.bad_files[photos.files[bad[0]]]
+    strict = ImageFolder(damaged)
+    broken = iter(jk.from_source(strict, 1) >> SIZE)
+    failed = []
+    for path in strict.files:
+        try:
+            next(broken)
+        except Exception as error:
+            failed.append((path, str(error)))
+    assert [path for path, _ in failed] == [strict.files[k] for k in sorted(bad)]
+    assert all(str(path) in text for path, text in failed)
+
+
 def test_rows_are_zeros_of_the_headers_size(folders):
     _, damaged, bad = folders
     source = masked(damaged)

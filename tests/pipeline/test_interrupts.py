@@ -37,7 +37,10 @@ def interrupted():
     return json.loads(done.stdout)
 
 
-KINDS = "rows function program no_workers ring assembly prefetcher generator put"
+KINDS = (
+    "rows function program no_workers in_order in_order_without_workers stream "
+    "stream_without_workers ring assembly prefetcher generator put"
+)
 
 
 @pytest.mark.parametrize("kind", KINDS.split())

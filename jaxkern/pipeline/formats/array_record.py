@@ -42,7 +42,7 @@ class ArrayRecordSource(BatchSource):
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
-        self._records = RecordSource(_Records(self))
+        self._records = RecordSource(ArrayRecordFiles(self))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -108,7 +108,7 @@ def _check_process() -> None:
         )
 
 
-class _Records:
+class ArrayRecordFiles:
     """The decoded records of a source, one by one."""
 
     def __init__(self, source: ArrayRecordSource) -> None:

@@ -47,8 +47,8 @@ class ArrowSource(ColumnSource):
     Args:
       tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
       columns: which; all by default.
-      decode: column of bytes or text -> function from its bytes to a number, an array or a dict of
-        those, of the same shapes in every record.
+      decoders: column of bytes or text -> function from its bytes to a number, an array or a dict
+        of those, of the same shapes in every record.
       images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
     Attributes:
@@ -63,7 +63,7 @@ class ArrowSource(ColumnSource):
         self,
         tables: Any,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         arrow = extra("pyarrow", "parquet")
@@ -72,7 +72,7 @@ class ArrowSource(ColumnSource):
         else:
             files = files_of(tables, (".arrow", ".feather"), "Arrow")
             parts = [(str(file), *_mapped_table(file)) for file in files]
-        _init(self, parts, columns, decode, images)
+        _init(self, parts, columns, decoders, images)
 
 
 class ParquetSource(ColumnSource):
@@ -84,7 +84,7 @@ class ParquetSource(ColumnSource):
 
     Args:
       paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``.
-      columns, decode, images: as for `ArrowSource`, and so are the fields.
+      columns, decoders, images: as for `ArrowSource`, and so are the fields.
 
     Attributes:
       bad_images: (field, record) -> error of each image that did not decode, where masked.
@@ -96,13 +96,13 @@ class ParquetSource(ColumnSource):
         self,
         paths: Paths,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         extra("pyarrow", "parquet")
         files = files_of(paths, (".parquet",), "Parquet")
         parts = _parquet_tables(files, columns)
-        _init(self, parts, columns, decode, images)
+        _init(self, parts, columns, decoders, images)
 
 
 #: where a table is from, the table, and the file in memory that its values may lie in
@@ -113,10 +113,10 @@ def _init(
     source: ColumnSource,
     parts: Sequence[Part],
     names: Sequence[str] | None,
-    decode: Mapping[str, Decode] | None,
+    decoders: Mapping[str, Decode] | None,
     images: ImageOptions,
 ) -> None:
-    columns = columns_of(parts, names, decode or {}, masks(images))
+    columns = columns_of(parts, names, decoders or {}, masks(images))
     ends = np.cumsum([table.num_rows for _, table, _ in parts])
     if ends[-1] == 0:
         raise ValueError(f"{parts[0][0]} has no rows")
@@ -139,7 +139,8 @@ def _mapped_table(file: Path) -> tuple[Any, np.ndarray]:
     try:
         table = opened(arrow.BufferReader(arrow.py_buffer(data))).read_all()
         table.validate()
-    except (arrow.ArrowException, OSError) as error:
+        table.column_names  # noqa: B018 they may be no text
+    except (arrow.ArrowException, OSError, UnicodeError) as error:
         raise ValueError(
             f"{file} is no Arrow file that can be read: {error}; wanted one in the IPC format, "
             "whole, a stream, or Feather version 2"
@@ -151,42 +152,36 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None) -> list[
     arrow = extra("pyarrow", "parquet")
     parquet = extra("pyarrow.parquet", "parquet")
     found: list[Part] = []
-    taken = 0
+    largest = 0
     with ProgressBar(True, "Parquet", "files") as bar:
         for number, path in enumerate(files):
+            groups = []
             try:
                 with parquet.ParquetFile(path) as file:
-                    taken += _check_memory(path, file.metadata, names)
-                    table = file.read(None if names is None else list(names))
-                    table.validate()
-            except (arrow.ArrowException, OSError) as error:
+                    for group in range(file.num_row_groups):
+                        if largest > available_bytes():
+                            raise MemoryError(
+                                f"there is no memory for more of {path} than {group} of its "
+                                f"{file.num_row_groups} row groups: choose columns=[...], or write "
+                                "them into an Arrow file, which is read where it lies"
+                            )
+                        groups.append(
+                            file.read_row_group(group, None if names is None else [*names])
+                        )
+                        groups[-1].validate()
+                        largest = max(largest, groups[-1].nbytes)
+                    table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
+            except (arrow.ArrowException, OSError, UnicodeError) as error:
                 raise ValueError(f"{path} is no Parquet file that can be read: {error}") from error
             found.append((str(path), table, None))
             bar.update(number + 1, len(files))
     return found
 
 
-def _check_memory(path: Path, metadata: Any, names: Sequence[str] | None) -> int:
-    """Bytes that the columns of a file take; raises where there is less memory."""
-    needed = 0
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            if names is None or column.path_in_schema.split(".")[0] in names:
-                needed += column.total_uncompressed_size
-    if needed > available_bytes():
-        raise MemoryError(
-            f"the columns of {path} take {needed / 2**30:.1f} GiB and there are "
-            f"{available_bytes() / 2**30:.1f}; choose columns=[...], or write them into an Arrow "
-            "file, which is read where it lies: jaxkern.pipeline.ArrowSource"
-        )
-    return needed
-
-
 def columns_of(
     parts: Sequence[Part],
     names: Sequence[str] | None,
-    decode: Mapping[str, Decode],
+    decoders: Mapping[str, Decode],
     missing: bool,
     images: Sequence[str] | None = None,
 ) -> dict[str, Column]:
@@ -195,7 +190,7 @@ def columns_of(
     Args:
       names: of the columns to take; None for all.
       missing: whether a missing image is one that does not decode, and not an error.
-      images: the columns that hold encoded images; None for all of bytes that are not in `decode`.
+      images: the columns that hold encoded images; None for all of bytes not in `decoders`.
     """
     if isinstance(names, str):
         raise TypeError(f"columns is {names!r}; wanted a sequence of names")
@@ -207,9 +202,9 @@ def columns_of(
                 raise KeyError(
                     f"{where} has no column {name!r}, or several; it has {table.column_names}"
                 )
-        columns[name] = _column(name, parts, decode.get(name), missing, images)
-    if unknown := sorted(decode.keys() - columns.keys()):
-        raise KeyError(f"decode has {unknown}; the columns are {sorted(columns)}")
+        columns[name] = _column(name, parts, decoders.get(name), missing, images)
+    if unknown := sorted(decoders.keys() - columns.keys()):
+        raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
     return columns
 
 
@@ -220,12 +215,10 @@ def _column(
     missing: bool,
     images: Sequence[str] | None,
 ) -> Column:
-    arrow = extra("pyarrow", "parquet")
     kind = parts[0][1].schema.field(name).type
     is_image = decode is None and (images is None or name in images)
-    struct = arrow.types.is_struct(kind) and {f.name for f in kind} >= {"bytes", "path"}
     text = _is_text(kind)
-    binary = (struct or _is_binary(kind)) and (is_image or decode is not None)
+    binary = (_is_file(kind) or _is_binary(kind)) and (is_image or decode is not None)
     if binary or (text and decode is not None):
         return _bytes(name, parts, decode, missing)
     pieces: list[np.ndarray] = []
@@ -248,6 +241,18 @@ def _column(
         return np.empty(0, np.float32)
     chunks = Chunks(pieces)
     return chunks.whole() if len(pieces) == 1 or chunks.nbytes <= _COPIED else chunks
+
+
+def _is_file(kind: Any) -> bool:
+    """Whether it is a struct of bytes and path, as Hugging Face's `Image`."""
+    if not extra("pyarrow", "parquet").types.is_struct(kind):
+        return False
+    where = [kind.get_field_index(name) for name in ("bytes", "path")]
+    if min(where) < 0:
+        return False
+    data, path = (kind.field(index).type for index in where)
+    null = extra("pyarrow", "parquet").types.is_null
+    return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
 
 
 def _is_binary(kind: Any) -> bool:
@@ -298,7 +303,7 @@ def _values(array: Any, what: str) -> np.ndarray:
         return numbers
     raise TypeError(
         f"{what} is {kind}; wanted numbers, lists of them or encoded images: choose columns=[...] "
-        "without it, or give decode={column: a function of bytes} for bytes and text"
+        "without it, or give decoders={column: a function of bytes} for bytes and text"
     )
 
 
@@ -346,10 +351,9 @@ def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: boo
                     f"{what} has {max(chunk.null_count, array.null_count)} missing values; wanted "
                     "bytes in every row, or on_bad_record='mask' for images"
                 )
-            if str(array.type).endswith("_view"):
+            if str(array.type).endswith("_view") or arrow.types.is_null(array.type):
                 array = array.cast(arrow.large_binary())
-            buffer = array.buffers()[2]
-            stored = np.frombuffer(buffer or b"", np.uint8)
+            stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
             offsets = _offsets(array, len(stored), what).astype(np.int64)
             place = np.empty((len(array), 3), np.int64)
             place[:, 1], place[:, 2] = offsets[:-1], np.diff(offsets)

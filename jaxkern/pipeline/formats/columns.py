@@ -134,7 +134,9 @@ class ColumnSource(BatchSource):
             else:
                 encoded[name] = _image_column(column, name_of, images)
         self._images = EncodedSource(encoded, arrays) if encoded else None
-        self._decoded = RecordSource(_Decoded(decoded, len(self), name_of)) if decoded else None
+        self._decoded = (
+            RecordSource(DecodedFields(decoded, len(self), name_of)) if decoded else None
+        )
         #: what has a `gather` of its own
         self._parts: list[BatchSource] = [self._images] if self._images is not None else []
         if self._images is None and arrays:
@@ -162,6 +164,10 @@ class ColumnSource(BatchSource):
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """The columns of numbers, where native threads can make all of a batch."""
         return self._parts[0].row_arrays() if self._is_plain() else None
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """An image as the file holds it."""
+        return None if self._images is None else self._images.encoded_bytes(field, record)
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """The columns of images, where native threads can make all of a batch."""
@@ -222,7 +228,7 @@ def _image_column(
     )
 
 
-class _Decoded:
+class DecodedFields:
     """Records of fields that functions decode, one by one."""
 
     def __init__(

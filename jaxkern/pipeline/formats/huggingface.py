@@ -34,7 +34,7 @@ class HuggingFaceSource(ColumnSource):
 
     Args:
       dataset: with a length: one split, no `DatasetDict` and no `IterableDataset`.
-      columns, decode, images: as for `ArrowSource`.
+      columns, decoders, images: as for `ArrowSource`.
 
     Attributes:
       bad_images: (field, record) -> error of each image that did not decode, where masked.
@@ -47,7 +47,7 @@ class HuggingFaceSource(ColumnSource):
         self,
         dataset: Any,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         _check(dataset)
@@ -63,7 +63,7 @@ class HuggingFaceSource(ColumnSource):
         ]
         where = "the data set"
         table = dataset.data.table
-        found = columns_of([(where, table, None)], names, decode or {}, masks(images), of_images)
+        found = columns_of([(where, table, None)], names, decoders or {}, masks(images), of_images)
         if dataset._indices is not None:
             rows = dataset._indices.table.column(0).to_numpy().astype(np.int64)
             if len(rows) and rows.max() >= table.num_rows:

@@ -35,7 +35,7 @@ class TFRecordSource(ColumnSource):
       paths: a file, a list, a folder, or a pattern: ``train.tfrecord-{00000..00003}-of-00004``.
       features: which, and their names: field -> feature; or a sequence of features. All of the
         first record by default.
-      decode: feature of bytes -> function from them to a number, an array or a dict of those, of
+      decoders: feature of bytes -> function from them to a number, an array or a dict of those, of
         the same shapes in every record.
       images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
 
@@ -52,7 +52,7 @@ class TFRecordSource(ColumnSource):
         self,
         paths: Paths,
         features: Mapping[str, str] | Sequence[str] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
         self.files = files_of(paths, (".tfrecord", ".tfrecords"), "TFRecord")
@@ -60,7 +60,7 @@ class TFRecordSource(ColumnSource):
             raise TypeError(f"features is {features!r}; wanted a sequence of them, or a dict")
         if features is not None and not isinstance(features, Mapping):
             features = {name: name for name in features}
-        fields = _Fields(features, decode or {})
+        fields = _Fields(features, decoders or {})
         blobs: list[np.ndarray] = []
         ends: list[int] = []
         with ProgressBar(True, "TFRecord", "files") as bar:
@@ -117,10 +117,10 @@ def _masked(crc: int) -> bytes:
 class _Fields:
     """The features of records, as columns; `wanted` None are those of the first record."""
 
-    def __init__(self, wanted: Mapping[str, str] | None, decode: Mapping[str, Decode]) -> None:
+    def __init__(self, wanted: Mapping[str, str] | None, decoders: Mapping[str, Decode]) -> None:
         self._example = extra("tfrecord", "tfrecord").example_pb2.Example
         self._wanted, self._given = wanted, wanted is not None
-        self._decode = decode
+        self._decoders = decoders
         self._values: dict[str, list[Any]] = {}
         self.records = 0
 
@@ -162,7 +162,7 @@ class _Fields:
         columns: dict[str, Column] = {}
         for name, values in self._values.items():
             if isinstance(values[0], tuple):
-                decode = self._decode.get((self._wanted or {})[name])
+                decode = self._decoders.get((self._wanted or {})[name])
                 columns[name] = Bytes(blobs, np.array(values, np.int64), decode)
             else:
                 stacked = np.stack(values)
@@ -174,10 +174,10 @@ class _Fields:
     ) -> tuple[int, int, int]:
         if len(value) != 1:
             raise ValueError(f"{where} has {len(value)} values in {feature!r}; wanted one of bytes")
-        if not (self._given or feature in self._decode or self.records or is_image(value[0])):
+        if not (self._given or feature in self._decoders or self.records or is_image(value[0])):
             raise TypeError(
-                f"{where} has bytes in {feature!r} that are no image; wanted decode={{{feature!r}: "
-                "a function of bytes}, or features={...} without it"
+                f"{where} has bytes in {feature!r} that are no image; wanted a function of them, "
+                f"decoders={{{feature!r}: ...}}, or features={{...}} without it"
             )
         # Wherever in the record the same bytes stand.
         return blob, offset + data.index(value[0]), len(value[0])

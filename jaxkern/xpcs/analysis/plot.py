@@ -79,7 +79,7 @@ def plot_cuts(
         above.set_ylim(*limits)
         above.set_xscale("log")
         above.set_title(_angle(view), fontsize=9)
-        above.legend(fontsize=7, frameon=False)
+        above.legend(fontsize=7, frameon=False, loc="upper right")
         first = place % columns == 0
         _label(above, "", "g2" if first else "")
         _label(below, "lag t2 - t1 (s)", "data - model" if first else "")
@@ -107,7 +107,7 @@ def plot_residuals(
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-6)
     _label(axes, _residual_label(views[0]) if views else "residual", "density")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="upper right")
     return _save(figure, path, dpi)
 
 

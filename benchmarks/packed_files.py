@@ -1,0 +1,186 @@
+"""From packed files to augmented batches: against the kernel alone, and against the files packed.
+
+    python benchmarks/packed_files.py            # prints, and writes benchmarks/results/
+    python benchmarks/packed_files.py --quick    # few images and rounds, writes nothing
+
+Two threads, float32 batches of 64, random resized crop to 224, flip and normalize. Of one packed
+file the images are raw, 256 x 256; the kernel alone runs on batches that lie ready, and arrays in
+memory stand beside it. Of the other they are JPEG, resized to a longest side of 256, of photographs
+of about 500 x 375, whose folder stands beside it. All is in the page cache, and checksums were
+compared in an epoch before. The values of a batch are compared first; then the arms take turns, an
+epoch a turn. ``--ffcv PYTHON``, an interpreter that has it, adds ffcv's raw file of the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import file_peers
+import harness
+import jax
+import numpy as np
+from file_batches import BATCH, LEVELS, chain, drawn, levels
+from photographs import make_folder, megabytes
+from ring_batches import made_images
+
+import jaxkern as jk
+
+SIDE = 256
+RAW_BAR, JPEG_BAR, FFCV_BAR = 0.85, 2.0, 5.0
+
+Epoch = Callable[[], Iterator[Any]]
+
+
+def of_pipeline(source: Any, antialias: bool) -> Epoch:
+    """Each turn is the next epoch, in an order of its own."""
+    pipe = jk.from_source(source, BATCH, shuffle=True, drop_remainder=True)
+    pipe = pipe >> chain("training", antialias)
+
+    def epoch() -> Iterator[jax.Array]:
+        for batch in pipe:
+            yield batch["image"]
+
+    return epoch
+
+
+def kernel_alone(images: np.ndarray) -> Epoch:
+    """The chain's compiled call with each batch's own parameters, on eight batches of images."""
+    aug = chain("training", antialias=False)
+    ready = [
+        jax.numpy.asarray(images[i * BATCH : (i + 1) * BATCH])
+        for i in range(min(8, len(images) // BATCH))
+    ]
+    apply = jax.jit(aug.apply)
+    keys = jk.random.record_keys(0, 0, np.arange(len(images)))
+    params = jax.tree.map(np.asarray, jax.jit(lambda k: aug.sample(k, (SIDE, SIDE)))(keys))
+
+    def epoch() -> Iterator[jax.Array]:
+        for number in range(len(images) // BATCH):
+            rows = slice(number * BATCH, (number + 1) * BATCH)
+            of_batch = jax.tree.map(lambda x, rows=rows: x[rows], params)
+            yield apply(ready[number % len(ready)], of_batch).block_until_ready()
+
+    return epoch
+
+
+def first_batch(source: Any, antialias: bool) -> np.ndarray:
+    """Of the records in order, by native threads."""
+    pipe = jk.from_source(source, BATCH) >> chain("training", antialias)
+    return np.asarray(next(iter(pipe))["image"])
+
+
+def in_jax(images: list[np.ndarray], antialias: bool) -> np.ndarray:
+    """The same of decoded images by the JAX code."""
+    with jk.backend("jax"):
+        aug = chain("training", antialias)
+        ragged = jk.image.Ragged.from_list(images)
+        keys = jk.random.record_keys(0, 0, np.arange(len(images)))
+        return np.asarray(aug.apply(ragged, aug.sample(keys, ragged)))
+
+
+def check(name: str, found: np.ndarray, wanted: np.ndarray, limit: float) -> None:
+    if not levels(found, wanted) <= limit:
+        raise SystemExit(f"{name} differs by {levels(found, wanted):.3g} levels from the reference")
+
+
+def pillow(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+        scale = SIDE / max(small.size)
+        size = tuple(round(side * scale) for side in small.size)
+        return np.asarray(small.resize(size, Image.Resampling.LANCZOS))
+
+
+def compared(
+    folder: Path, photos: Path, paths: list[Path], images: np.ndarray, rounds: int, ffcv: str | None
+) -> tuple[list[tuple[harness.Row, int]], dict[str, Any]]:
+    """Rows with the images of a turn, and the sizes of the files in MB."""
+    pack = functools.partial(jk.pipeline.pack, overwrite=True)
+    (raw,) = pack({"image": images}, folder / "raw.jkp", format="raw")
+    (jpeg,) = pack(
+        jk.pipeline.ImageFolder(photos), folder / "jpeg.jkp", format="jpeg:90", max_side=SIDE
+    )
+    check("raw", first_batch(raw, False), in_jax(list(images[:BATCH]), False), 1e-3)
+    # Compressed once more than the reference.
+    small = [pillow(path) for path in paths[:BATCH]]
+    check("JPEG", first_batch(jpeg, True), in_jax(small, True), 2 * LEVELS)
+
+    arms: dict[str, tuple[Epoch, int]] = {
+        "packed raw": (of_pipeline(raw, False), len(images)),
+        "arrays in memory": (of_pipeline({"image": images}, False), len(images)),
+        "the kernel alone, 2 threads": (kernel_alone(images), len(images)),
+        "packed JPEG": (of_pipeline(jpeg, True), len(paths)),
+        "the folder": (of_pipeline(jk.pipeline.ImageFolder(photos), True), len(paths)),
+    }
+    compared = [
+        ("the kernel alone", "packed raw", ["the kernel alone, 2 threads"], RAW_BAR),
+        ("arrays in memory", "packed raw", ["arrays in memory"], 0.0),
+        ("the folder of full-size files", "packed JPEG", ["the folder"], JPEG_BAR),
+    ]
+    if ffcv:
+        (smaller,) = pack(
+            jk.pipeline.ImageFolder(photos), folder / "photos.jkp", format="raw", max_side=SIDE
+        )
+        arms["packed raw photographs"] = of_pipeline(smaller, True), len(paths)
+        beton = folder / "photos.beton"
+        arm = file_peers.ffcv(ffcv, photos, beton, "raw", SIDE, drawn("training", paths))
+        arms["ffcv, raw"] = arm, len(paths)
+        compared.append(("ffcv, raw", "packed raw photographs", ["ffcv, raw"], FFCV_BAR))
+
+    def drained(name: str) -> None:
+        epoch, count = arms[name]
+        found = sum(1 for _ in epoch())
+        assert found == count // BATCH, (name, found)
+
+    turns = {name: functools.partial(drained, name) for name in arms}
+    samples = harness.interleave(turns, rounds, warmup=1, turn_seconds=0.0)
+    rows = [
+        (harness.Row(name, samples, ours, theirs, bar), arms[ours][1] // BATCH * BATCH)
+        for name, ours, theirs, bar in compared
+    ]
+    sizes = {path.name: path.stat().st_size / 1e6 for path in (raw, jpeg)}
+    return rows, {**sizes, "the folder": megabytes(paths)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
+    parser.add_argument("--ffcv", metavar="PYTHON", help="an interpreter that has ffcv")
+    options = parser.parse_args()
+    count, rounds = (256, 3) if options.quick else (2048, 11)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        paths = sorted(make_folder(folder / "photos", count))
+        images = made_images(count)
+        rows, sizes = compared(folder, folder / "photos", paths, images, rounds, options.ffcv)
+    lines = [*harness.rates([rows[0][0]], rows[0][1])[:2]]
+    lines += [harness.rates([row], made)[2] for row, made in rows]
+    lines += ["", "Files: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in sizes.items())]
+    if not options.ffcv:
+        lines += ["", "ffcv: not given (--ffcv PYTHON)"]
+    text = "\n".join(lines)
+    print(text)
+    if options.quick:
+        return
+    record = {
+        "images": count,
+        "megabytes": sizes,
+        "samples": rows[0][0].samples,
+        "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row, _ in rows},
+    }
+    note = (
+        f"{count} images each, in the page cache; {BATCH} a batch; SIMD {jk.doctor().simd_level}. "
+        "Medians of interleaved epochs, as an ordinary process runs."
+    )
+    harness.write("packed-files", "From packed files to batches", text, record, ["pillow"], note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`python -m jaxkern pack`: would catch a file that is not what `jk.pipeline.pack` writes, damage
+that has the exit code of a whole file, and errors that are tracebacks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from jaxkern.cli import main
+from jaxkern.pipeline import ImageFolder, PackedSource, pack
+from jaxkern.pipeline.packed_files import PackedFile
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Six photographs in two classes."""
+    root = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for k in range(6):
+        path = root / ["cat", "dog"][k % 2] / f"{k}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        PIL.Image.fromarray(random.integers(0, 256, (20 + k, 30, 3), np.uint8)).save(path)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how"),
+    [
+        ([], {"format": "jpeg:90"}),
+        (["--format", "raw", "--max-side", "16"], {"format": "raw", "max_side": 16}),
+        (["--format", "npy", "--shards", "2", "--threads", "1"], {"format": "npy", "shards": 2}),
+    ],
+)
+def test_a_folder(folder, tmp_path, capsys, arguments, how):
+    wanted = pack(ImageFolder(folder), tmp_path / "wanted" / "x.jkp", progress=False, **how)
+    assert main(["pack", str(folder), str(tmp_path / "x.jkp"), *arguments]) == 0
+    assert f"wrote {tmp_path}/x" in capsys.readouterr().out
+    for path in wanted:
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_info(folder, tmp_path, capsys):
+    path = tmp_path / "x.jkp"
+    assert main(["pack", str(folder), str(path), "--max-side", "21", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"files": [str(path)], "records": 6, "bytes": path.stat().st_size}
+    assert main(["pack", "--info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "6 records" in text
+    assert "classes: cat, dog" in text
+    assert "field image: jpeg, uint8[14, 21] to [18, 21], " in text
+    assert main(["pack", "--info", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with PackedSource(path) as source:
+        assert found["digest"] == source.digest
+    assert found["metadata"]["max_side"] == 21
+    assert [field["name"] for field in found["fields"]] == ["image", "label"]
+
+
+def test_verify(folder, tmp_path, capsys):
+    path = tmp_path / "x.jkp"
+    assert main(["pack", str(folder), str(path), "--quiet"]) == 0
+    assert main(["pack", "--verify", str(path)]) == 0
+    assert capsys.readouterr().out == "0 of 6 records are damaged\n"
+    offset = int(PackedFile(path).index.columns["image"]["offset"][4])
+    with open(path, "r+b") as file:
+        file.seek(offset + 100)
+        file.write(b"damaged")
+    assert main(["pack", "--verify", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert f"{path}: record 4, field 'image', is damaged" in out
+    assert "1 of 6 records are damaged" in out
+    assert main(["pack", "--verify", str(path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["damaged"]
+    assert (found["record"], found["field"], found["begin"]) == (4, "image", offset)
+
+
+def test_another_packed_file_is_a_source(folder, tmp_path, capsys):
+    assert main(["pack", str(folder), str(tmp_path / "x.jkp"), "--shards", "3"]) == 0
+    arguments = [str(tmp_path / "x-*-of-00003.jkp"), str(tmp_path / "one.jkp")]
+    assert main(["pack", *arguments]) == 0
+    capsys.readouterr()
+    sources = [PackedSource(name) for name in (arguments[0], arguments[1])]
+    assert sources[0].digest == sources[1].digest  # JPEG is not compressed again
+
+
+def test_files_that_do_not_decode(folder, tmp_path, capsys):
+    (tmp_path / "f" / "cat").mkdir(parents=True)
+    (tmp_path / "f" / "cat" / "0.jpg").write_bytes((folder / "cat" / "0.jpg").read_bytes())
+    broken = tmp_path / "f" / "cat" / "1.jpg"
+    broken.write_bytes((folder / "cat" / "0.jpg").read_bytes()[:-50])
+    arguments = ["pack", str(tmp_path / "f"), str(tmp_path / "x.jkp")]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert str(broken) in error
+    assert "while packing record 1 of" in error
+    assert main([*arguments, "--on-bad-record", "mask"]) == 0
+    source = PackedSource(tmp_path / "x.jkp")
+    assert [bool(source[k]["valid"]) for k in (0, 1)] == [True, False]
+    assert source[0]["image"].any()
+    assert not source[1]["image"].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "wanted SOURCE and NAME.jkp"),
+        (["nowhere", "x.jkp"], "nowhere"),
+        (["nowhere.jkp", "x.jkp"], "nowhere.jkp: no such file"),
+        (["--info", "nowhere.jkp"], "nowhere.jkp: no such file"),
+        (["a", "b.jkp", "--verify", "x.jkp"], "nothing is packed with them"),
+        (["FOLDER", "x.jkp", "--format", "png"], "format is 'png'"),
+        (["FOLDER", "x.npy"], "ends in .jkp"),
+    ],
+)
+def test_wrong_input_is_a_line(folder, capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pack", *(str(folder) if a == "FOLDER" else a for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_is_replaced_by_force_only(folder, tmp_path, capsys):
+    arguments = ["pack", str(folder), str(tmp_path / "x.jkp")]
+    assert main(arguments) == 0
+    assert main([*arguments, "--format", "raw"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main([*arguments, "--format", "raw", "--force"]) == 0
+    assert PackedSource(tmp_path / "x.jkp").metadata["format"] == "raw"

@@ -1,0 +1,326 @@
+"""JPEG decoding against Pillow, the headers' own reader, and what hostile files get.
+
+Would catch: a region that differs from the crop of a full decode, a kind of file whose colours,
+orientation or scaling differ from Pillow's, a cut file that gives grey pixels, a header that makes
+it allocate without bound, an op whose images are another sample's, names of libjpeg that other
+libraries meet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import jaxkern as jk
+from jaxkern.core import registry
+
+NATIVE = registry.module("cpu")
+if NATIVE is None or not NATIVE.jpeg_decoder():
+    if "jpeg" not in os.environ.get("JAXKERN_REQUIRE", ""):
+        pytest.skip("this installation has no native JPEG decoder", allow_module_level=True)
+
+KINDS = sorted((Path(__file__).parent / "jpeg").glob("*.jpg"))
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+ORIENTATION = 0x0112
+
+
+def picture(height=61, width=97, mode="RGB"):
+    random = np.random.default_rng(height * width)
+    shape = (height // 5 + 1, width // 5 + 1, len(mode))
+    small = random.integers(0, 256, shape, dtype=np.uint8)
+    bands = [Image.fromarray(small[..., c]).resize((width, height)) for c in range(len(mode))]
+    return Image.merge(mode, bands) if len(mode) > 1 else bands[0]
+
+
+def encoded(image, orientation=None, **options):
+    file = io.BytesIO()
+    if orientation is not None:
+        options["exif"] = Image.Exif()
+        options["exif"][ORIENTATION] = orientation
+    image.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def as_array(data):
+    return np.frombuffer(data, np.uint8)
+
+
+def decode(data, shape, **options):
+    out = np.full(shape, 99, np.uint8)
+    NATIVE.jpeg_decode(as_array(data), out, **options)
+    return out
+
+
+def by_pillow(data, channels=3):
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(MODES[channels])
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
+
+def problem_of(data, shape=(8, 8, 3), **options):
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        decode(data, shape, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("path", KINDS, ids=lambda path: path.stem)
+def test_every_kind_of_file_has_pillows_values(path, channels):
+    data = path.read_bytes()
+    wanted = by_pillow(data, channels)
+    np.testing.assert_array_equal(decode(data, wanted.shape), wanted)
+    np.testing.assert_array_equal(decode(data, wanted.shape, band=5), wanted)
+    region = decode(data, (9, 7, channels), top=6, left=11)
+    np.testing.assert_array_equal(region, wanted[6:15, 11:18])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("options", [{"subsampling": 2}, {"subsampling": 1, "progressive": True}])
+def test_regions_are_of_the_upright_image(orientation, options):
+    data = encoded(picture(), orientation, quality=85, **options)
+    whole = by_pillow(data)
+    height, width = whole.shape[:2]
+    info = NATIVE.jpeg_info(as_array(data))
+    assert info == (61, 97, 3, orientation, "progressive" in options)
+    random = np.random.default_rng(orientation)
+    for k in range(30):
+        top, left = random.integers(0, (height, width))
+        h, w = random.integers(1, (height - top + 1, width - left + 1))
+        region = decode(data, (h, w, 3), top=int(top), left=int(left), band=k % 3 * 4)
+        np.testing.assert_array_equal(region, whole[top : top + h, left : left + w])
+
+
+@pytest.mark.parametrize("denominator", [2, 4, 8])
+def test_scaled_decodes_are_libjpegs(denominator):
+    data = encoded(picture(), quality=90)
+    opened = Image.open(io.BytesIO(data))
+    opened.draft(None, [n // denominator for n in opened.size])
+    wanted = np.asarray(opened)
+    assert wanted.shape[:2] == (-(-61 // denominator), -(-97 // denominator))
+    np.testing.assert_array_equal(decode(data, wanted.shape, denominator=denominator), wanted)
+
+
+def test_xmp_says_the_orientation_where_exif_does_not():
+    plain = encoded(picture(6, 9))
+    packet = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
+    segment = b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet
+    data = plain[:2] + segment + plain[2:]
+    assert NATIVE.jpeg_info(as_array(data))[3] == 6
+    np.testing.assert_array_equal(decode(data, (9, 6, 3)), by_pillow(data))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_cut_file_is_an_error_wherever_it_is_cut_and_whatever_is_read(progressive):
+    data = encoded(picture(), progressive=progressive, quality=80, restart_marker_rows=1)
+    for end in [*range(0, len(data) - 2, 37), len(data) - 3]:
+        for shape in ((61, 97, 3), (2, 3, 3)):
+            said = problem_of(data[:end], shape)
+            assert any(word in said for word in ("truncated", "cut off", "empty", "begin")), said
+    rows = problem_of(data[: len(data) // 2], (61, 97, 3))
+    assert f"{len(data) // 2} bytes" in rows
+    assert ("end in scan" if progressive else "of 61 rows") in rows
+
+
+def test_a_missing_end_marker_alone_takes_nothing_from_a_baseline_file():
+    data = encoded(picture())
+    np.testing.assert_array_equal(decode(data[:-2], (61, 97, 3)), by_pillow(data))
+    np.testing.assert_array_equal(decode(data[:-2], (2, 3, 3)), by_pillow(data)[:2, :3])
+
+
+def test_bytes_behind_and_between_do_no_harm():
+    data = encoded(picture())
+    for more in (data + b"\0" * 50, data[:-2] + b"\0\0\0" + data[-2:]):
+        np.testing.assert_array_equal(decode(more, (61, 97, 3)), by_pillow(data))
+
+
+def test_damage_is_an_error():
+    data = bytearray(encoded(picture(), quality=95))
+    middle = len(data) * 2 // 3
+    data[middle : middle + 60] = b"\xff\xd3" * 30
+    assert "damaged after" in problem_of(bytes(data), (61, 97, 3))
+
+
+def frame(data, marker=None, **numbers):
+    """The same with another frame header: type, bits, height, width, components."""
+    changed = bytearray(data)
+    at = next(i for i in range(len(data)) if data[i] == 0xFF and data[i + 1] in (0xC0, 0xC2))
+    if marker is not None:
+        changed[at + 1] = marker
+    places = {"bits": (4, 1), "height": (5, 2), "width": (7, 2), "components": (9, 1)}
+    for name, number in numbers.items():
+        start, count = places[name]
+        changed[at + start : at + start + count] = number.to_bytes(count, "big")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"height": 65535, "width": 65535}, "65535 x 65535 pixels; max_pixels is"),
+        ({"height": 0}, "0 x 97 pixels; wanted a height and width above 0"),
+        ({"bits": 12}, "12 bits; wanted 8"),
+        ({"components": 2}, "2 components; wanted 1, 3 or 4"),
+        ({"marker": 0xC3}, "lossless"),
+        ({"marker": 0xC5}, "hierarchical"),
+    ],
+)
+def test_frames_that_are_not_decoded_are_refused_by_their_header(changes, words):
+    data = frame(encoded(picture()), **changes)
+    assert words in problem_of(data)
+    if "max_pixels" not in words:
+        with pytest.raises(ValueError, match=words.split(";")[0]):
+            NATIVE.jpeg_info(as_array(data))
+
+
+def test_max_pixels_is_of_the_whole_image():
+    data = encoded(picture())
+    assert "max_pixels is 5916" in problem_of(data, max_pixels=61 * 97 - 1)
+    decode(data, (8, 8, 3), max_pixels=61 * 97)
+
+
+def test_a_file_of_too_many_scans_is_refused():
+    data = encoded(picture(16, 16), progressive=True)
+    start = data.index(b"\xff\xda")
+    end = data.index(b"\xff", start + 12)  # of the first scan, which has no restart markers
+    while data[end + 1] == 0:
+        end = data.index(b"\xff", end + 2)
+    bomb = data[:end] + data[start:end] * 600 + data[end:]
+    assert "more than 500 scans" in problem_of(bomb)
+
+
+@pytest.mark.parametrize(
+    ("top", "left", "height", "width"), [(-1, 0, 4, 4), (60, 0, 2, 4), (0, 94, 1, 4)]
+)
+def test_regions_outside_are_refused(top, left, height, width):
+    said = problem_of(encoded(picture()), (height, width, 3), top=top, left=left)
+    assert (
+        f"region of {height} x {width} at ({top}, {left}) is not within the image's 61 x 97" in said
+    )
+
+
+def test_no_name_of_libjpeg_is_visible():
+    module = ctypes.CDLL(NATIVE.__file__)
+    with pytest.raises(AttributeError):
+        module.jpeg_read_header  # noqa: B018
+
+
+# The op.
+
+
+@pytest.fixture(params=["jax", "native"])
+def op_backend(request):
+    with jk.backend(request.param):
+        yield request.param
+
+
+def batch_of_files():
+    """Eight files of their own sizes, orientations and kinds: bytes, offsets, arrays."""
+    files = [
+        encoded(picture(20 + k, 33 - 2 * k, "L" if k == 3 else "RGB"), k + 1, progressive=k % 2)
+        for k in range(8)
+    ]
+    offsets = np.cumsum([0, *map(len, files)])
+    return as_array(b"".join(files)), offsets, [by_pillow(file) for file in files]
+
+
+def on_canvas(arrays, size):
+    images = np.zeros((len(arrays), *size, 3), np.uint8)
+    for image, array in zip(images, arrays, strict=True):
+        image[: array.shape[0], : array.shape[1]] = array
+    return images
+
+
+def test_the_op_fills_canvases_with_images_and_zeros(op_backend):
+    buffer, offsets, arrays = batch_of_files()
+    wanted = on_canvas(arrays, (40, 36))
+
+    @jax.jit
+    def run(buffer, offsets):
+        return jk.image.decode_jpeg(buffer, offsets, size=(40, 36))
+
+    images, sizes = run(buffer, offsets)
+    np.testing.assert_array_equal(images, wanted)
+    assert sizes.tolist() == [list(array.shape[:2]) for array in arrays]
+    # Out of order, and with lengths instead of neighbours.
+    order = np.array([5, 0, 5])
+    images, _ = jk.image.decode_jpeg(buffer, offsets[order], np.diff(offsets)[order], size=(40, 36))
+    np.testing.assert_array_equal(images, wanted[order])
+
+
+def test_the_op_under_vmap(op_backend):
+    buffer, offsets, arrays = batch_of_files()
+    wanted = on_canvas(arrays, (40, 40))
+    two = jax.vmap(lambda o: jk.image.decode_jpeg(buffer, o, size=40)[0])
+    images = two(np.stack([offsets[:4], offsets[4:8]]))
+    np.testing.assert_array_equal(images, np.stack([wanted[:3], wanted[4:7]]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda b, o: (b, np.array([*o[:2], -5, *o[3:]])), "do not lie inside operand 'buffer'"),
+        (lambda b, o: (b, np.array([*o[:2], 2**31 - 1, *o[3:]])), "do not lie inside"),
+        (lambda b, o: (np.where(np.arange(b.size) == o[2], 0, b).astype(np.uint8), o), "JPEG"),
+    ],
+)
+def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, words):
+    buffer, offsets, arrays = batch_of_files()
+    bad, places = spoil(buffer, offsets)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"image [12]: .*{words}"):
+        jax.block_until_ready(jk.image.decode_jpeg(bad, places, size=40))
+    images, sizes = jk.image.decode_jpeg(bad, places, size=40, on_bad="mask")
+    good = np.asarray(sizes)[:, 0] > 0
+    assert good.tolist() == [True, places[2] == offsets[2], False, *[True] * 5]
+    wanted = on_canvas(arrays, (40, 40))
+    wanted[~good] = 0
+    np.testing.assert_array_equal(images, wanted)
+
+
+def test_an_image_above_the_canvas_or_max_pixels_is_bad(op_backend):
+    buffer, offsets, arrays = batch_of_files()
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"image 0: .*20 x 33 pixels.*canvas 40 x 30"
+    ):
+        jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=(40, 30)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="max_pixels is 600"):
+        jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=40, max_pixels=600))
+    _, sizes = jk.image.decode_jpeg(buffer, offsets, size=(40, 30), on_bad="mask")
+    assert sizes[0].tolist() == [0, 0]
+    assert sizes[7].tolist() == list(arrays[7].shape[:2])
+
+
+def test_the_op_scales(op_backend):
+    buffer, offsets, arrays = batch_of_files()
+    _, sizes = jk.image.decode_jpeg(buffer, offsets, size=20, denominator=2, channels=1)
+    assert sizes.tolist() == [[-(-n // 2) for n in array.shape[:2]] for array in arrays]
+
+
+def test_what_decode_jpeg_is_given_is_checked():
+    data, offsets = as_array(encoded(picture())), jnp.array([0, 5])
+    for wrong, words in [
+        ({"size": 0}, "size is 0"),
+        ({"size": 8, "channels": 2}, "channels is 2"),
+        ({"size": 8, "on_bad": "skip"}, "on_bad is 'skip'"),
+        ({"size": 8, "denominator": 3}, "denominator is 3"),
+        ({"size": 8, "max_pixels": 0}, "max_pixels is 0"),
+        ({"size": 8, "lengths": jnp.zeros(3, np.int32)}, "lengths has 3 numbers and offsets 2"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            jk.image.decode_jpeg(data, offsets, **wrong)
+    with pytest.raises(TypeError, match=r"buffer is int32\[2\]"):
+        jk.image.decode_jpeg(offsets, offsets, size=8)
+    with pytest.raises(TypeError, match=r"offsets is float32\[2\]"):
+        jk.image.decode_jpeg(data, jnp.zeros(2), size=8)
+
+
+def test_the_doctor_says_what_decodes():
+    report = jk.doctor()
+    assert f"{NATIVE.jpeg_decoder()}, linked" in str(report)
+    assert [s.platform for s in report.ops if s.op == "jaxkern.image_decode_jpeg"] == ["cpu"]

@@ -1,0 +1,510 @@
+"""Sources of other formats: would catch fields that are read from the wrong place of a file or
+table, rows that a slice or a chunk shifts, and damage that passes for data or names no file.
+
+What every source promises is in `test_promises.py`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+from batches import column, epoch_of
+from written import (
+    encoded,
+    savez,
+    write_array_record,
+    write_arrow,
+    write_tar,
+    write_tfrecord,
+)
+
+import jaxkern as jk
+from jaxkern.pipeline.formats import arrow as arrow_format
+from jaxkern.pipeline.formats import files, tar_index
+from jaxkern.pipeline.rows import images_of
+
+libraries = pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="the test extra installs them below Python 3.14 only"
+)
+ALL = np.arange(12)
+ORDER = np.array([7, 0, 11, 7, 3])
+
+
+@pytest.fixture(scope="module")
+def photos():
+    """Twelve JPEG and PNG images of twelve sizes."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (8 + k, 20 - k, 3), np.uint8) for k in range(12)]
+    return [encoded(image, ("jpeg", "png")[k % 3 == 2]) for k, image in enumerate(pixels)]
+
+
+def pillow(data):
+    return np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def assert_images(ragged, photos, records=ORDER):
+    for image, record in zip(images_of(ragged, range(len(records))), records, strict=True):
+        np.testing.assert_array_equal(image, pillow(photos[record]))
+
+
+def shards(folder, photos, **more):
+    """Three shards of four samples, jpg or png."""
+    for shard in range(3):
+        samples = []
+        for k in range(4 * shard, 4 * shard + 4):
+            fields = {"png" if k % 3 == 2 else "jpg": photos[k], "cls": b"%d" % (k * k)}
+            samples.append((f"a/{k:03}", {**fields, **{n: make(k) for n, make in more.items()}}))
+        write_tar(folder / f"x-{shard:02}.tar", samples)
+    return folder / "x-{00..02}.tar"
+
+
+def test_tar_shards(tmp_path, photos):
+    source = jk.pipeline.WebDatasetSource(shards(tmp_path, photos))
+    data = source.gather(ORDER)
+    assert data["label"].tolist() == [k * k for k in ORDER]
+    assert_images(data["image"], photos)
+    assert [path.name for path in source.files] == ["x-00.tar", "x-01.tar", "x-02.tar"]
+    # The bytes are handed out where they lie in the files.
+    images = jk.pipeline.WebDatasetSource(
+        tmp_path / "x-00.tar", fields={"x": "jpg;png"}
+    )._images.images["x"]
+    assert all(isinstance(blob, np.memmap) for blob in images.images.blobs)
+    assert [bytes(images.images[k]) for k in range(4)] == photos[:4]
+
+
+def test_members_of_tar_shards_are_decoded(tmp_path, photos):
+    def npy(k):
+        file = io.BytesIO()
+        np.save(file, np.full((2, 3), k, np.float32))
+        return file.getvalue()
+
+    path = shards(
+        tmp_path,
+        photos,
+        **{
+            "json": lambda k: b'{"a": %d, "b": [%d, 2.5]}' % (k, k),
+            "left.npy": npy,
+            "txt": lambda k: b"%d.25\n" % k,
+            "bin": lambda k: bytes([k, k + 1]),
+        },
+    )
+    with pytest.raises(TypeError, match=r"nothing decodes the members '\.bin' of .*x-00\.tar"):
+        jk.pipeline.WebDatasetSource(path)
+    source = jk.pipeline.WebDatasetSource(
+        path,
+        fields=("cls", "json", "left.npy", "txt", "bin"),
+        decoders={"bin": lambda data: np.frombuffer(data, np.uint8)},
+    )
+    batch = epoch_of(jk.from_source(source, 12, num_workers=2))[0]
+    assert sorted(batch) == ["bin", "cls", "json.a", "json.b", "left.npy", "txt"]
+    np.testing.assert_array_equal(batch["json.a"], ALL)
+    np.testing.assert_array_equal(batch["json.b"], [[k, 2.5] for k in ALL])
+    np.testing.assert_array_equal(batch["left.npy"], np.tile(ALL[:, None, None], (1, 2, 3)))
+    np.testing.assert_array_equal(batch["txt"], ALL + 0.25)
+    np.testing.assert_array_equal(batch["bin"], np.stack([ALL, ALL + 1], 1))
+    write_tar(tmp_path / "text.tar", [("a", {"txt": b"a photo of a cat"})])
+    with pytest.raises(ValueError, match="'a photo of a cat' is no number") as caught:
+        jk.pipeline.WebDatasetSource(tmp_path / "text.tar").gather(np.array([0]))
+    assert any("text.tar: a" in note for note in caught.value.__notes__)
+
+
+def test_a_tar_shard_that_was_cut_anywhere_is_named(tmp_path, photos):
+    whole = (tmp_path / "whole.tar", [(f"{'long' * 40}/{k}", {"jpg": photos[0]}) for k in range(2)])
+    data = write_tar(*whole).read_bytes()
+    end = data.rindex(photos[0]) + len(photos[0])
+    cut = tmp_path / "cut.tar"
+    for length in [0, 1, 511, *range(512, end + 512, 171)]:
+        cut.write_bytes(data[:length])
+        with pytest.raises(ValueError, match=r"cut\.tar is"):
+            jk.pipeline.WebDatasetSource(cut)
+    cut.write_bytes(data[: -(-end // 512) * 512 + 1024])
+    assert len(jk.pipeline.WebDatasetSource(cut)) == 2
+    second = data.index(b"ustar", 2048)
+    cut.write_bytes(data[:second] + b"damaged" + data[second + 7 :])
+    with pytest.raises(ValueError, match=r"cut\.tar is"):
+        jk.pipeline.WebDatasetSource(cut)
+
+
+def test_tar_shards_that_cannot_be_read(tmp_path, photos):
+    import gzip
+
+    path = tmp_path / "x.tar"
+    write_tar(path, [("a", {"jpg": photos[0]})])
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"x\.tar is no tar file.*it is compressed: unpack it"):
+        jk.pipeline.WebDatasetSource(path)
+    write_tar(path, [("a", {"jpg": photos[0], "cls": b"1"}), ("b", {"jpg": photos[1]})])
+    with pytest.raises(ValueError, match=r"x\.tar: b has the members \['jpg'\]; wanted one of"):
+        jk.pipeline.WebDatasetSource(path)
+    write_tar(path, [("a", {"cls": b"1"}), ("a", {"cls": b"2"})])
+    with pytest.raises(ValueError, match=r"a\.cls is in it twice"):
+        jk.pipeline.WebDatasetSource(path)
+    write_tar(path, [("a", {"cls": b"one"})])
+    with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is no whole number"):
+        jk.pipeline.WebDatasetSource(path)
+    write_tar(path, [])
+    with pytest.raises(ValueError, match="no samples"):
+        jk.pipeline.WebDatasetSource(path)
+
+
+def test_the_index_of_a_shard_is_kept_until_it_changes(tmp_path, monkeypatch):
+    path = tmp_path / "x.tar"
+
+    def written(first):
+        write_tar(path, [(f"{k:03}", {"cls": b"%d" % (first + k)}) for k in range(1000)])
+        os.utime(path, (1, first))  # long ago
+
+    def labels():
+        return jk.pipeline.WebDatasetSource(path).gather(np.array([0, 999]))["label"].tolist()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    written(5)
+    assert labels() == [5, 1004]
+    (kept,) = (tmp_path / "cache" / "jaxkern" / "shards").iterdir()
+    content = kept.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(tar_index, "_read_headers", None)
+        assert labels() == [5, 1004]
+    for damaged in (b"", content[: len(content) // 2], content[:500] + b"damaged" + content[507:]):
+        kept.write_bytes(damaged)
+        assert labels() == [5, 1004]
+    written(7)
+    assert labels() == [7, 1006]
+    written(5)
+    outside = tar_index._read(kept, np.array([1, path.stat().st_size, 7 * 10**9]), 100)
+    assert outside is None  # its members would lie beyond the file
+
+
+def test_images_that_do_not_decode_are_masked(tmp_path, photos):
+    broken = [data[: len(data) // 2] if k == 5 else data for k, data in enumerate(photos)]
+    path = shards(tmp_path, broken)
+    with pytest.raises(OSError, match=r"truncated|premature|a/005") as caught:
+        jk.pipeline.WebDatasetSource(path).gather(ALL)
+    assert any("x-01.tar: a/005" in note for note in caught.value.__notes__)
+    source = jk.pipeline.WebDatasetSource(path, on_bad_record="mask")
+    batches = iter(jk.from_source(source, 4))
+    assert column(epoch_of(batches), "valid").tolist() == [k != 5 for k in range(12)]
+    assert batches.bad_records == 1
+    assert list(source.bad_images) == [("image", 5)]
+
+
+def table_of(photos):
+    """Twelve rows of every kind of column that is read, and what they are."""
+    import pyarrow as pa
+
+    rng = np.random.default_rng(1)
+    wanted = {
+        "u8": rng.integers(0, 256, 12, np.uint8),
+        "f16": rng.random(12).astype(np.float16),
+        "flag": rng.random(12) < 0.5,
+        "list": rng.random((12, 3), np.float32),
+        "fixed": rng.integers(0, 9, (12, 4), np.int16),
+        "nested": rng.integers(0, 9, (12, 2, 3), np.int32),
+        "tensor": rng.random((12, 2, 2), np.float32),
+    }
+    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(wanted["tensor"])
+    table = pa.table(
+        {
+            **{name: wanted[name] for name in ("u8", "f16", "flag")},
+            "list": pa.array(wanted["list"].tolist(), pa.list_(pa.float32())),
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(wanted["fixed"].ravel()), 4),
+            "nested": pa.array(wanted["nested"].tolist(), pa.large_list(pa.list_(pa.int32(), 3))),
+            "tensor": tensor,
+            "class": pa.DictionaryArray.from_arrays(pa.array(ALL % 2), pa.array([30, 40])),
+            "image": [{"bytes": data, "path": None} for data in photos],
+            "raw": pa.array(photos, pa.large_binary()),
+        }
+    )
+    return table, {**wanted, "class": 30 + 10 * (ALL % 2)}
+
+
+@libraries
+@pytest.mark.parametrize("copied", [0, 2**28])
+@pytest.mark.parametrize(
+    "how", ["table", "chunks", "slice", "file", "stream", "feather", "parquet"]
+)
+def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
+    import pyarrow as pa
+    from pyarrow import feather, parquet
+
+    monkeypatch.setattr(arrow_format, "_COPIED", copied)
+    table, wanted = table_of(photos)
+    if how == "table":
+        given = table
+    elif how == "chunks":
+        given = pa.concat_tables([table[:5], table[5:5], table[5:6], table[6:]])
+    elif how == "slice":
+        given = pa.concat_tables([table[3:], table])[9:21]
+    elif how == "parquet":
+        parquet.write_table(table, tmp_path / "x.parquet", row_group_size=5)
+        given = tmp_path / "x.parquet"
+    elif how == "feather":
+        feather.write_feather(table, tmp_path / "x.feather", chunksize=5)
+        given = tmp_path / "x.feather"
+    else:
+        given = write_arrow(tmp_path / "x.arrow", table, 5, stream=how == "stream")
+    found = epoch_of(jk.from_source(given, 5, num_workers=2))
+    for name, values in wanted.items():
+        values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype))
+        assert column(found, name).dtype == values.dtype, name
+        np.testing.assert_array_equal(column(found, name), values, err_msg=name)
+    for name in ("image", "raw"):
+        images = [
+            image for batch in found for image in images_of(batch[name], range(len(batch["u8"])))
+        ]
+        for image, data in zip(images, photos, strict=True):
+            np.testing.assert_array_equal(image, pillow(data))
+
+
+@libraries
+def test_arrow_files_are_not_copied(tmp_path, photos):
+    table, wanted = table_of(photos)
+    path = write_arrow(tmp_path / "x.arrow", table, 12)
+    source = jk.pipeline.ArrowSource(path, columns=["u8", "fixed", "tensor"])
+    rows = source.row_arrays()
+    for name, array in rows.items():
+        assert isinstance(array, np.memmap), name
+        np.testing.assert_array_equal(array, wanted[name])
+    with path.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(OSError, match=r"x\.arrow, which has 100 bytes now"):
+        source.gather(ORDER)
+    images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
+    (buffer,) = (table.column("raw").chunk(0).buffers()[2],)
+    assert images.blobs[0].ctypes.data == buffer.address
+
+
+@libraries
+def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
+    import pyarrow as pa
+
+    def source(**columns):
+        return jk.pipeline.ArrowSource(pa.table(columns))
+
+    with pytest.raises(ValueError, match="'x' of the table has 1 missing values, the first 1 rows"):
+        source(x=[1, None, 3])
+    with pytest.raises(ValueError, match="'x' of the table has lists of 2 and of 1; wanted one"):
+        source(x=[[1, 2], [3]])
+    with pytest.raises(ValueError, match=r"missing values; wanted bytes in every row, or on_bad"):
+        source(x=[b"a", None])
+    with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decoders="):
+        source(x=["a"])
+    with pytest.raises(TypeError, match="'x' of the table is timestamp"):
+        source(x=pa.array([1], pa.timestamp("ns")))
+    with pytest.raises(ValueError, match="has no rows"):
+        source(x=pa.array([], pa.int32()))
+    with pytest.raises(KeyError, match=r"has no column 'y', or several; it has \['x'\]"):
+        jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
+    with pytest.raises(KeyError, match=r"decoders has \['y'\]; the columns are \['x'\]"):
+        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
+    masked = jk.pipeline.ArrowSource(
+        pa.table({"x": [photos[0], None, photos[1]]}), on_bad_record="mask"
+    )
+    assert masked.gather(np.arange(3))["valid"].tolist() == [True, False, True]
+    text = jk.pipeline.ArrowSource(
+        pa.table({"x": ["a", "bcd"]}), decoders={"x": lambda data: {"length": len(data)}}
+    )
+    assert text.gather(np.array([1, 0]))["x.length"].tolist() == [3, 1]
+    for number, data in enumerate(photos[:3]):
+        (tmp_path / f"{number}.img").write_bytes(data)
+    files = [{"bytes": None, "path": str(tmp_path / f"{k}.img")} for k in range(3)]
+    assert_images(source(x=files).gather(np.array([2, 0]))["x"], photos, [2, 0])
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    with pytest.raises(ValueError, match="some are bytes and some paths"):
+        source(x=pa.chunked_array([files, [{"bytes": photos[0], "path": None}]], kind))
+
+
+@libraries
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_damaged_arrow_and_parquet_files_are_named(tmp_path, photos, suffix):
+    from pyarrow import parquet
+
+    path = tmp_path / f"x.{suffix}"
+    table = table_of(photos)[0].select(["u8", "list", "raw"])
+    if suffix == "arrow":
+        write_arrow(path, table, 12)
+    else:
+        parquet.write_table(table, path)
+    data = path.read_bytes()
+    rng = np.random.default_rng(0)
+    whole = 0
+    for trial in range(60):
+        damaged = bytearray(data)
+        for place in rng.integers(0, len(data), 20):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged if trial % 4 else data[: rng.integers(len(data))])
+        error = None
+        try:
+            jk.from_source(path, 4)
+        except ValueError as caught:
+            error = caught
+        whole += error is None
+        if error is not None:
+            assert f"x.{suffix}" in str(error)
+    assert whole <= 45  # none of those that were cut
+
+
+@libraries
+def test_parquet_takes_no_memory_that_is_not_there(tmp_path, monkeypatch):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"x": np.arange(100)}), tmp_path / "x.parquet", row_group_size=10)
+    monkeypatch.setattr(arrow_format, "available_bytes", lambda: 50)
+    with pytest.raises(MemoryError, match=r"more of .*x\.parquet than 1 of its 10 row groups"):
+        jk.pipeline.ParquetSource(tmp_path / "x.parquet")
+
+
+@libraries
+def test_zarr_reads_each_chunk_once(tmp_path, monkeypatch):
+    import zarr
+
+    group = zarr.create_group(tmp_path / "x.zarr")
+    values = np.arange(12 * 6, dtype=np.float32).reshape(12, 6)
+    array = group.create_array("x", data=values, chunks=(4, 3))
+    group.create_array("y", data=ALL, chunks=(5,), shards=(10,))
+    with pytest.raises(FileNotFoundError, match="there is nothing"):
+        jk.pipeline.ZarrSource(tmp_path / "y.zarr")
+    with pytest.raises(KeyError, match=r"has no array 'z'; it has \['x', 'y'\]"):
+        jk.pipeline.ZarrSource(group, fields=["z"])
+    read = []
+    plain = zarr.Array.__getitem__
+    monkeypatch.setattr(
+        zarr.Array, "__getitem__", lambda self, key: read.append(key) or plain(self, key)
+    )
+    source = jk.pipeline.ZarrSource(array, cache_bytes=2 * 4 * 6 * 4)
+    np.testing.assert_array_equal(source.gather(ORDER)["x"], values[ORDER])
+    assert len(read) == 3  # each chunk once; the last two are kept
+    np.testing.assert_array_equal(source.gather(np.array([8, 5]))["x"], values[[8, 5]])
+    assert len(read) == 3
+    np.testing.assert_array_equal(source.gather(np.array([1]))["x"], values[[1]])
+    assert len(read) == 4
+    for given in (group, tmp_path / "x.zarr"):
+        data = jk.pipeline.ZarrSource(given).gather(ORDER)
+        np.testing.assert_array_equal(data["x"], values[ORDER])
+        np.testing.assert_array_equal(data["y"], ORDER)
+
+
+@libraries
+def test_array_records(tmp_path):
+    path = tmp_path / "x.array_record"
+    write_array_record(path, [np.full(3, k, np.float32).tobytes() for k in range(12)])
+    source = jk.pipeline.ArrayRecordSource(
+        path, decode=lambda data: {"x": np.frombuffer(data, np.float32)}
+    )
+    np.testing.assert_array_equal(source.gather(ORDER)["x"], np.tile(ORDER[:, None], (1, 3)))
+    with pytest.raises(
+        TypeError, match=r"12 bytes and no archive of numpy\.savez.*decode="
+    ) as caught:
+        next(iter(jk.from_source(path, 4)))
+    assert any(
+        "record 0 of" in note and "x.array_record" in note for note in caught.value.__notes__
+    )
+    data = path.read_bytes()
+    for damaged in (b"", data[:100], data[:-3], b"\1" * len(data)):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"x\.array_record is no ArrayRecord file"):
+            jk.pipeline.ArrayRecordSource(path)
+    write_array_record(path, [savez(x=1), savez(x=2)])
+    assert epoch_of(jk.from_source([str(path), path], 4))[0]["x"].tolist() == [1, 2, 1, 2]
+
+
+@libraries
+def test_tfrecords(tmp_path, photos):
+    path = tmp_path / "x.tfrecord-00000-of-00001"
+    records = [
+        {"id": k, "pair": [k + 0.5, 2.0], "image": photos[k], "text": b"abc"} for k in range(12)
+    ]
+    write_tfrecord(path, records)
+    with pytest.raises(TypeError, match=r"byte 12 has bytes in 'text' that are no image"):
+        jk.from_source(path, 4)
+    source = jk.pipeline.TFRecordSource(path, features={"n": "id", "pair": "pair", "x": "image"})
+    data = source.gather(ORDER)
+    assert data["n"].tolist() == ORDER.tolist()
+    np.testing.assert_array_equal(data["pair"], [[k + 0.5, 2.0] for k in ORDER])
+    assert_images(data["x"], photos)
+    text = jk.pipeline.TFRecordSource(path, features=("text",), decoders={"text": len})
+    assert text.gather(ORDER)["text"].tolist() == [3] * 5
+    with pytest.raises(ValueError, match=r"has no feature 'label'; it has \['id', 'image'"):
+        jk.pipeline.TFRecordSource(path, features=["label"])
+    write_tfrecord(path, [{"x": [1, 2]}, {"x": [3]}])
+    with pytest.raises(ValueError, match="1 values in 'x', or of another type, and the first reco"):
+        jk.pipeline.TFRecordSource(path)
+
+
+@libraries
+def test_every_damaged_byte_of_a_tfrecord_is_found(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    write_tfrecord(path, [{"x": k} for k in range(3)])
+    data = path.read_bytes()
+    assert epoch_of(jk.from_source(path, 3))[0]["x"].tolist() == [0, 1, 2]
+    starts = {0, len(data) // 3, 2 * len(data) // 3}
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"x\.tfrecord is damaged"):
+            jk.pipeline.TFRecordSource(path)
+        path.write_bytes(data[:place])
+        if place not in starts:
+            with pytest.raises(ValueError, match=r"x\.tfrecord is (damaged|cut short)"):
+                jk.pipeline.TFRecordSource(path)
+
+
+def test_files_of_patterns(tmp_path):
+    for name in ("x-8.tar", "x-9.tar", "x-10.tar", "y-a.tar", "y-b.tar", "odd[1].tar", "note.txt"):
+        (tmp_path / name).touch()
+
+    def found(given):
+        return [path.name for path in files.files_of(given, (".tar",), "shards")]
+
+    def inside(name):
+        return str(tmp_path / name)
+
+    assert found(inside("x-{8..10}.tar")) == ["x-8.tar", "x-9.tar", "x-10.tar"]
+    assert found(inside("y-{b,a}.tar")) == ["y-b.tar", "y-a.tar"]
+    assert found(inside("[y]-?.tar")) == ["y-a.tar", "y-b.tar"]
+    assert found(inside("odd[1].tar")) == ["odd[1].tar"]
+    assert len(found(tmp_path)) == 6
+    assert found([inside("y-a.tar"), tmp_path / "x-9.tar"]) == ["y-a.tar", "x-9.tar"]
+    with pytest.raises(FileNotFoundError, match=r"x-11\.tar of .*no such file of shards"):
+        found(inside("x-{8..11}.tar"))
+    with pytest.raises(FileNotFoundError, match=r"z-\*\.tar: no such file"):
+        found(inside("z-*.tar"))
+    with pytest.raises(ValueError, match="names 1000000000 files; wanted"):
+        found(inside("x-{0..999999999}.tar"))
+    with pytest.raises(FileNotFoundError, match="names no file"):
+        found([])
+    with pytest.raises(TypeError, match="3 is no path"):
+        found([3])
+
+
+def test_an_unknown_path_says_which_there_are(tmp_path):
+    with pytest.raises(TypeError, match=r"suffixes \.array_record, .*\.tar.*ImageFolder"):
+        jk.from_source(tmp_path / "x.csv", 4)
+    with pytest.raises(FileNotFoundError, match=r"x\.tar"):
+        jk.from_source(tmp_path / "x.tar", 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "module"),
+    [
+        ("ArrowSource", "parquet", "pyarrow"),
+        ("ParquetSource", "parquet", "pyarrow"),
+        ("ZarrSource", "zarr", "zarr"),
+        ("ArrayRecordSource", "arrayrecord", "array_record"),
+        ("TFRecordSource", "tfrecord", "tfrecord"),
+        ("HuggingFaceSource", "huggingface", "datasets"),
+    ],
+)
+def test_a_missing_library_is_named(tmp_path, monkeypatch, name, extra, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    path = tmp_path / "x"
+    path.touch()
+    with pytest.raises(ImportError, match=rf"needs {module}: pip install 'jaxkern\[{extra}\]'"):
+        getattr(jk.pipeline, name)(path)
