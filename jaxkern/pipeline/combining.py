@@ -22,7 +22,7 @@ from jaxkern.pipeline.arrangement import (
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
 from jaxkern.pipeline.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
 from jaxkern.pipeline.limits import SequentialRepeat, SequentialTake
-from jaxkern.pipeline.nodes import SourceNode, check_batches
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import follows_sequential
 from jaxkern.pipeline.source import BatchSource
@@ -85,9 +85,7 @@ class Combined(PipelineNode):
         self._described = order.describe()
         first = inputs[0]
         shuffle = any(stream.shuffle for stream in inputs)
-        stream = Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
-        check_batches(stream)
-        return stream
+        return Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         stream = epoch.stream_of(vertex)
