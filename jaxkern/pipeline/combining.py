@@ -21,7 +21,8 @@ from jaxkern.pipeline.arrangement import (
 )
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
 from jaxkern.pipeline.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
-from jaxkern.pipeline.nodes import SourceNode, check_batches
+from jaxkern.pipeline.limits import SequentialRepeat, SequentialTake
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import follows_sequential
 from jaxkern.pipeline.source import BatchSource
@@ -84,9 +85,7 @@ class Combined(PipelineNode):
         self._described = order.describe()
         first = inputs[0]
         shuffle = any(stream.shuffle for stream in inputs)
-        stream = Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
-        check_batches(stream)
-        return stream
+        return Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         stream = epoch.stream_of(vertex)
@@ -190,6 +189,8 @@ class Repeat(PipelineNode):
 
     def arranged_behind(self, vertex: Vertex) -> Vertex:
         """The vertex that does this behind another."""
+        if follows_sequential(vertex):
+            return Vertex(SequentialRepeat(self.times), (vertex,))
         return _of_one(self, vertex, lambda orders, seed: Repetition(orders, self.times))
 
 
@@ -214,14 +215,11 @@ class Take(PipelineNode):
 
     def arranged_behind(self, vertex: Vertex) -> Vertex:
         """The vertex that does this behind another."""
+        if follows_sequential(vertex):
+            return Vertex(SequentialTake(self.records), (vertex,))
         return _of_one(self, vertex, lambda orders, seed: Beginning(orders, self.records))
 
 
 def _of_one(node: PipelineNode, vertex: Vertex, arrange: Arrange) -> Vertex:
     seed = next((v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode)), 0)
-    if follows_sequential(vertex):
-        raise ValueError(
-            f"{node.describe()} stands behind a node that says only at the end of an epoch how "
-            f"many rows come out of it; put {node.name} before it"
-        )
     return combined(node.name, [vertex], arrange, Settings.of(vertex), seed)

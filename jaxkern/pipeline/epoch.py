@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,24 +18,34 @@ import numpy as np
 from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Shard
+from jaxkern.pipeline.arrangement import Continuation, Shard, Span
 from jaxkern.pipeline.combining import Combined
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
-from jaxkern.pipeline.nodes import Merge, SourceNode
+from jaxkern.pipeline.nodes import Merge, SourceNode, check_batches
 from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.pipeline.shared import Shared
 
-_PLACES = 1 << 16  # kept of sequential nodes: more than batches are on their way
-
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
 
 _ROWS = 4096  # whose records are found together: a call costs as much as some hundred of them
+
+
+class Remains(NamedTuple):
+    """What is left of an epoch that other shards began.
+
+    Attributes:
+      shards: that there were.
+      spans: of them, that are left.
+    """
+
+    shards: int
+    spans: tuple[Span, ...]
 
 
 class PipelinePlan:
@@ -54,6 +65,7 @@ class PipelinePlan:
       masks: whether a source has a field "valid" for records that it cannot read.
       cut: the last vertex of all whose batches depend on those before; None where there is none.
       shared: the vertices whose batches several others take.
+      remains: what there is of an epoch that other shards began; None for all of it.
       first: the shapes of the first full unit that was made; the others are expected to look alike.
     """
 
@@ -66,6 +78,7 @@ class PipelinePlan:
         self.streams: dict[Vertex, Stream] = {}
         self.compiled: dict[Vertex, str] = {}
         self.first: BatchUnit | None = None
+        self.remains: Remains | None = None
         taken = Counter(before for vertex in self.vertices for before in vertex.inputs)
         self.shared = {vertex for vertex, times in taken.items() if times > 1}
         self._derivations: dict[Vertex, Derivation] = {}
@@ -96,14 +109,38 @@ class PipelinePlan:
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
+    def continued(self, remains: Remains | None) -> PipelinePlan:
+        """The same plan of what is left of an epoch, or of a whole one; its programs are shared."""
+        plan = copy.copy(self)
+        plan.remains, plan.streams = remains, {}
+        for vertex in self.vertices:
+            plan.streams[vertex] = plan._stream_of(vertex)
+        return plan
+
+    @property
+    def origin(self) -> Stream | None:
+        """The last stream that says which record a row is; None where no length is known."""
+        last = [v for v in self.vertices if isinstance(v.node, SourceNode | Combined)]
+        return self.streams[last[-1]] if last else None
+
     def _stream_of(self, vertex: Vertex) -> Stream:
+        stream = self._whole_stream_of(vertex)
+        if self.remains is None or vertex in self._before_combined:
+            return stream
+        if not isinstance(vertex.node, SourceNode | Combined):
+            return stream
+        return stream.of(order=Continuation(stream.order, *self.remains))
+
+    def _whole_stream_of(self, vertex: Vertex) -> Stream:
         node, given = vertex.node, [self.streams[v] for v in vertex.inputs]
         if not isinstance(node, SequentialNode):
-            inside = vertex in self._before_combined
-            if isinstance(node, SourceNode | Combined) and (
-                vertex in self._before_cuts or (inside and node.remainder == "drop")
-            ):
-                return node.stream_with(given, "partial")
+            if isinstance(node, SourceNode | Combined):
+                inside, cut = vertex in self._before_combined, vertex in self._before_cuts
+                partial = cut or (inside and node.remainder == "drop")
+                stream = node.stream_with(given, "partial" if partial else node.remainder)
+                if not inside:  # there a shard of one input may be without records
+                    check_batches(stream)
+                return stream
             return node.stream(given)
         # What fills no batch is decided behind the last node that may change how many rows there
         # are; before, every row counts.
@@ -283,11 +320,21 @@ class Epoch:
         if cut is None:
             return batch < self.batches
         if not self._opened:
-            self._flows.open(cut, self._places[batch])
             self._opened = True
+            try:
+                self._flows.open(cut, self._places[batch])
+            except (KeyError, TypeError, ValueError) as error:
+                self.batches = batch + 1  # there is nothing behind this error
+                if self._places[batch] is None:
+                    raise
+                raise ValueError(
+                    f"{self._places[batch]!r:.80} is no place of {self.plan.names[cut]!r}; wanted "
+                    "what get_state() gave"
+                ) from error
         if self._flows.pull(cut, batch):
             self._places[batch + 1] = self._flows.place(cut)
-            self._places.pop(batch - _PLACES, None)
+            # Fewer are on their way.
+            self._places.pop(batch - 2 * (self._threads + self._ahead) - 1000, None)
             self.next = batch + 1
             return True
         self._places[batch] = self._flows.place(cut)  # with what was counted up to the end

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import BatchUnit, NodeProgram
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
-from jaxkern.pipeline.state import make_state, read_state
+from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring.errors import RingTimeout
@@ -117,27 +117,35 @@ class PipelineIterator(Iterator[Data]):
         finished = batch >= run.batches
         return make_state(self._plan, self._epoch, batch, finished, run.place(batch))
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Continues where `get_state` was called, perhaps in another process.
 
         The number of workers may differ; at the end of an epoch the number of shards may too.
+
+        Within an epoch another number of shards goes on with the states of all shards in a list:
+        each of the new ones is given it, and gets its part of the records that none of them has
+        delivered, every one once; their batch size may be another. It may be saved again, and go on
+        with another number of shards again.
 
         Raises: ValueError for what is no state, or one of another pipeline, naming the difference;
         RuntimeError in a child of the process where the iteration began.
         """
         self._check_process()  # in a child, who held the lock is not there to release it
-        epoch, batch, place = read_state(self._plan, state)
+        states = [state] if isinstance(state, dict) or not isinstance(state, Sequence) else state
+        whole = self._plan if self._plan.remains is None else self._plan.continued(None)
+        found = read_states(whole, states) if states is state else read_state(whole, states[0])
         self.close()  # first: who waits for a batch holds the lock
         with self._lock:
             self.close()
-            placement = state.get("placement")
-            if placement and self._plan.placement and placement != self._plan.placement:
-                self._plan = self._replan(placement)  # the batches had that place's arithmetic
-            self._epoch = epoch
-            self._start(batch, place)
-            if self._plan.cut is not None and state.get("finished"):
-                self._run.batches = batch
-            self._resumed(epoch)
+            placement = states[0].get("placement")
+            if placement and whole.placement and placement != whole.placement:
+                whole = self._replan(placement)  # the batches had that place's arithmetic
+            self._plan = whole if found.remains is None else whole.continued(found.remains)
+            self._epoch = found.epoch
+            self._start(found.batch, found.place)
+            if self._plan.cut is not None and found.finished:
+                self._run.batches = found.batch
+            self._resumed(found.epoch)
 
     def stats(self) -> PipelineStats | None:
         """Of the ring between the workers and the consumer; None before there is one."""
@@ -167,10 +175,11 @@ class PipelineIterator(Iterator[Data]):
             if counted or (isinstance(node, SequentialNode) and node.drops):
                 found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
             vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
-            for name in ("at", "turn"):  # of a SequentialRepeat the turn has the place before it
-                if name == "at" or (place is not None and "turn" in place):
-                    place = None if place is None else place.get("at")
-                    place = place if isinstance(place, dict) else None
+            for _ in range(2):
+                place = None if place is None else place.get("at")
+                place = place if isinstance(place, dict) else None
+                if place is None or "turn" not in place:  # of a SequentialRepeat
+                    break
         return dict(reversed(found.items()))
 
     @property

@@ -45,7 +45,8 @@ class FieldsOf:
             ]
             raise ValueError(
                 f"the inputs of {self._what} differ: {'; '.join(differences)}; wanted the same "
-                "fields, shapes and dtypes: change one input before"
+                "fields, shapes and dtypes: change one input before; images of different sizes "
+                "want one max_size"
             )
         self._agreed.add(source)
 

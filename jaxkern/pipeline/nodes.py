@@ -14,7 +14,7 @@ import numpy as np
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.failures import described, note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Order, SourceOrder
+from jaxkern.pipeline.arrangement import Continuation, Order, SourceOrder
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode, SequentialRebatch, follows_sequential
@@ -59,11 +59,9 @@ class SourceNode(PipelineNode):
 
     def stream_with(self, inputs: Sequence[Stream], remainder: Remainder) -> Stream:
         """The stream where the rows that fill no batch become something else."""
-        stream = Stream.over(
+        return Stream.over(
             self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
         )
-        check_batches(stream)
-        return stream
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         return self.read(epoch, vertex, batch, None)
@@ -157,7 +155,7 @@ class Rebatch(PipelineNode):
             # Of the fullest shard, without the padding so far: no batch is nothing but padding.
             rows = given.order.rows_in((0, given.shard[1]))
             rows = -(-rows // self.batch_size) * self.batch_size
-        if rows == 0:
+        if rows == 0 and given.rows and not isinstance(given.order, Continuation):
             raise ValueError(
                 f"Rebatch({self.batch_size}) of {given.rows} rows with drop_remainder=True leaves "
                 "no batch; use a smaller batch_size"

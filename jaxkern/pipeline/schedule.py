@@ -135,14 +135,15 @@ def whole_weights(weights: Sequence[Any]) -> tuple[int, ...]:
     Raises: ValueError for a weight that is not above 0.
     """
     exact = []
-    for place, weight in enumerate(weights):
+    for place, given in enumerate(weights):
+        weight = given.item() if isinstance(given, np.generic) else given
         try:
             text = repr(weight) if isinstance(weight, float) else weight
             exact.append(Fraction(text) if weight > 0 else Fraction(0))
         except (TypeError, ValueError, OverflowError):
             exact.append(Fraction(0))
         if exact[-1] == 0:
-            raise ValueError(f"weight {place} is {weight!r}; wanted a number above 0")
+            raise ValueError(f"weight {place} is {given!r}; wanted a number above 0")
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     common = math.gcd(*whole)

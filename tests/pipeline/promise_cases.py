@@ -51,6 +51,7 @@ class Case:
       ids: the "id" of every row of an epoch, over all shards; in any order, with repetitions.
       breaks: like `build`, but the record with id BAD cannot be read; None where that cannot be.
       spares: how many records at most each of several shards leaves out of an epoch.
+      divides: whether other shards can go on within an epoch.
       jitted: whether it runs JAX programs.
       forks: whether a forked child can read it: ArrayRecord's library cannot.
     """
@@ -59,6 +60,7 @@ class Case:
     ids: tuple[int, ...] = tuple(range(RECORDS))
     breaks: Callable[[Path], Factory] | None = None
     spares: int = 0
+    divides: bool = True
     jitted: bool = False
     forks: bool = True
 
@@ -346,10 +348,14 @@ CASES: dict[str, Case] = {
         lambda folder: _packed_photos(folder, format="jpeg", shards=3),
         breaks=lambda folder: _packed_photos(folder, True, format="jpeg"),
     ),
-    "stream": Case(_stream),
+    "stream": Case(_stream, divides=False),
     "filter": Case(_filtered, ids=tuple(i for i in range(RECORDS) if i % 4 != 1)),
-    "flat map": Case(_flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count()))),
-    "windows": Case(_windows, ids=tuple(i for i in range(RECORDS) for _ in range(2))),
+    "flat map": Case(
+        _flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count())), divides=False
+    ),
+    "windows": Case(
+        _windows, ids=tuple(i for i in range(RECORDS) for _ in range(2)), divides=False
+    ),
     "augmented natively": Case(_augmented, jitted=True),
     "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
 }
@@ -396,6 +402,10 @@ def _mixed(pipelines: list[Any]) -> Any:
     return jk.mix(dict(zip(pipelines, (14, 6, 3), strict=True)), seed=5)
 
 
+def _odd(record: dict[str, Any]) -> bool:
+    return bool(record["id"] % 2)
+
+
 def _nested(pipelines: list[Any]) -> Any:
     first, second, third = pipelines
     return jk.mix([(jk.mix({first: 14, second: 6}), 20), (third, 3)])
@@ -429,6 +439,11 @@ CASES |= {
     "mixture of a mixture and functions": Case(_of_parts(_nested, _double), spares=2),
     "concatenation": Case(_of_parts(lambda pipelines: jk.concat(*pipelines))),
     "concatenation behind functions": Case(_of_parts(lambda given: jk.concat(given), _double)),
+    "mixture and a filter": Case(
+        _of_parts(lambda given: _mixed(given) >> jk.pipeline.Filter(_odd)),
+        ids=tuple(range(1, RECORDS, 2)),
+        spares=2,
+    ),
     "concatenated sources": Case(lambda folder: of_source(jk.concat(_parts()))),
     "zip": Case(_zipped()),
     "zip behind functions": Case(_zipped(_double)),

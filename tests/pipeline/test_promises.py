@@ -116,6 +116,43 @@ def test_resume_after_every_batch(make, wanted, num_workers):
             next(running)
 
 
+def go_on(make, states, shards):
+    """Two batches, at most, of each of so many shards, and their states behind."""
+    found, behind = [], []
+    for index in range(shards):
+        iterator = iter(make(num_workers=index % 2, shard=(index, shards), batch_size=3))
+        iterator.set_state(json.loads(json.dumps(states)))
+        start = iterator.get_state()
+        assert start["rows"] == 0 or start["finished"]
+        found += ids_of([batch for _, batch in zip(range(2), iterator, strict=False)])
+        behind.append(iterator.get_state())
+        again = iter(make(num_workers=0, shard=(index, shards), batch_size=3))
+        again.set_state(behind[-1])
+        assert_same(epoch_of(again), epoch_of(iterator))
+        iterator.close()
+    return found, behind
+
+
+def test_other_shards_go_on(case, make):
+    """Three shards at different batches, then two, then four."""
+    if not CASES[case].divides:
+        return
+    found, states = [], []
+    for index in range(3):
+        iterator = iter(make(num_workers=1, shard=(index, 3), batch_size=3))
+        found += ids_of([batch for _, batch in zip(range(index), iterator, strict=False)])
+        states.append(iterator.get_state())
+    for shards in (2, 4):
+        more, states = go_on(make, states, shards)
+        found += more
+    last = iter(make(num_workers=0, batch_size=3))
+    last.set_state(states)
+    found += ids_of(list(last))
+    found, wanted = Counter(found), Counter(CASES[case].ids)
+    assert found <= wanted
+    assert wanted.total() - found.total() <= 3 * CASES[case].spares
+
+
 def outcomes(batches):
     """Each batch, or the exception in its place."""
     iterator, found = iter(batches), []
