@@ -14,8 +14,8 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
+from jaxkern.pipeline.source import BatchSource
 from jaxkern.ring import Assembly, RingStats
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
@@ -60,6 +60,7 @@ class NativeBatches:
             producers=producers,
             valid="valid" if work.masks else None,
             start=batches.start,
+            rows_of=_source_of(work.source).rows_of,
             device=device,
         )
         self.ring = self._assembly.ring
@@ -102,8 +103,7 @@ def native_batches(epoch: Epoch, *args: Any) -> NativeBatches | None:
 def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray]:
     """The records of batches, some together; raises in the place of one that must not be read."""
     stream = epoch.plan.stream
-    assert isinstance(vertex.node, SourceNode)
-    source = vertex.node.source
+    source = _source_of(vertex)
     step = max(1, _RECORDS // stream.batch_size)
     for first in range(batches.start, batches.stop, step):
         last = min(first + step, batches.stop) - 1
@@ -123,3 +123,8 @@ def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray
                 yield part
         else:
             yield records
+
+
+def _source_of(vertex: Vertex) -> BatchSource:
+    assert isinstance(vertex.node, SourceNode)
+    return vertex.node.source

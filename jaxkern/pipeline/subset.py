@@ -73,6 +73,10 @@ class Subset(BatchSource):
             for name, images in self.source.encoded_images().items()
         }
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """As the source holds it."""
+        return self.source.encoded_bytes(field, int(self.indices[record]))
+
     def note_masked(self, records: np.ndarray) -> None:
         """Tells the source."""
         self.source.note_masked(self.indices[records])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from jaxkern.core.failures import note
-from jaxkern.core.progress import ProgressBar
 from jaxkern.pipeline.formats.columns import Bytes, Column, ColumnSource, Decode, ImageOptions
 from jaxkern.pipeline.formats.files import Paths, files_of
+from jaxkern.pipeline.formats.tar_index import NUMBERS, ShardIndex, shard_indices
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "gif", "tif", "tiff")
-_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
 class WebDatasetSource(ColumnSource):
@@ -65,24 +62,24 @@ class WebDatasetSource(ColumnSource):
     ) -> None:
         self.files = files_of(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
-        wanted = _wanted(fields, index.samples)
         given = decoders or {}
-        known = {**_DECODERS, **given}
         columns: dict[str, Column] = {}
-        for name, endings in wanted.items():
-            place = index.places(name, endings)
-            if all(ending in _IMAGES and ending not in given for ending in map(_last, endings)):
-                columns[name] = Bytes(index.blobs, place)
-                continue
-            ending = endings[0]
-            function = known.get(ending) or known.get(_last(ending))
-            if function is None:
-                raise TypeError(
-                    f"nothing decodes the members {'.' + ending!r} of {self.files[0]}; wanted "
-                    f"decoders={{{ending!r}: a function of bytes}}, or fields={{...}} without them"
-                )
-            column = Bytes(index.blobs, place, function)
-            columns[name] = index.numbers(column, name) if function is _whole else column
+        for name, endings in _wanted(fields, index.first_endings()).items():
+            kinds = {ending.rpartition(".")[2] for ending in endings}
+            function = given.get(endings[0]) or given.get(endings[0].rpartition(".")[2])
+            if function is None and kinds <= {*_IMAGES}:
+                columns[name] = Bytes(index.blobs, index.places(name, endings))
+            elif function is None and kinds <= {*NUMBERS}:
+                columns[name] = index.numbers(name, endings)
+            else:
+                function = function or _DECODERS.get(endings[0].rpartition(".")[2])
+                if function is None:
+                    raise TypeError(
+                        f"nothing decodes the members {'.' + endings[0]!r} of {self.files[0]}; "
+                        f"wanted decoders={{{endings[0]!r}: a function of bytes}}, or "
+                        "fields={...} without them"
+                    )
+                columns[name] = Bytes(index.blobs, index.places(name, endings), function)
         super().__init__(columns, index.name_of, **images)
 
     def __repr__(self) -> str:
@@ -91,50 +88,66 @@ class WebDatasetSource(ColumnSource):
 
 
 class _Index:
-    """Where the members of all samples lie."""
+    """Where the members of the samples of all shards lie."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs: list[np.ndarray] = []
-        #: of each sample: its shard, its name, and (offset, length) by ending
-        self.samples: list[tuple[int, str, dict[str, tuple[int, int]]]] = []
-        with ProgressBar(len(files) > 1, "index", "shards") as bar:
-            for number, file in enumerate(files):
-                self.blobs.append(_mapped(file))
-                for key, members in _samples(file, self.blobs[-1]):
-                    self.samples.append((number, key, members))
-                bar.update(number + 1, len(files))
-        if not self.samples:
+        self.blobs = [_mapped(file) for file in files]
+        self._shards = shard_indices(files, self.blobs)
+        self._ends = np.cumsum([shard.samples for shard in self._shards])
+        if not self._ends[-1]:
             raise ValueError(f"{', '.join(map(str, files))[:200]}: no samples in these shards")
+
+    def first_endings(self) -> list[str]:
+        """Of the members of the first sample."""
+        shard = next(shard for shard in self._shards if shard.samples)
+        return [str(shard.endings[k]) for k in shard.ending[shard.sample == 0]]
 
     def name_of(self, record: int) -> str:
         """A sample's shard and name."""
-        shard, key, _ = self.samples[record]
-        return f"{self._files[shard]}: {key}"
+        shard = int(np.searchsorted(self._ends, record, "right"))
+        first = int(self._ends[shard - 1]) if shard else 0
+        return f"{self._files[shard]}: {self._shards[shard].keys[record - first]}"
 
     def places(self, name: str, endings: Sequence[str]) -> np.ndarray:
         """int64 [N, 3] of a field, as in `EncodedImages`."""
-        place = np.empty((len(self.samples), 3), np.int64)
-        for record, (shard, _, members) in enumerate(self.samples):
-            found = [ending for ending in endings if ending in members]
-            if len(found) != 1:
+        parts = []
+        for number, (shard, found) in enumerate(self._members(name, endings)):
+            offsets = shard.offset[found]
+            parts.append(np.stack([np.full_like(offsets, number), offsets, shard.length[found]], 1))
+        return np.concatenate(parts)
+
+    def numbers(self, name: str, endings: Sequence[str]) -> np.ndarray:
+        """int64 [N] of a field whose members are a whole number each."""
+        parts: list[np.ndarray] = []
+        for shard, found in self._members(name, endings):
+            wrong = np.flatnonzero(~shard.is_number[found])
+            if wrong.size:
+                record = sum(len(part) for part in parts) + int(wrong[0])
                 raise ValueError(
-                    f"{self.name_of(record)} has the members {sorted(members)}; wanted one of "
+                    f"{name!r} of {self.name_of(record)} is no whole number; wanted decoders={{"
+                    f"{endings[0]!r}: a function of bytes}}, or fields={{...}} without it"
+                )
+            parts.append(shard.number[found])
+        return np.concatenate(parts)
+
+    def _members(
+        self, name: str, endings: Sequence[str]
+    ) -> Iterator[tuple[ShardIndex, np.ndarray]]:
+        """Of each shard, the member of each sample that is a field."""
+        first = 0
+        for shard in self._shards:
+            found = shard.of(endings)
+            count = np.bincount(shard.sample[found], minlength=shard.samples)
+            if (count != 1).any():
+                sample = int(np.flatnonzero(count != 1)[0])
+                has = sorted(str(shard.endings[k]) for k in shard.ending[shard.sample == sample])
+                raise ValueError(
+                    f"{self.name_of(first + sample)} has the members {has}; wanted one of "
                     f"{list(endings)} for {name!r}, as in other samples: give fields={{...}}"
                 )
-            place[record] = shard, *members[found[0]]
-        return place
-
-    def numbers(self, column: Bytes, name: str) -> np.ndarray:
-        """int64 [N] of members that are a whole number each."""
-        values = np.empty(len(column), np.int64)
-        for record in range(len(column)):
-            try:
-                values[record] = _whole(column.at(record))
-            except (ValueError, OverflowError) as error:
-                note(error, "while reading {!r} of {}", name, self.name_of(record))
-                raise
-        return values
+            first += shard.samples
+            yield shard, found
 
 
 def _mapped(file: Path) -> np.ndarray:
@@ -143,52 +156,17 @@ def _mapped(file: Path) -> np.ndarray:
     return np.memmap(file, np.uint8, "r")
 
 
-def _samples(file: Path, data: np.ndarray) -> list[tuple[str, dict[str, tuple[int, int]]]]:
-    """Name, and ending -> (offset, length), of the samples of a shard."""
-    found: list[tuple[str, dict[str, tuple[int, int]]]] = []
-    end = 0
-    try:
-        with tarfile.open(file, "r:") as tar:
-            for member in tar:
-                end = member.offset_data + (-(-member.size // 512) * 512 if member.isreg() else 0)
-                folder, _, last = member.name.rpartition("/")
-                stem, dot, ending = last.partition(".")
-                if not member.isreg() or not dot or not stem or stem.startswith("__"):
-                    continue
-                if member.issparse() or member.offset_data + member.size > len(data):
-                    raise tarfile.ReadError(f"{member.name} does not lie in it as it is")
-                key = f"{folder}/{stem}" if folder else stem
-                if not found or found[-1][0] != key:
-                    found.append((key, {}))
-                if ending in found[-1][1]:
-                    raise tarfile.ReadError(f"{member.name} is in it twice")
-                found[-1][1][ending.lower()] = (member.offset_data, member.size)
-    except (tarfile.TarError, ValueError, OverflowError) as error:
-        packed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
-        raise ValueError(
-            f"{file} is no tar file that can be read: {error}"
-            + ("; it is compressed: unpack it first, samples are read in any order" * packed)
-        ) from error
-    if len(data) < end + 512 or data[end : end + 512].any():
-        # tarfile takes what it does not understand behind the first member for the end.
-        raise ValueError(
-            f"{file} is damaged or cut short: its members end at byte {end} of {len(data)}, where "
-            "the zeros that end a tar file are wanted"
-        )
-    return found
-
-
 def _wanted(
     fields: Mapping[str, str] | Sequence[str] | None,
-    samples: Sequence[tuple[int, str, dict[str, tuple[int, int]]]],
+    first: Sequence[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Field -> the endings that it may have."""
+    """Field -> the endings that it may have; `first` are those of the first sample."""
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; wanted a sequence of endings, or a dict")
     if isinstance(fields, Mapping):
         return {name: tuple(endings.split(";")) for name, endings in fields.items()}
     found: dict[str, tuple[str, ...]] = {}
-    for ending in samples[0][2] if fields is None else fields:
+    for ending in first if fields is None else fields:
         if ending in _IMAGES and fields is None:
             found["image"] = _IMAGES
         elif ending == "cls" and fields is None:
@@ -196,14 +174,6 @@ def _wanted(
         else:
             found[ending] = (ending,)
     return found
-
-
-def _last(ending: str) -> str:
-    return ending.rpartition(".")[2]
-
-
-def _whole(data: bytes) -> int:
-    return int(data.decode("ascii", "replace"))
 
 
 def _number(data: bytes) -> int | float:
@@ -227,7 +197,6 @@ def _array(data: bytes) -> np.ndarray:
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(_NUMBERS, _whole),
     "npy": _array,
     "txt": _number,
     "json": json.loads,
