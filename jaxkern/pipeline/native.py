@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.backend import current_backend
-from jaxkern.core.failures import note
+from jaxkern.core.failures import note, notes_of
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
-from jaxkern.ring import Assembly, RingStats
+from jaxkern.ring import Assembly, ProducerError, RingStats
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
 
@@ -66,7 +65,18 @@ class NativeBatches:
 
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """The next unit, or the error in its place; see `Ring._outcome`."""
-        return self._assembly._outcome(timeout, self._unit)
+        index, error, unit = self._assembly._outcome(timeout, self._unit)
+        if isinstance(error, ProducerError):
+            self._explain(index, error)
+        return index, error, unit
+
+    def _explain(self, index: int, error: ProducerError) -> None:
+        """Notes what the source itself says of a batch: it knows the names of its records."""
+        try:
+            self._reader.gather(self._epoch.records(self._stream, self._stream.rows_of(index)))
+        except Exception as told:
+            for text in notes_of(told):
+                note(error, "{}", text)
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)

@@ -42,7 +42,7 @@ class WebDatasetSource(ColumnSource):
         first sample, as above.
       decoders: ending -> function from bytes to a number, an array or a dict of those, the same
         shapes in every sample; for other endings, and before what is said above.
-      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
       files: the shards.
