@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxkern.core.backend import current_backend
-from jaxkern.core.failures import note, notes_of
+from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
@@ -67,16 +68,10 @@ class NativeBatches:
         """The next unit, or the error in its place; see `Ring._outcome`."""
         index, error, unit = self._assembly._outcome(timeout, self._unit)
         if isinstance(error, ProducerError):
-            self._explain(index, error)
+            record = re.search(r"\brecord (\d+): ", str(error))
+            if record and (name := self._reader.name_of(int(record[1]))):
+                note(error, "while reading record {} of {!r}: {}", record[1], self._reader, name)
         return index, error, unit
-
-    def _explain(self, index: int, error: ProducerError) -> None:
-        """Notes what the source itself says of a batch: it knows the names of its records."""
-        try:
-            self._reader.gather(self._epoch.records(self._stream, self._stream.rows_of(index)))
-        except Exception as told:
-            for text in notes_of(told):
-                note(error, "{}", text)
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)

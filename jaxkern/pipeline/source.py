@@ -75,6 +75,10 @@ class BatchSource:
         """
         return {}
 
+    def name_of(self, record: int) -> str:
+        """Where a record is from, in messages; "" where its number says all."""
+        return ""
+
     def note_masked(self, records: np.ndarray) -> None:
         """Told of the records int64 [N] of a batch that native threads could not decode."""
 

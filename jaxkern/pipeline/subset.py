@@ -73,6 +73,10 @@ class Subset(BatchSource):
             for name, images in self.source.encoded_images().items()
         }
 
+    def name_of(self, record: int) -> str:
+        """As the source says."""
+        return self.source.name_of(int(self.indices[record]))
+
     def note_masked(self, records: np.ndarray) -> None:
         """Tells the source."""
         self.source.note_masked(self.indices[records])

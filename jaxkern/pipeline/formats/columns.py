@@ -120,7 +120,7 @@ class ColumnSource(BatchSource):
         if len(set(lengths.values())) != 1:
             raise ValueError(f"the fields have different numbers of records: {lengths}")
         self._length = next(iter(lengths.values()))
-        self._names = list(columns)
+        self._names, self._name_of = list(columns), name_of
         self._chunks: dict[str, Chunks] = {}
         arrays: dict[str, np.ndarray] = {}
         encoded: dict[str, ImageColumn] = {}
@@ -178,6 +178,10 @@ class ColumnSource(BatchSource):
     def remarks(self) -> Sequence[str]:
         """What decodes the images, and why."""
         return () if self._images is None else self._images.remarks()
+
+    def name_of(self, record: int) -> str:
+        """Its file and place there."""
+        return self._name_of(record)
 
     def note_masked(self, records: np.ndarray) -> None:
         """Why these images do not decode."""
