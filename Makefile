@@ -5,6 +5,8 @@ VENV ?= .venv
 TESTFLAGS ?=
 # What `make test` runs below tests/: TESTS="core xpcs/test_aps.py".
 TESTS ?= .
+# Kernels without which the tests fail at once: JAXKERN_REQUIRE=cpu,jpeg wants the JPEG decoder too.
+JAXKERN_REQUIRE ?= cpu
 TRAINFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
@@ -38,7 +40,7 @@ train-tokens: install
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=cpu JAXKERN_EXPECT_ABI=0.3 \
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # What takes many processes, kills or seconds, and everything with it.
@@ -69,7 +71,7 @@ faults: install
 train-check: EXTRA = test,train
 train-check: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) -n 2 $(CURDIR)/tests/examples $(TESTFLAGS)
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) $(PYTEST) -n 2 $(CURDIR)/tests/examples $(TESTFLAGS)
 
 bench: EXTRA = bench
 bench: install

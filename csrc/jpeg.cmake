@@ -49,7 +49,7 @@ elseif(NOT JAXKERN_JPEG STREQUAL "OFF")
   endif()
   if(NOT jaxkern_jpeg_library AND JAXKERN_JPEG STREQUAL "ON")
     message(FATAL_ERROR "JAXKERN_JPEG is ON and no libjpeg-turbo 2.1 or later was found; install its "
-                        "development package (Debian: libjpeg62-turbo-dev, Ubuntu: libjpeg-turbo8-dev), "
+                        "development package (Debian and Ubuntu: apt-get install libjpeg-dev), "
                         "set JPEG_ROOT, or set JAXKERN_JPEG to AUTO or OFF")
   endif()
 endif()

@@ -202,7 +202,7 @@ def main() -> None:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--files", type=int, default=60, help="modules of the standard library")
+    parser.add_argument("--files", type=int, default=16, help="modules of the standard library")
     parser.add_argument("--length", type=int, default=256, help="tokens of a row")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch")
     parser.add_argument("--learning-rate", type=float, default=3e-3)

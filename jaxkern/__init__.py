@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from jaxkern.pipeline import ElementOperatorConfig as ElementOperatorConfig
     from jaxkern.pipeline import OperatorNode as OperatorNode
     from jaxkern.pipeline import Pipeline as Pipeline
+    from jaxkern.pipeline import concat as concat
     from jaxkern.pipeline import from_source as from_source
     from jaxkern.pipeline import from_stream as from_stream
+    from jaxkern.pipeline import mix as mix
     from jaxkern.pipeline import prefetch_to_device as prefetch_to_device
+    from jaxkern.pipeline import zip as zip
 
 __all__ = [
     "Cost",
@@ -55,6 +58,7 @@ __all__ = [
     "Pipeline",
     "backend",
     "benchmarking",
+    "concat",
     "device",
     "doctor",
     "execution",
@@ -65,6 +69,7 @@ __all__ = [
     "get_include",
     "image",
     "load_library",
+    "mix",
     "performance",
     "pipeline",
     "prefetch_to_device",
@@ -73,6 +78,7 @@ __all__ = [
     "testing",
     "tokens",
     "xpcs",
+    "zip",
 ]
 
 # Imported at first use, so that `import jaxkern` stays cheap.
@@ -95,11 +101,14 @@ _HOMES = {
     "ElementOperatorConfig": "pipeline",
     "OperatorNode": "pipeline",
     "Pipeline": "pipeline",
+    "concat": "pipeline",
     "doctor": "device.doctor",
     "from_source": "pipeline",
     "from_stream": "pipeline",
     "get_batch_size_recommendation": "performance",
+    "mix": "pipeline",
     "prefetch_to_device": "pipeline",
+    "zip": "pipeline",
 }
 
 

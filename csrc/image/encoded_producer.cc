@@ -84,7 +84,7 @@ class EncodedChain final : public ChainState {
   int32_t shrink(Size* size, Geometry* geometry) const;
   bool in_bands(const Region& region) const {
     return plan_.segments == 1 &&
-           int64_t{region.height()} * region.width() * plan_.channels > source_.band_bytes;
+           int64_t{region.height()} * region.width() * plan_.channels / 2 > source_.band_bytes;
   }
 
   const EncodedSource source_;

@@ -25,9 +25,9 @@ struct EncodedSource {
   Codec codec = Codec::kJpeg;
   int64_t max_pixels = 0;  // height * width that no image may exceed
   bool scaled = false;     // JPEG: decoded at 1/2, 1/4 or 1/8 where the chain shrinks by as much
-  // Regions of more bytes are decoded and run in bands that need about so much of the source. A
-  // processor's second cache holds it.
-  int64_t band_bytes = int64_t{1} << 20;
+  // Regions of more than twice as many bytes are decoded and run in bands that need about so much
+  // of the source.
+  int64_t band_bytes = int64_t{1} << 19;
 };
 
 // Rows are int64 [3]: a blob, and offset and length of the image's bytes, or of its file's name,

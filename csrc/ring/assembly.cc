@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -17,7 +18,9 @@
 namespace jaxkern::ring {
 namespace {
 
-// A producer runs on so many records at a time, so that a close does not wait for a whole batch.
+// A producer runs on so many records at a time, so that a close does not wait for a whole batch,
+// and threads without one of their own help with it: the first batch comes sooner, and so does the
+// last.
 constexpr int64_t kRunRecords = 8;
 constexpr size_t kMessageSize = 1024;
 // As debuggers and profilers show the threads; at most 15 characters.
@@ -43,6 +46,17 @@ struct Chunk {
 struct Job {
   std::shared_ptr<const Chunk> chunk;
   int64_t begin = 0, count = 0, index = 0;
+};
+
+// A batch that threads are making, part by part.
+struct Making {
+  Job job;
+  Slot slot;
+  int64_t parts = 1;
+  // Guarded by the assembly's mutex.
+  int64_t claimed = 0, left = 0;
+  int64_t failed = std::numeric_limits<int64_t>::max();  // the first part that could not be made
+  std::string problem;                                   // of that part
 };
 
 }  // namespace
@@ -78,7 +92,8 @@ struct Assembly::State {
   std::mutex mutex;                        // guards everything below
   std::condition_variable work, has_room;  // for threads; for who submits
   std::deque<Job> jobs;
-  int64_t next = 0;  // the index of the next batch to be submitted
+  std::deque<std::shared_ptr<Making>> open;  // with parts that nobody has claimed
+  int64_t next = 0;                          // the index of the next batch to be submitted
   bool finished = false, short_batch = false;
   int64_t running = 0;
   std::mutex joining;
@@ -88,8 +103,11 @@ struct Assembly::State {
   void check() const;
   void start_threads();
   void serve();
-  Status make(const Job& job);
-  std::string fill(const Job& job, const Slot& slot);
+  void make_part(std::unique_lock<std::mutex>& lock);
+  void give_up();
+  Status begin(Job job, std::shared_ptr<Making>* made);
+  Status deliver(Making& batch);
+  std::string fill(const Making& batch, int64_t part);
   std::string produce(const Job& job, size_t leaf, char* out, uint8_t* valid);
   void close();
 };
@@ -135,14 +153,14 @@ void Assembly::State::check() const {
       }
       before = block.first;
     }
-    int64_t record = rows.output_bytes(), all = 0;
+    const int64_t record = leaves[i].record_bytes();
+    int64_t all = 0;
     if (leaves[i].producer) {
       const JaxkernProducer& abi = leaves[i].producer.abi();
       if (abi.row_bytes != rows.bytes || rows.cast != Cast::kNone) {
         throw std::invalid_argument(name + " has rows of " + text(rows.bytes) +
                                     " bytes; its producer reads " + text(abi.row_bytes));
       }
-      record = abi.output_bytes;
     }
     if (__builtin_mul_overflow(record, options.batch, &all) || all != wanted[i].bytes) {
       throw std::invalid_argument("leaf " + text(i) + " of the ring has " + text(wanted[i].bytes) +
@@ -191,79 +209,132 @@ std::string Assembly::State::produce(const Job& job, size_t leaf, char* out, uin
   return {};
 }
 
-std::string Assembly::State::fill(const Job& job, const Slot& slot) {
-  const int64_t* records = job.chunk->records.data() + job.begin;
-  const auto there = static_cast<size_t>(job.count);
-  const auto missing = static_cast<size_t>(options.batch - job.count);
-  uint8_t* valid = nullptr;
-  if (options.valid) {
-    valid = reinterpret_cast<uint8_t*>(slot.leaf(leaves.size()));
-    std::memset(valid, 1, there);
-    std::memset(valid + there, 0, missing);
-  }
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const AssemblyLeaf& source = leaves[i];
-    const int64_t record =
-        source.producer ? source.producer.abi().output_bytes : source.rows.output_bytes();
-    char* out = slot.leaf(i);
-    if (source.producer) {
-      if (std::string problem = produce(job, i, out, valid); !problem.empty()) return problem;
-    } else if (record > 0) {
-      gather(source.rows, records, job.count, out, stream, stop);
-    }
-    std::memset(out + job.count * record, 0, missing * static_cast<size_t>(record));
-  }
-  if (options.mask) {
-    char* mask = slot.leaf(leaves.size() + (options.valid ? 1 : 0));
-    std::memset(mask, 1, there);
-    std::memset(mask + there, 0, missing);
-  }
-  return {};
-}
-
-// Not ok: nobody will take any more batches.
-Status Assembly::State::make(const Job& job) {
+// Takes a slot for the batch and sets what no part does. Not ok: nobody will take any more batches;
+// nothing made: this one is not to be.
+Status Assembly::State::begin(Job job, std::shared_ptr<Making>* made) {
+  const int64_t index = job.index;
   std::string problem;
   try {
-    Slot slot;
-    Status status = ring->acquire(job.index, kNoDeadline, &slot);
+    auto batch = std::make_shared<Making>();
+    const Status status = ring->acquire(index, kNoDeadline, &batch->slot);
     if (!status.ok()) {
       if (status.outcome == Outcome::kNoMemory) {  // the consumer may give some back
-        (void)ring->fail(job.index, status.message);
+        (void)ring->fail(index, status.message);
         return {};
       }
       // An index that somebody else has put, or failed, is taken: the rest goes on.
       return status.outcome == Outcome::kInvalid ? Status{} : status;
     }
-    problem = fill(job, slot);
-    if (stop.load()) return {Outcome::kClosed, {}, -1};  // the slot is given back unfilled
-    if (problem.empty()) return ring->commit(std::move(slot));
-    return ring->fail(std::move(slot), problem);
+    const auto there = static_cast<size_t>(job.count);
+    const auto missing = static_cast<size_t>(options.batch - job.count);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const auto record = static_cast<size_t>(leaves[i].record_bytes());
+      std::memset(batch->slot.leaf(i) + there * record, 0, missing * record);
+      if (leaves[i].producer) batch->parts = (job.count + kRunRecords - 1) / kRunRecords;
+    }
+    for (size_t i = leaves.size(); i < ring->leaves().size(); ++i) {
+      std::memset(batch->slot.leaf(i), 1, there);
+      std::memset(batch->slot.leaf(i) + there, 0, missing);
+    }
+    batch->left = batch->parts;
+    batch->job = std::move(job);
+    *made = std::move(batch);
+    return {};
   } catch (const std::exception& error) {
     problem = error.what();
   } catch (...) {
     problem = "an exception that is no std::exception";
   }
-  (void)ring->fail(job.index, problem);
+  (void)ring->fail(index, problem);
   return {};
+}
+
+// The records of a part, in all leaves; "" or what is wrong.
+std::string Assembly::State::fill(const Making& batch, int64_t part) {
+  const bool whole = batch.parts == 1;
+  Job job = batch.job;
+  const int64_t first = whole ? 0 : part * kRunRecords;
+  job.begin += first;
+  job.count = whole ? job.count : std::min(kRunRecords, job.count - first);
+  uint8_t* valid =
+      options.valid ? reinterpret_cast<uint8_t*>(batch.slot.leaf(leaves.size())) + first : nullptr;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const AssemblyLeaf& source = leaves[i];
+    char* out = batch.slot.leaf(i) + first * source.record_bytes();
+    if (source.producer) {
+      if (std::string problem = produce(job, i, out, valid); !problem.empty()) return problem;
+    } else if (source.record_bytes() > 0) {
+      gather(source.rows, job.chunk->records.data() + job.begin, job.count, out, stream, stop);
+    }
+  }
+  return {};
+}
+
+// A batch whose parts are all done. Not ok: nobody will take any more batches.
+Status Assembly::State::deliver(Making& batch) {
+  if (stop.load()) return {Outcome::kClosed, {}, -1};  // the slot is given back unfilled
+  if (batch.problem.empty()) return ring->commit(std::move(batch.slot));
+  return ring->fail(std::move(batch.slot), batch.problem);
+}
+
+void Assembly::State::give_up() {
+  jobs.clear();
+  open.clear();
+  stop.store(true);
+  work.notify_all();
+}
+
+// A part of the first batch that has one left; holds `lock` before and after. Of several parts that
+// fail the first one's problem is told, whoever was faster.
+void Assembly::State::make_part(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Making> batch = open.front();
+  const int64_t part = batch->claimed++;
+  if (batch->claimed == batch->parts) open.pop_front();
+  std::string problem;
+  if (part < batch->failed) {
+    lock.unlock();
+    try {
+      problem = fill(*batch, part);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    } catch (...) {
+      problem = "an exception that is no std::exception";
+    }
+    lock.lock();
+  }
+  if (!problem.empty() && part < batch->failed) {
+    batch->failed = part;
+    batch->problem = std::move(problem);
+  }
+  if (--batch->left > 0) return;
+  lock.unlock();
+  const bool wanted = deliver(*batch).ok();
+  lock.lock();
+  if (!wanted) give_up();
 }
 
 void Assembly::State::serve() {
   (void)pthread_setname_np(pthread_self(), kThreadName);
   std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
-    work.wait(lock, [this] { return stop.load() || !jobs.empty() || finished; });
-    if (stop.load() || jobs.empty()) break;
-    const Job job = std::move(jobs.front());
+    work.wait(lock, [this] { return stop.load() || !open.empty() || !jobs.empty() || finished; });
+    if (stop.load() || (open.empty() && jobs.empty())) break;
+    if (!open.empty()) {
+      make_part(lock);
+      continue;
+    }
+    Job job = std::move(jobs.front());
     jobs.pop_front();
     has_room.notify_all();
     lock.unlock();
-    const bool wanted = make(job).ok();
+    std::shared_ptr<Making> batch;
+    const bool wanted = begin(std::move(job), &batch).ok();
     lock.lock();
     if (!wanted) {
-      jobs.clear();
-      stop.store(true);
-      work.notify_all();
+      give_up();
+    } else if (batch != nullptr && !stop.load()) {
+      if (batch->parts > 1) work.notify_all();
+      open.push_back(std::move(batch));
     }
   }
   --running;
@@ -294,6 +365,7 @@ void Assembly::State::close() {
     std::lock_guard<std::mutex> lock(mutex);
     stop.store(true);
     jobs.clear();
+    open.clear();
     work.notify_all();
     has_room.notify_all();
   }

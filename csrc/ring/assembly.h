@@ -4,8 +4,9 @@
 //   assembly.submit(records, count, {});   // any number of times, ahead of the consumer
 //   assembly.finish();
 //
-// Each batch is one thread's work; the ring brings them into order and holds the threads back. A
-// batch that cannot be made is a failure of the ring at its own index, and the next ones go on.
+// A batch of rows is one thread's work, one that producers make is shared among the threads that
+// are free; the ring brings them into order and holds the threads back. A batch that cannot be made
+// is a failure of the ring at its own index, and the next ones go on.
 #ifndef JAXKERN_RING_ASSEMBLY_H_
 #define JAXKERN_RING_ASSEMBLY_H_
 
@@ -36,6 +37,10 @@ class Producer {
 struct AssemblyLeaf {
   Rows rows;
   Producer producer;
+
+  int64_t record_bytes() const {
+    return producer ? producer.abi().output_bytes : rows.output_bytes();
+  }
 };
 
 struct AssemblyOptions {

@@ -1,7 +1,7 @@
 """A `Compose` as a producer of records: it fills batches natively, without the interpreter.
 
-The parameters of many records are drawn by one compiled call ahead of the batches, which producers of
-the same `aug`, images and `derive` share.
+The parameters of many records are drawn by one compiled call ahead of the batches, which producers
+of the same `aug`, images and `derive` share.
 """
 
 from __future__ import annotations
@@ -127,15 +127,17 @@ class EncodedRows(Protocol):
     def max_pixels(self) -> int: ...
     @property
     def scaled(self) -> bool: ...
+    @property
+    def rows_of(self) -> Callable[[np.ndarray], np.ndarray] | None: ...
 
 
 class EncodedProducer(_SeededChain):
     """A fused chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
-    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded; the
-    result is what the chain gives on a `Ragged` batch of the whole images, bit for bit (unless they
-    are ``scaled``). A record's parameters are drawn with the size that ``images`` says, and an image
-    that has another one by now is refused.
+    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded,
+    and a large one in bands; the result is what the chain gives on a `Ragged` batch of the whole
+    images, bit for bit (unless they are ``scaled``). A record's parameters are drawn with the size
+    that ``images`` says, and an image that has another one by now is refused.
 
     Args:
       aug, seed, epoch, derive: as for `ChainProducer`.
@@ -151,7 +153,7 @@ class EncodedProducer(_SeededChain):
 
     >>> import numpy as np, jaxkern as jk
     >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
-    >>> pixels = np.arange(6 * 5 * 3 + 9 * 7 * 3, dtype=np.uint8)  # of two images, one behind the other
+    >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one behind the other
     >>> images = jk.pipeline.EncodedImages(
     ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
     ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
@@ -178,8 +180,6 @@ class EncodedProducer(_SeededChain):
         # A header that cannot be understood has no size; its image is an error or zeros.
         size = np.asarray(images.size, np.int32)
         largest = np.maximum(size.max(0, initial=1), 1)
-        #: from numbers of records to the rows of images, where they differ
-        self._rows_of = getattr(images, "rows_of", None)
         self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
         #: what the capsule reads, for who keeps the capsule alone
         self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
@@ -198,7 +198,8 @@ class EncodedProducer(_SeededChain):
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
         """The parameters of these records int64 [N], and the sizes that they were drawn with."""
-        rows = records if self._rows_of is None else self._rows_of(records)
+        rows_of = self._images.rows_of
+        rows = records if rows_of is None else rows_of(records)
         size = np.ascontiguousarray(self._size[rows])
         return [*self._drawn(records, size), size]
 

@@ -1,9 +1,12 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
 from jaxkern.pipeline.columns import Encoded as Encoded
+from jaxkern.pipeline.combining import Repeat as Repeat
+from jaxkern.pipeline.combining import Take as Take
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.encoded_records import EncodedRecords as EncodedRecords
 from jaxkern.pipeline.expanding import FlatMap as FlatMap
 from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
@@ -21,6 +24,9 @@ from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.images import ImageFiles as ImageFiles
 from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
+from jaxkern.pipeline.mixtures import concat as concat
+from jaxkern.pipeline.mixtures import mix as mix
+from jaxkern.pipeline.mixtures import zip as zip
 from jaxkern.pipeline.nodes import Cache as Cache
 from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
@@ -54,6 +60,7 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Encoded",
+    "EncodedRecords",
     "Explanation",
     "Filter",
     "FlatMap",
@@ -73,15 +80,20 @@ __all__ = [
     "Probabilistic",
     "Rebatch",
     "RecompilationWarning",
+    "Repeat",
     "Stage",
     "Subset",
     "TFRecordSource",
+    "Take",
     "TokenSource",
     "WebDatasetSource",
     "Window",
     "ZarrSource",
+    "concat",
     "from_source",
     "from_stream",
+    "mix",
     "pack",
     "prefetch_to_device",
+    "zip",
 ]

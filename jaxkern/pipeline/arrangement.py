@@ -50,8 +50,9 @@ class Order:
         """The records that there are."""
         raise NotImplementedError
 
-    def numbers(self, count: int) -> int:
-        """What the numbers of records are below, with so many shards."""
+    @property
+    def numbers(self) -> int:
+        """What the numbers of records are below."""
         raise NotImplementedError
 
     def rows_in(self, shard: Shard) -> int:
@@ -87,7 +88,8 @@ class SourceOrder(Order):
     def total(self) -> int:
         return self.count
 
-    def numbers(self, count: int) -> int:
+    @property
+    def numbers(self) -> int:
         return self.count
 
     def rows_in(self, shard: Shard) -> int:
@@ -139,16 +141,23 @@ class Arrangement(Order):
     def total(self) -> int:
         return sum(order.total for order in self.inputs)
 
-    def numbers(self, count: int) -> int:
-        return self._stride(count) * max(self.turns(s, count) for s in range(len(self.inputs)))
+    @functools.cached_property
+    def numbers(self) -> int:
+        return self._stride * self.most_turns
 
-    def _stride(self, count: int) -> int:
-        return sum(order.numbers(count) for order in self.inputs)
+    @property
+    def most_turns(self) -> int:
+        """At least the turns of any input, however many shards there are."""
+        return 1
+
+    @functools.cached_property
+    def _stride(self) -> int:
+        return sum(order.numbers for order in self.inputs)
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
         """The inputs' rows that these rows are."""
         which, numbers = self.taken(shard, rows)
-        first, stride = 0, self._stride(shard[1])
+        first, stride = 0, self._stride
         for source, order in enumerate(self.inputs):
             places = np.flatnonzero(which == source)
             if places.size:
@@ -163,7 +172,7 @@ class Arrangement(Order):
                         places[now],
                         turn * stride + first,
                     )
-            first += order.numbers(shard[1])
+            first += order.numbers
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
         found = np.empty(len(rows), np.int64)
@@ -173,11 +182,11 @@ class Arrangement(Order):
         return found
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        turn, record = divmod(record, self._stride(count))
-        ends = np.cumsum([order.numbers(count) for order in self.inputs])
+        turn, record = divmod(record, self._stride)
+        ends = np.cumsum([order.numbers for order in self.inputs])
         source = int(np.searchsorted(ends, record, side="right"))
         order = self.inputs[source]
-        record -= int(ends[source]) - order.numbers(count)
+        record -= int(ends[source]) - order.numbers
         turns = self.turns(source, count)
         found = order.row_of(count, epoch * turns + turn, record) if turn < turns else None
         if found is None:
@@ -211,6 +220,15 @@ class Mixture(Arrangement):
             return 1
         most = self.schedule.before(source, np.array([self.rows_in((0, count))])).item()
         return -(-most // max(self.inputs[source].rows_in((count - 1, count)), 1))
+
+    @functools.cached_property
+    def most_turns(self) -> int:
+        # A shard may have half as many rows of an input as the average, and twice another's.
+        return (
+            1
+            if self.stop == "first"
+            else 4 + 4 * max(self.turns(source, 1) for source in range(len(self.inputs)))
+        )
 
     def rows_in(self, shard: Shard) -> int:
         lengths = [order.rows_in(shard) for order in self.inputs]
@@ -266,6 +284,10 @@ class Repetition(Arrangement):
 
     times: int
 
+    @property
+    def most_turns(self) -> int:
+        return self.times
+
     def turns(self, source: int, count: int) -> int:
         return self.times
 
@@ -309,8 +331,9 @@ class Pairing(Arrangement):
     def total(self) -> int:
         return self.inputs[0].total
 
-    def numbers(self, count: int) -> int:
-        return self.inputs[0].numbers(count)
+    @property
+    def numbers(self) -> int:
+        return self.inputs[0].numbers
 
     def rows_in(self, shard: Shard) -> int:
         return min(order.rows_in(shard) for order in self.inputs)
@@ -367,8 +390,9 @@ class Continuation(Order):
     def total(self) -> int:
         return self.order.total
 
-    def numbers(self, count: int) -> int:
-        return self.order.numbers(self.count)
+    @property
+    def numbers(self) -> int:
+        return self.order.numbers
 
     def rows_in(self, shard: Shard) -> int:
         return self.first_row((shard[0] + 1, shard[1])) - self.first_row(shard)

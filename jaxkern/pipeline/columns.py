@@ -40,7 +40,7 @@ class ImageColumn:
         max_size: tuple[int, int] | None,
         max_pixels: int,
         on_bad_record: OnBadRecord,
-        decode: Decode,
+        decode: Decode = "full",
     ) -> None:
         if channels not in CHANNELS:
             raise ValueError(f"channels={channels}; wanted 1, 3 or 4")
@@ -226,9 +226,9 @@ class FileColumn(ImageColumn):
         max_size: tuple[int, int] | None,
         max_pixels: int,
         on_bad_record: OnBadRecord,
-        decode: Decode,
         index: str | os.PathLike[str] | bool | None,
         root: Path | None = None,
+        decode: Decode = "full",
     ) -> None:
         super().__init__(paths.places, channels, max_size, max_pixels, on_bad_record, decode)
         self.paths = paths

@@ -24,9 +24,9 @@ class EncodedImages:
       codec: "jpeg"; or "raw": uint8 [height, width, channels] as it is.
       channels: of the decoded image: 1, 3 or 4.
       max_pixels: height * width that no image may exceed.
+      scaled: whether JPEG may be decoded at 1/2, 1/4 or 1/8 where the Compose shrinks it by at
+        least as much, which is faster and changes values.
       rows_of: from numbers of records to rows of `place` and `size`, where they differ.
-      scaled: whether JPEG may be decoded at 1/2, 1/4 or 1/8 where the Compose shrinks it by at least
-        as much, which is faster and changes values.
     """
 
     blobs: tuple[np.ndarray, ...]

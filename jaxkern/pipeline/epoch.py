@@ -18,6 +18,7 @@ from jaxkern.core.failures import described, note, notes_of
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Shard
+from jaxkern.pipeline.combining import Combined
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
@@ -98,8 +99,11 @@ class PipelinePlan:
     def _stream_of(self, vertex: Vertex) -> Stream:
         node, given = vertex.node, [self.streams[v] for v in vertex.inputs]
         if not isinstance(node, SequentialNode):
-            if isinstance(node, SourceNode) and vertex in self._before_cuts:
-                return node.stream_with("partial")
+            inside = vertex in self._before_combined
+            if isinstance(node, SourceNode | Combined) and (
+                vertex in self._before_cuts or (inside and node.remainder == "drop")
+            ):
+                return node.stream_with(given, "partial")
             return node.stream(given)
         # What fills no batch is decided behind the last node that may change how many rows there
         # are; before, every row counts.
@@ -109,6 +113,12 @@ class PipelinePlan:
         first = vertex.ordered()[0].node
         wanted = first.remainder if isinstance(first, SourceNode | SequentialNode) else None
         return stream if wanted is None else dataclasses.replace(stream, remainder=wanted)
+
+    @functools.cached_property
+    def _before_combined(self) -> set[Vertex]:
+        """Where no row may be dropped: that is decided behind."""
+        ends = (vertex for vertex in self.vertices if isinstance(vertex.node, Combined))
+        return {before for end in ends for before in end.ordered()[:-1]}
 
     @functools.cached_property
     def _before_cuts(self) -> set[Vertex]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.combining import Combined
 from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
-from jaxkern.pipeline.graph import Vertex
+from jaxkern.pipeline.graph import Batches, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
@@ -72,7 +74,7 @@ class Overview:
         place of the first two.
       placement: where a Compose runs that was left open; None where none was.
       seconds: of a batch, median, with each place; empty where nothing was left open.
-      remarks: of the sources, on how they read their records.
+      remarks: of sources and of nodes that read in order, on how they read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
@@ -106,6 +108,7 @@ def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) 
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
         if isinstance(vertex.node, SequentialNode):
             where = f"{threads}, in order"
+            remarks += vertex.node.remarks()
         nodes.append((plan.names[vertex], vertex.node.describe(), where))
     return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
 
@@ -122,11 +125,14 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
             f"the records of {plan.vertices[0].node.describe()} come one after the other, and none "
             "can be replayed alone; iterate"
         )
-    stream = plan.stream if plan.cut is None else plan.streams[vertices[0]]
-    if not 0 <= record < stream.records:
-        raise ValueError(f"record {record} of {stream.records}; wanted 0 to {stream.records - 1}")
-    run = Epoch(plan, epoch)
-    shard, place = stream.order.row_of(stream.shard[1], epoch, record) or (stream.shard[0], -1)
+    stream = plan.streams[vertices[-1]]
+    numbers = stream.order.numbers
+    if not 0 <= record < numbers:
+        raise ValueError(f"record {record} of {numbers}; wanted 0 to {numbers - 1}")
+    found = stream.order.row_of(stream.shard[1], epoch, record)
+    if found is None:
+        raise ValueError(f"record {record} is not among those of epoch {epoch}")
+    shard, place = found
     if shard != stream.shard[0]:
         raise ValueError(
             f"record {record} belongs to shard {shard} in epoch {epoch}, and this is shard "
@@ -137,16 +143,32 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
             f"record {record} is dropped in epoch {epoch}: it is row {place} of its shard, and the "
             f"full batches hold {stream.rows}"
         )
-    stages = []
+    return Explanation(record, epoch, tuple(_stages(Epoch(plan, epoch), vertices[-1], place, plan)))
+
+
+def _stages(run: Batches, output: Vertex, place: int, plan: PipelinePlan) -> Iterator[Stage]:
+    """A row's, behind every node up to a vertex."""
+    vertices: list[Vertex] = []
+    for vertex in output.ordered():
+        if isinstance(vertex.node, Combined):
+            # What it takes the row from has batches of its own.
+            before = {v for given in vertex.inputs for v in given.ordered()}
+            vertices = [v for v in vertices if v not in before]
+            stream = run.stream_of(vertex)
+            order: Any = stream.order
+            for part in order.parts(stream.shard, run.number, np.array([place])):
+                given = vertex.inputs[part.source]
+                inner = run.at(given, part.shard, part.epoch)
+                yield from _stages(inner, given, int(part.rows[0]), plan)
+        vertices.append(vertex)
     with run.together():
         for vertex in vertices:
-            batch, at = divmod(place, plan.streams[vertex].batch_size)
+            batch, at = divmod(place, run.stream_of(vertex).batch_size)
             found: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
             fields = jax.tree.map(np.array, found)  # the nodes behind may work in place
             where = "device" if plan.compiled.get(vertex) == "device" else "host"
             node = vertex.node.describe()
-            stages.append(Stage(plan.names[vertex], node, where, batch, at, fields))
-    return Explanation(record, epoch, tuple(stages))
+            yield Stage(plan.names[vertex], node, where, batch, at, fields)
 
 
 def _values(value: Any) -> str:

@@ -90,6 +90,10 @@ class EncodedSource(BatchSource):
         whole = {field: images for field, images in found.items() if images is not None}
         return whole if len(whole) == len(found) else {}
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """The bytes of the file, or of the image in memory."""
+        return bytes(self.images[field].bytes_of(record)) if field in self.images else None
+
     def note_masked(self, records: np.ndarray) -> None:
         """Decodes them again, once, to know why they do not."""
         for field in self.images:
@@ -204,7 +208,7 @@ class ImageFiles(EncodedSource):
         if not files:
             raise FileNotFoundError("paths is empty; wanted at least one file")
         self._set_up(
-            FileColumn(files, channels, max_size, max_pixels, on_bad_record, decode, index),
+            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index, decode=decode),
             fields or {},
         )
 
@@ -283,7 +287,7 @@ class ImageFolder(ImageFiles):
             )
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         column = FileColumn(
-            PathList(names), channels, max_size, max_pixels, on_bad_record, decode, index, self.root
+            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root, decode
         )
         self._set_up(column, {"label": self.labels})
 

@@ -117,14 +117,15 @@ class JoinedSource(BatchSource):
         return tuple(remark for source in self.sources for remark in source.remarks())
 
     def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Those of all sources."""
+        """Those of all sources; None where one must decode images in `gather`."""
         found: list[Mapping[str, np.ndarray]] = []
         for source in self.sources:
             parts = source.row_parts()
             if parts is None:
                 return None
             found += parts
-        return found
+        encoded = any(source.encoded_images() for source in self.sources)
+        return None if encoded and not self.encoded_images() else found
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         """Behind the rows of the sources before."""

@@ -21,7 +21,7 @@ from jaxkern.pipeline.sequential import (
 
 
 class SequentialTake(SequentialNode):
-    """The first records of an epoch, of this shard; what is behind them is not read."""
+    """The first records of an epoch, over all shards together; what is behind is not read."""
 
     name = "take"
 
@@ -32,7 +32,8 @@ class SequentialTake(SequentialNode):
         return f"Take({self.count})"
 
     def flow(self, start: FlowStart) -> Flow:
-        return _TakeFlow(RowReader(start), start, self.count)
+        index, shards = start.stream.shard
+        return _TakeFlow(RowReader(start), start, len(range(index, self.count, shards)))
 
 
 class _TakeFlow(Flow):

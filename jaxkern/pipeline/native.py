@@ -16,6 +16,7 @@ from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
+from jaxkern.pipeline.source import BatchSource
 from jaxkern.ring import Assembly, ProducerError, RingStats
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
@@ -60,6 +61,7 @@ class NativeBatches:
             producers=producers,
             valid="valid" if work.masks else None,
             start=batches.start,
+            rows_of=_source_of(work.source).rows_of,
             device=device,
         )
         self.ring = self._assembly.ring
@@ -107,8 +109,7 @@ def native_batches(epoch: Epoch, *args: Any) -> NativeBatches | None:
 def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray]:
     """The records of batches, some together; raises in the place of one that must not be read."""
     stream = epoch.plan.stream
-    assert isinstance(vertex.node, SourceNode)
-    source = vertex.node.source
+    source = _source_of(vertex)
     step = max(1, _RECORDS // stream.batch_size)
     for first in range(batches.start, batches.stop, step):
         last = min(first + step, batches.stop) - 1
@@ -128,3 +129,8 @@ def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray
                 yield part
         else:
             yield records
+
+
+def _source_of(vertex: Vertex) -> BatchSource:
+    assert isinstance(vertex.node, SourceNode)
+    return vertex.node.source

@@ -12,6 +12,7 @@ from jaxkern.core import registry
 from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.graph import Derivation, SeededProducer, Vertex
 from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.ring import RowParts
 
 
 class NativeWork(NamedTuple):
@@ -25,7 +26,7 @@ class NativeWork(NamedTuple):
     """
 
     source: Vertex
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray | RowParts]
     producers: dict[str, SeededProducer]
     masks: bool = False
 
@@ -49,16 +50,19 @@ def native_work(
     if last is not source and compiled.get(last) != "host":  # before headers are read for it
         return None
     reader = source.node.source
-    arrays, encoded = _row_arrays(source.node), reader.encoded_images()
-    if arrays is None or not (arrays or encoded):
+    parts, encoded = _row_parts(source.node), reader.encoded_images()
+    if parts is None or not (parts[0] or encoded):
         return None
+    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
+    if len(parts) > 1:
+        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
     masks = reader.on_bad_record == "mask"
     if last is source:
         return None if encoded or masks else NativeWork(source, arrays, {})
     fields: dict[str, jax.ShapeDtypeStruct | EncodedImages] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for name, array in arrays.items()
-        if array.flags.aligned
+        for name, array in parts[0].items()
+        if all(part[name].flags.aligned for part in parts)
     }
     made = last.node.record_producer({**fields, **encoded}, derivations.get(last))
     # Nobody else decodes.
@@ -68,11 +72,13 @@ def native_work(
     return NativeWork(source, {**arrays, **places}, dict([made]), masks)
 
 
-def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray] | None:
-    arrays = node.source.row_arrays()
-    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
+def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
+    parts = node.source.row_parts()
+    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
         return None
-    for array in arrays.values():
-        if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
-            return None
-    return arrays
+    for part in parts:
+        for array in part.values():
+            if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
+                return None
+    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
+    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them says it

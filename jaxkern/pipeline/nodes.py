@@ -55,9 +55,9 @@ class SourceNode(PipelineNode):
         return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
-        return self.stream_with(self.remainder)
+        return self.stream_with(inputs, self.remainder)
 
-    def stream_with(self, remainder: Remainder) -> Stream:
+    def stream_with(self, inputs: Sequence[Stream], remainder: Remainder) -> Stream:
         """The stream where the rows that fill no batch become something else."""
         stream = Stream.over(
             self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
@@ -229,9 +229,7 @@ class Cache(PipelineNode):
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         stream = epoch.stream_of(before)
-        store = vertex.storage.setdefault(
-            "records", _Records(stream.order.numbers(stream.shard[1]))
-        )
+        store = vertex.storage.setdefault("records", _Records(stream.order.numbers))
         rows = stream.rows_of(batch)
         records = epoch.records(stream, rows)
         data = store.find(records)

@@ -25,6 +25,7 @@ from jaxkern.pipeline.source import BatchSource
 
 # Columns of several files become one array in memory up to so many bytes.
 _MOST_JOINED = 1 << 28
+_CHECKED_ALONE = 64  # records that are not worth a thread
 
 
 class PackedSource(BatchSource):
@@ -183,6 +184,15 @@ class PackedSource(BatchSource):
         """The JPEG images, and arrays of images that are not one array."""
         return {} if self._native is None else self._native[1]
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's JPEG file, checked as every record is."""
+        codecs = {field.name: field.codec for field in self._fields}
+        if codecs.get(field) != "jpeg":
+            return None
+        self.check(np.array([record]))
+        file, row = self._place(record)
+        return file.stored(field, row).tobytes()
+
     def remarks(self) -> Sequence[str]:
         """What decodes JPEG images, and why."""
         found = jpeg_decoding()
@@ -200,10 +210,16 @@ class PackedSource(BatchSource):
             check_mapped("the source", self._shards[number].file)
         if self._unread is None:
             return
-        for record in records[self._unread[records]].tolist():
-            if damage := self._damage(record):
+        unread = records[self._unread[records]]
+        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _CHECKED_ALONE))
+        if len(parts) == 1:
+            found = [self._first_damage(unread)]
+        else:  # of a disk, several records at once
+            with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+                found = list(threads.map(self._first_damage, parts))
+        for damage in found:
+            if damage is not None:
                 raise ValueError(str(damage))
-            self._unread[record] = False
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
         """Every record whose bytes are damaged, in order; reads all of them, in several threads.
@@ -278,6 +294,14 @@ class PackedSource(BatchSource):
         file, row = self._place(record)
         found = file.damage(row)
         return None if found is None else Damage(file.path, record, *found)
+
+    def _first_damage(self, records: np.ndarray) -> Damage | None:
+        assert self._unread is not None
+        for record in records.tolist():
+            if damage := self._damage(record):
+                return damage
+            self._unread[record] = False
+        return None
 
     def _valid(self, records: np.ndarray) -> np.ndarray:
         """bool [N]: which are not damaged; raises where those are errors."""

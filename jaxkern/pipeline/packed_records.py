@@ -14,9 +14,8 @@ import numpy as np
 
 from jaxkern.core import registry
 from jaxkern.core.failures import note
+from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.decoding import header_by_pillow
-from jaxkern.pipeline.headers import Places
-from jaxkern.pipeline.images import EncodedSource
 from jaxkern.pipeline.packed_format import Codec, PackedField, can_store
 from jaxkern.pipeline.rows import Data, row_of
 from jaxkern.pipeline.source import BatchSource, RecordSource
@@ -88,8 +87,7 @@ class RecordEncoder:
     def __init__(self, source: BatchSource, form: PackFormat) -> None:
         self._source = source
         self._form = form
-        self._images = source.encoded_images()
-        self._arrays = {} if self._images else source.row_arrays() or {}
+        self._arrays = {} if source.encoded_images() else source.row_arrays() or {}
         first = self._record(0)
         if form.name != "npy":
             missing = [name for name in form.images if name not in first]
@@ -135,8 +133,8 @@ class RecordEncoder:
         if self._is_image(field.name):
             limit = self._form.max_side
             if field.codec == "jpeg" and readable and not is_larger(value, limit):
-                whole = self._file(field.name, record)
-                if whole is not None and upright_size(whole) == value.shape[:2]:  # no second loss
+                whole = self._source.encoded_bytes(field.name, record)
+                if whole is not None and jpeg_size(whole) == value.shape[:2]:  # no second loss
                     return _with_checksum(whole, value.shape[:2])
             value = resized(value, limit)
             if field.codec == "jpeg":
@@ -158,19 +156,6 @@ class RecordEncoder:
                 f"{field.dtype}{list(field.shape)}; wanted one dtype, and one number of dimensions "
                 "and of an image's channels"
             )
-
-    def _file(self, field: str, record: int) -> bytes | None:
-        """The bytes of a record's JPEG file, where the source holds one."""
-        if isinstance(self._source, EncodedSource):
-            column = self._source.images.get(field)
-            found = None if column is None else bytes(column.bytes_of(record))
-        else:
-            images = self._images.get(field)
-            if images is None or images.codec != "jpeg":
-                return None
-            with Places(images.blobs, images.place, images.in_files).opened(record) as file:
-                found = file.read()
-        return found if found is not None and found.startswith(b"\xff\xd8\xff") else None
 
     def _is_image(self, name: str) -> bool:
         return self._form.name != "npy" and name in self._form.images
@@ -202,6 +187,8 @@ class RecordEncoder:
     def _record(self, record: int) -> dict[str, np.ndarray]:
         if self._arrays:
             self._source.check(np.array([record]))
+            for name, array in self._arrays.items():
+                check_mapped(f"field {name!r}", array)
             return {name: np.asarray(array[record]) for name, array in self._arrays.items()}
         with jax.enable_x64(True):
             data: Data
@@ -212,8 +199,10 @@ class RecordEncoder:
         return {name: np.asarray(value) for name, value in data.items()}
 
 
-def upright_size(jpeg: bytes) -> tuple[int, int] | None:
-    """(height, width) of a JPEG file, upright; None for one that not every decoder here reads."""
+def jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
+    """(height, width) of a JPEG file, upright; None for another, and for what natively is none."""
+    if not jpeg.startswith(b"\xff\xd8\xff"):
+        return None
     native = registry.module("cpu")
     try:
         if native is None:

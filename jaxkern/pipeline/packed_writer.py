@@ -24,8 +24,10 @@ from jaxkern.pipeline.packed_format import (
 )
 from jaxkern.pipeline.packed_records import PackedRecord, Stored, sizes
 
-# A step of the journal: records, where they end in the file, bytes behind it, their CRC-32.
-_STEP = struct.Struct("<QQQI")
+# A step of the journal: records, where they end in the file, and the bytes behind it; then the
+# CRC-32 of all.
+_STEP = struct.Struct("<QQQ")
+_CRC = struct.Struct("<I")
 # What a kill may cost is written anew.
 _STEP_BYTES = 1 << 26
 _STEP_SECONDS = 5.0
@@ -97,17 +99,19 @@ class PackedWriter:
             return 0
         written = os.fstat(self._file.fileno()).st_size
         end = len(purpose)
-        while end + _STEP.size <= len(journal):
-            records, cursor, size, crc = _STEP.unpack_from(journal, end)
-            payload = journal[end + _STEP.size : end + _STEP.size + size]
-            whole = len(payload) == size and zlib.crc32(payload) == crc
+        while end + _STEP.size + _CRC.size <= len(journal):
+            records, cursor, size = _STEP.unpack_from(journal, end)
+            begin = end + _STEP.size
+            checksum = journal[begin + size : begin + size + _CRC.size]
+            whole = checksum == _CRC.pack(zlib.crc32(journal[end : begin + size]))
             if not whole or cursor > written or self.done + records > self._records:
                 break
+            payload = journal[begin : begin + size]
             for column in self._arrays():
                 rows = column[self.done : self.done + records]
                 rows[...] = np.frombuffer(payload, column.dtype, rows.size).reshape(rows.shape)
                 payload = payload[rows.nbytes :]
-            end += _STEP.size + size
+            end = begin + size + _CRC.size
             self._at = (self.done + records, cursor)
         return end
 
@@ -142,8 +146,8 @@ class PackedWriter:
         _sync(self._file)
         first, (done, cursor) = self._kept[0], self._at
         payload = b"".join(column[first:done].tobytes() for column in self._arrays())
-        step = _STEP.pack(done - first, cursor, len(payload), zlib.crc32(payload))
-        self._journal.write(step + payload)
+        step = _STEP.pack(done - first, cursor, len(payload)) + payload
+        self._journal.write(step + _CRC.pack(zlib.crc32(step)))
         self._journal.flush()
         self._kept, self._kept_at = self._at, time.monotonic()
 
@@ -202,6 +206,8 @@ def _locked(path: Path) -> BinaryIO:
                 return file
     except BlockingIOError:
         pass
+    except OSError:  # of a file system that has no locks
+        return file
     file.close()
     raise BlockingIOError(f"another process is packing this file: it holds {path}")
 

@@ -11,6 +11,7 @@ import jax
 from jaxkern.core.arguments import whole_number
 from jaxkern.image import Compose
 from jaxkern.pipeline.as_source import as_source
+from jaxkern.pipeline.combining import Repeat, Take
 from jaxkern.pipeline.element import ElementOperator
 from jaxkern.pipeline.epoch import PipelinePlan, Placement
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
@@ -214,6 +215,8 @@ class Pipeline:
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
+        if isinstance(node, Repeat | Take):
+            return Pipeline(node.arranged_behind(self._output), self._options)
         node = node.behind(self._output)
         return Pipeline(Vertex(node, (self._output,)), self._options)
 
@@ -339,6 +342,17 @@ class Pipeline:
     def __repr__(self) -> str:
         parts = [vertex.node.describe() for vertex in self._output.ordered()]
         return f"Pipeline({' >> '.join(parts)})"
+
+    @property
+    def _seed(self) -> int:
+        """Of the first source."""
+        seeds = (v.node.seed for v in self._output.ordered() if isinstance(v.node, SourceNode))
+        return next(seeds, 0)
+
+    @property
+    def _records(self) -> int:
+        """Records of an epoch, over all shards."""
+        return self._plan.stream.order.rows_in((0, 1))
 
     @property
     def _plan(self) -> PipelinePlan:

@@ -126,7 +126,9 @@ def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> 
 
 
 def scattered(
-    parts: Sequence[tuple[Data, np.ndarray | slice, np.ndarray]], count: int, out: Data | None = None
+    parts: Sequence[tuple[Data, np.ndarray | slice, np.ndarray]],
+    count: int,
+    out: Data | None = None,
 ) -> Data:
     """The batch of so many rows made of (batch, its rows, their places) of batches alike.
 
@@ -149,7 +151,8 @@ def scattered(
         return result
 
     datas = [data for data, _, _ in parts]
-    if out is None or jax.tree.structure(out) != jax.tree.structure(datas[0]):
+    trees: list[Any] = [jax.tree.structure(data) for data in (out, datas[0])]
+    if out is None or trees[0] != trees[1]:
         return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
     for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
         for value, (_, rows, places) in zip(values, parts, strict=True):

@@ -134,6 +134,10 @@ class SequentialNode(PipelineNode):
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
+    def remarks(self) -> Sequence[str]:
+        """On how it reads its records, for `Pipeline.explain`."""
+        return ()
+
     def flow(self, start: FlowStart) -> Flow:
         """The batches from a place on."""
         return DenseFlow(RowReader(start, self.drops), start.stream)

@@ -79,6 +79,10 @@ class BatchSource:
         """Where a record is from, in messages; "" where its number says all."""
         return ""
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's image as it was encoded; None where the source does not hold it so."""
+        return None
+
     def note_masked(self, records: np.ndarray) -> None:
         """Told of the records int64 [N] of a batch that native threads could not decode."""
 
@@ -180,7 +184,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
             f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
-            "in the source, and give each column of a table a field"
+            "in the source, give each column of a table a field, and encoded images to "
+            "jaxkern.pipeline.EncodedRecords"
         )
     try:
         canonical(np.empty(0, dtype))

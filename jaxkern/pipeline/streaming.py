@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import functools
 import heapq
 import json
@@ -79,19 +80,16 @@ class StreamNode(SequentialNode):
     def stream(self, inputs: Any) -> Stream:
         assert self.batch_size is not None
         assert self.remainder is not None
-        shuffle = bool(self.shuffle_buffer)
-        order = SourceOrder(UNKNOWN, self.seed, False)  # of what the shuffle leaves as it is
-        return Stream(
-            UNKNOWN,
-            UNKNOWN,
+        order = SourceOrder(UNKNOWN, self.seed, shuffle=False)
+        stream = Stream.over(
+            order,
             self.batch_size,
             self.remainder,
             self.seed,
-            shuffle,
+            bool(self.shuffle_buffer),
             self.shard,
-            order,
-            UNKNOWN,
         )
+        return dataclasses.replace(stream, rows=UNKNOWN)
 
     def flow(self, start: FlowStart) -> Flow:
         return _StreamFlow(Feed(_Batches(self, start), min(start.threads, 1), start.ahead))

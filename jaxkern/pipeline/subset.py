@@ -77,6 +77,10 @@ class Subset(BatchSource):
         """As the source says."""
         return self.source.name_of(int(self.indices[record]))
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """As the source holds it."""
+        return self.source.encoded_bytes(field, int(self.indices[record]))
+
     def note_masked(self, records: np.ndarray) -> None:
         """Tells the source."""
         self.source.note_masked(self.indices[records])

@@ -83,6 +83,9 @@ class Pack(SequentialNode):
                 f"fields is {fields!r}; wanted fields with tokens, none of them named "
                 f"{', '.join(map(repr, [*MARKS, lengths]))}"
             )
+        unknown = [*({*pad_id} - {*self.fields} if isinstance(pad_id, Mapping) else ())]
+        if unknown:
+            raise ValueError(f"pad_id is for {unknown[0]!r}; the fields are {self.fields}")
         self.pad_id, self.lengths = pad_id, lengths
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
@@ -94,17 +97,16 @@ class Pack(SequentialNode):
 
     def behind(self, vertex: Vertex) -> PipelineNode:
         """With the source's documents where it stands behind a source that has such."""
-        node = copy.copy(self)
-        node._source = None
-        if isinstance(vertex.node, SourceNode) and _documents_of(vertex.node.source) is not None:
-            node._source = vertex.node.source
-            found = _documents_of(node._source)
-            assert found is not None
+        source = vertex.node.source if isinstance(vertex.node, SourceNode) else None
+        found = None if source is None else _documents_of(source)
+        if found is not None:
             missing = [name for name in self.fields if name not in found[0].fields]
             if missing:
                 raise ValueError(
                     f"the source has no field {missing[0]!r}; it has {sorted(found[0].fields)}"
                 )
+        node = copy.copy(self)
+        node._source = None if found is None else source
         return node
 
     def rows(self, block: Block) -> Rows:
@@ -132,6 +134,12 @@ class Pack(SequentialNode):
                 )
             found[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
         return Rows(found, block.records, np.arange(count), count)
+
+    def remarks(self) -> Sequence[str]:
+        """Where the documents come from."""
+        if self._source is None:
+            return ["pack takes documents one by one from the batches before it"]
+        return [f"pack takes documents from where they lie, natively: {self._source!r}"]
 
     def flow(self, start: FlowStart) -> Flow:
         place = start.place or {}
@@ -282,11 +290,11 @@ class _Window:
 
     def values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
         """Rows, and the values among which their pieces lie: joined where there are several."""
-        last = self._reads[-1]
-        if all(read.fields is last.fields for read in self._reads if read.error is None):
-            return rows, last.fields
+        several = [read.fields for read in self._reads if read.error is None]
+        if all(fields is several[0] for fields in several):
+            return rows, several[0]
         pieces = rows.pieces.copy()
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in last.fields}
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in several[0]}
         for number, _, count, begin in pieces.tolist():
             read = self.read_with(number)
             assert read is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,11 @@ class TokenSource(BatchSource):
         if "length" in self.documents.fields:
             raise ValueError("a field is named 'length', which the batches have beside: rename it")
         self.pad_id = pad_id
-        self.width = max(self.documents.longest(), 1) if max_length is None else max_length
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Columns of the batches."""
+        return self.documents.max_length or max(self.documents.longest(), 1)
 
     def __len__(self) -> int:
         return len(self.documents)

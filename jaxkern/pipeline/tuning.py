@@ -16,7 +16,8 @@ _WORKERS, _AHEAD = 2, 4  # the defaults, which a choice must beat
 _MOST = 32
 _SECONDS, _BATCHES = 0.5, 8  # of a measurement, at least; or so many seconds:
 _LONG = 5.0
-_GAIN = 1.05  # in batches a second, for which a change is kept
+_LOOK = 0.03  # seconds from one look at the ring to the next
+_GAIN = 1.1  # in batches a second, for which a change is kept
 _WAITS = 0.05  # of the time, from which on a side is said to wait
 _SHARE = 8  # of the memory that is free, which all batches ahead may take one part of
 
@@ -36,13 +37,31 @@ class PipelineStats(RingStats):
     choices: tuple[str, ...]
 
 
+@dataclasses.dataclass
+class _Sums:
+    """Of a measurement: seconds, batches, and what both sides waited."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    batches: int = 0
+    consumer_wait: float = 0.0
+    producer_wait: float = 0.0
+
+    def add(self, seconds: float, cpu: float, before: RingStats, now: RingStats) -> None:
+        self.seconds += seconds
+        self.cpu += cpu
+        self.batches += now.batches - before.batches
+        self.consumer_wait += now.consumer_wait - before.consumer_wait
+        self.producer_wait += now.producer_wait - before.producer_wait
+
+
 class Tuning:
     """The numbers of threads and of batches ahead of a pipeline, and how they are chosen.
 
     Both begin as the defaults. Where the consumer waits, one of them is doubled and the batches of
     the next half second are counted: the number of batches ahead where the threads wait as well,
     because batches take unequally long; else the number of threads, while cores are free (threads
-    that sleep leave them free). What is not 5% faster is taken back, and nothing more is tried.
+    that sleep leave them free). What is not 10% faster is taken back, and nothing more is tried.
     The batches are the same whatever is chosen. Choices last for later epochs.
 
     Args:
@@ -60,8 +79,9 @@ class Tuning:
         self.choices: list[str] = []
         self._settled = not (self._auto_workers or self._auto_ahead)
         self._trial: tuple[int, int, float] | None = None  # workers and ahead before, and the rate
-        self._begin: tuple[float, float, RingStats] | None = None
+        self._last: tuple[float, float, RingStats] | None = None  # look at this ring
         self._next = 0.0
+        self._measured = _Sums()
 
     @property
     def due(self) -> bool:
@@ -82,8 +102,8 @@ class Tuning:
         return self.ahead
 
     def restarted(self) -> None:
-        """There is a new ring: what is measured begins anew."""
-        self._begin = None
+        """There is a new ring, whose counts begin anew; short epochs are measured together."""
+        self._last = None
 
     def observe(self, stats: RingStats, resizable: bool) -> bool:
         """Looks at a running ring; whether `workers` or `ahead` changed.
@@ -92,20 +112,19 @@ class Tuning:
           resizable: whether the number of batches ahead can be changed.
         """
         now, cpu = time.perf_counter(), time.process_time()
-        if self._begin is None:
-            self._begin = now, cpu, stats
-            self._next = now + _SECONDS
+        last, self._last, self._next = self._last, (now, cpu, stats), now + _LOOK
+        if last is None or last[2].batches > stats.batches:
             return False
-        begin, used, before = self._begin
-        seconds, batches = now - begin, stats.batches - before.batches
-        if batches < _BATCHES and seconds < _LONG:
+        sums = self._measured
+        sums.add(now - last[0], cpu - last[1], last[2], stats)
+        if sums.seconds < _SECONDS or (sums.batches < _BATCHES and sums.seconds < _LONG):
             return False
-        self._begin, self._next = (now, cpu, stats), now + _SECONDS
-        rate = batches / seconds
+        self._measured = _Sums()
+        rate = sums.batches / sums.seconds
         if self._trial is not None and not self._kept(rate):
             return True
-        waits = (stats.consumer_wait - before.consumer_wait) / seconds
-        blocked = (stats.producer_wait - before.producer_wait) / seconds / self.workers
+        waits = sums.consumer_wait / sums.seconds
+        blocked = sums.producer_wait / sums.seconds / self.workers
         if waits < _WAITS:
             return False
         old = self.workers, self.ahead, rate
@@ -114,7 +133,7 @@ class Tuning:
             self.ahead = min(2 * self.ahead, _MOST)
         elif not self._auto_workers:
             return False
-        elif (cpu - used) / seconds > cores - 0.5:
+        elif sums.cpu / sums.seconds > cores - 0.5:
             self._say(f"{self.workers} threads: the consumer waits, and all {cores} cores are busy")
             return False
         else:

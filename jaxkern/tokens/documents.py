@@ -13,6 +13,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.core.mapped import check_mapped
 
 _FIELD = "tokens"
+_BLOCK = 1 << 20  # documents whose lengths are looked at together
 
 
 class Documents:
@@ -98,11 +99,15 @@ class Documents:
 
     def longest(self) -> int:
         """Tokens of the longest document."""
-        longest = int(np.diff(self.offsets).max(initial=0))
+        longest = 0
+        for first in range(0, len(self), _BLOCK):
+            part = self.offsets[first : first + _BLOCK + 1]
+            longest = max(longest, int(np.diff(part).max()))
         return longest if self.max_length is None else min(longest, self.max_length)
 
     def check_files(self) -> None:
         """Raises OSError where a file that is mapped was cut short."""
+        check_mapped("offsets", self.offsets)
         for name, array in self.fields.items():
             check_mapped(f"field {name!r}", array)
 

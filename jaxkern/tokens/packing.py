@@ -211,6 +211,12 @@ def packed_rows(
     if out is None:
         kinds = {name: row_dtype(values) for name, values in fields.items()}
         out = {name: aligned_array(shape, kind) for name, kind in {**kinds, **MARKS}.items()}
+    for name, values in fields.items():
+        if out[name].dtype != row_dtype(values):
+            raise ValueError(
+                f"{name!r} has values of {values.dtype} and rows of {out[name].dtype}; wanted "
+                "rows of int32, or of float32 where the values are"
+            )
     written = [
         (values, out[name], _pad_bits(name, pad_id, out[name].dtype))
         for name, values in fields.items()

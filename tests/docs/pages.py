@@ -60,6 +60,7 @@ _model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(q=0.0054, gap=2e6, dt=0.1, t=t, ph
 c2 = jk.xpcs.simulate(_model, _model.defaults, 0.3, 1.0, noise=0.01)
 """,
     },
+    "files.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
     "images.md": {
         0: _IMAGES
         + """
@@ -87,6 +88,13 @@ def predict(images): return jnp.zeros(len(images), jnp.int32)
 # What a page prints, by parts.
 SHOWN = {
     "benchmarking.md": ["augment/jaxkern.image_chain.v1"],
+    "files.md": [
+        "Compose  native threads: Compose#",
+        "image: 41 JPEG by libjpeg-turbo",
+        "(4, 32, 32, 1)",
+        "(4, 224, 224, 3) [ True False False False]",
+        "1 PNG by Pillow in worker threads; no native threads, for 1 of 42 images are no JPEG",
+    ],
     "pipelines.md": [
         "5\n",
         "1 of this epoch did not decode; so far {PosixPath(",
@@ -145,9 +153,7 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 def main() -> None:
     found = [block for page in PAGES for block in blocks(page, "python", "sh", "cpp")]
     here = sum(block.here for block in found)
-    print(
-        f"{here} code blocks of the documentation run, {len(found) - here} need more"
-    )
+    print(f"{here} code blocks of the documentation run, {len(found) - here} need more")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,13 @@ def test_native_module_needs_only_system_libraries():
     assert [name for name in libraries if not name.startswith(allowed)] == []
 
 
+def test_the_decoders_licence_is_there():
+    files = importlib.metadata.files("jaxkern") or []
+    licence = [path for path in files if path.name == "LICENSE-libjpeg-turbo"]
+    assert len(licence) == 1
+    assert "based in part on the work of the Independent JPEG Group" in licence[0].read_text()
+
+
 def test_cuda_module_carries_its_runtime():
     found = list(PACKAGE.glob("_cuda*.so"))
     if not found:

@@ -1,4 +1,4 @@
-"""Sources of encoded images for tests, which gather by Pillow or NumPy what native threads decode."""
+"""A source of encoded images, which gathers by Pillow or NumPy what native threads decode."""
 
 from __future__ import annotations
 

@@ -20,9 +20,12 @@ from written import encoded, savez, write_array_record, write_arrow, write_tar, 
 
 import jaxkern as jk
 from jaxkern.pipeline import (
+    Encoded,
+    EncodedRecords,
     Filter,
     FlatMap,
     HDF5Source,
+    ImageFiles,
     ImageFolder,
     Pack,
     Rebatch,
@@ -47,6 +50,7 @@ class Case:
       build: from an empty folder to `make(**options)`.
       ids: the "id" of every row of an epoch, over all shards; in any order, with repetitions.
       breaks: like `build`, but the record with id BAD cannot be read; None where that cannot be.
+      spares: how many records at most each of several shards leaves out of an epoch.
       jitted: whether it runs JAX programs.
       forks: whether a forked child can read it: ArrayRecord's library cannot.
     """
@@ -54,6 +58,7 @@ class Case:
     build: Callable[[Path], Factory]
     ids: tuple[int, ...] = tuple(range(RECORDS))
     breaks: Callable[[Path], Factory] | None = None
+    spares: int = 0
     jitted: bool = False
     forks: bool = True
 
@@ -162,6 +167,37 @@ def _encoded(broken: bool) -> list[bytes]:
     if broken:
         found[BAD] = found[BAD][:-200]
     return found
+
+
+def _encoded_bytes(broken: bool = False) -> Factory:
+    return of_source({"image": Encoded(_encoded(broken)), "id": fields()["id"]})
+
+
+class _EncodedRecords:
+    def __init__(self, broken: bool) -> None:
+        self._images = _encoded(broken)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, record: int) -> dict[str, Any]:
+        return {"image": self._images[record], "id": record}
+
+
+def _encoded_records(broken: bool = False) -> Factory:
+    return of_source(EncodedRecords(_EncodedRecords(broken), max_size=(30, 30)))
+
+
+def _files_decoded_natively(folder: Path, broken: bool = False) -> Factory:
+    paths = [folder / f"{number}.jpg" for number in range(RECORDS)]
+    for number, image in enumerate(fields()["image"]):
+        # Of two shapes and one area: without workers a program is compiled for each size of batch.
+        tall, wide = (4, 2) if number % 2 else (2, 4)
+        data = encoded(np.kron(image, np.ones((tall, wide, 1), np.uint8)), "jpeg")
+        paths[number].write_bytes(data[:-200] if broken and number == BAD else data)
+    source = Subset(ImageFiles(paths, {"id": np.arange(RECORDS)}), np.arange(RECORDS)[::-1])
+    chain = jk.image.Compose([jk.image.RandomCrop(4), jk.image.RandomHorizontalFlip(0.5)])
+    return lambda **options: jk.from_source(source, **options) >> chain
 
 
 def _tar(folder: Path, broken: bool = False) -> Factory:
@@ -286,6 +322,17 @@ CASES: dict[str, Case] = {
     "hdf5": Case(_hdf5),
     "hdf5 in chunks": Case(lambda folder: _hdf5(folder, chunks=True, compression="gzip")),
     "image folder": Case(_image_folder, breaks=lambda folder: _image_folder(folder, True)),
+    "encoded bytes": Case(
+        lambda folder: _encoded_bytes(), breaks=lambda folder: _encoded_bytes(True)
+    ),
+    "encoded records": Case(
+        lambda folder: _encoded_records(), breaks=lambda folder: _encoded_records(True)
+    ),
+    "image files decoded natively": Case(
+        _files_decoded_natively,
+        breaks=lambda folder: _files_decoded_natively(folder, True),
+        jitted=True,
+    ),
     "subset": Case(_subset),
     "records": Case(
         lambda folder: of_source(_Records()), breaks=lambda folder: of_source(_Records(BAD))
@@ -316,3 +363,77 @@ if sys.version_info < (3, 14):  # where the test extra installs their libraries
         ),
         "tfrecord": Case(_tfrecord, breaks=lambda folder: _tfrecord(folder, True)),
     }
+
+
+def _parts() -> list[dict[str, np.ndarray]]:
+    """The records in three parts of 14, 6 and 3."""
+    return [
+        {k: v[first:last] for k, v in fields().items()}
+        for first, last in [(0, 14), (14, 20), (20, 23)]
+    ]
+
+
+def _double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "image": batch["image"] * 2}
+
+
+def _of_parts(combine: Callable[[list[Any]], Any], *nodes: Any) -> Callable[[Path], Factory]:
+    """A row that puts pipelines of the three parts together."""
+
+    def make(**options: Any) -> jk.Pipeline:
+        pipelines = []
+        for part in _parts():
+            pipe = jk.from_source(part, **options)
+            for node in nodes:
+                pipe = pipe >> node
+            pipelines.append(pipe)
+        return combine(pipelines)
+
+    return lambda folder: make
+
+
+def _mixed(pipelines: list[Any]) -> Any:
+    return jk.mix(dict(zip(pipelines, (14, 6, 3), strict=True)), seed=5)
+
+
+def _nested(pipelines: list[Any]) -> Any:
+    first, second, third = pipelines
+    return jk.mix([(jk.mix({first: 14, second: 6}), 20), (third, 3)])
+
+
+def _zipped(*nodes: Any) -> Callable[[Path], Factory]:
+    def make(**options: Any) -> jk.Pipeline:
+        whole = fields()
+        pipelines = [jk.from_source({k: whole[k]}, **options) for k in ("id", "image")]
+        for node in nodes:
+            pipelines = [pipelines[0], pipelines[1] >> node]
+        return jk.zip(*pipelines)
+
+    return lambda folder: make
+
+
+def _behind(*nodes: Any) -> Callable[[Path], Factory]:
+    def make(**options: Any) -> jk.Pipeline:
+        pipe = jk.from_source(fields(), **options)
+        for node in nodes:
+            pipe = pipe >> node
+        return pipe
+
+    return lambda folder: make
+
+
+CASES |= {
+    "mixture": Case(_of_parts(_mixed), spares=2),
+    "mixture behind functions": Case(_of_parts(_mixed, _double), spares=2),
+    "mixture of mixtures": Case(_of_parts(_nested), spares=2),
+    "mixture of a mixture and functions": Case(_of_parts(_nested, _double), spares=2),
+    "concatenation": Case(_of_parts(lambda pipelines: jk.concat(*pipelines))),
+    "concatenation behind functions": Case(_of_parts(lambda given: jk.concat(given), _double)),
+    "concatenated sources": Case(lambda folder: of_source(jk.concat(_parts()))),
+    "zip": Case(_zipped()),
+    "zip behind functions": Case(_zipped(_double)),
+    "repetition": Case(_behind(jk.pipeline.Repeat(2)), ids=tuple(range(RECORDS)) * 2),
+    "repetition behind functions": Case(
+        _behind(_double, jk.pipeline.Repeat(2), _double), ids=tuple(range(RECORDS)) * 2
+    ),
+}

@@ -46,7 +46,7 @@ def base(num_workers=0, **options):
 
 
 KINDS = {
-    "one": lambda pipe: pipe >> Filter(some) >> jk.OperatorNode(NOISE),
+    "one": lambda pipe: pipe >> Filter(some) >> scaled,
     "batched": lambda pipe: pipe >> scaled >> Filter(few, batched=True) >> scaled,
     "rebatched": lambda pipe: (
         pipe >> Filter(some) >> scaled >> Rebatch(5) >> Filter(few, batched=True) >> Rebatch(2)
@@ -110,11 +110,11 @@ def test_bits_do_not_depend_on_workers(kind, remainder):
             assert_same(epoch_of(pipe), epoch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "noisy"])
 def test_resumes_behind_every_batch(kind):
-    wanted = epoch_of(KINDS[kind](base()))
-    pipes = [KINDS[kind](base(workers)) for workers in (0, 2)]
-    pipes[0].epoch = 0
+    build = KINDS.get(kind, lambda pipe: KINDS["one"](pipe) >> jk.OperatorNode(NOISE))
+    pipes = [build(base(workers)) for workers in (0, 2)]
+    wanted = epoch_of(pipes[0])
     for number in range(len(wanted) + 1):
         for pipe, other in (pipes, pipes[::-1]):
             pipe.epoch = 0
@@ -152,7 +152,7 @@ def test_draws_belong_to_records():
         for record, value in zip(batch["record"], batch["noise"], strict=True)
     }
     count = 0
-    for batch in epoch_of(KINDS["one"](base())):
+    for batch in epoch_of(base(2) >> Filter(some) >> jk.OperatorNode(NOISE)):
         for record, value in zip(batch["record"], batch["noise"], strict=True):
             np.testing.assert_array_equal(value, noise[int(record)])
             count += 1

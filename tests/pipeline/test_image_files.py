@@ -17,7 +17,7 @@ from batches import epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder, Subset, decoding
+from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset, decoding
 from jaxkern.pipeline.rows import images_of
 
 rng = np.random.default_rng(0)
@@ -375,3 +375,51 @@ def test_scaled_decoding_is_close_and_says_so(tmp_path):
     assert source.describe() == "ImageFolder(image decoded scaled)"
     with pytest.raises(ValueError, match="wanted 'full' or 'scaled'"):
         ImageFolder(tmp_path, decode="half")
+
+
+def test_records_with_encoded_images(photos):
+    folder, pixels = photos
+    calls = []
+
+    class Records:
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, k):
+            calls.append(k)
+            data = sorted(folder.iterdir())[k].read_bytes()
+            kinds = [data, np.frombuffer(data, np.uint8), bytearray(data)]
+            return {"image": kinds[k % 3], "x": np.full(2, k), "mirror": data}
+
+    source = EncodedRecords(Records(), ["image", "mirror"], max_size=(60, 60))
+    batches = epoch_of(jk.from_source(source, 7, num_workers=1))
+    assert sorted(calls) == list(range(30))  # each once, and no pass over the headers
+    for record, found in enumerate(pictures(batches)):
+        np.testing.assert_array_equal(found, pixels[record])
+    np.testing.assert_array_equal(images_of(batches[1]["mirror"], [0])[0], pixels[7])
+    np.testing.assert_array_equal(batches[1]["x"][0], [7, 7])
+    assert batches[0]["image"].max_height == 60
+    largest = tuple(np.max([image.shape[:2] for image in pixels], 0))
+    assert EncodedRecords(Records()).images["image"].max_size == largest
+    text = str(jk.from_source(source, 7).explain())
+    assert "in worker threads, for the records are read in Python" in text
+
+
+def test_records_with_bad_images():
+    good = encoded(smooth(12, 14))
+    records = [{"image": good}, {"image": good[:-20]}, {"image": b""}, {"image": good}]
+    source = EncodedRecords(records, max_size=(20, 20), on_bad_record="mask")
+    batches = iter(jk.from_source(source, 4))
+    batch = next(batches)
+    assert np.asarray(batch["valid"]).tolist() == [True, False, False, True]
+    assert batch["image"].height.tolist() == [12, 12, 20, 12]
+    assert batches.bad_records == 2
+    assert [record for _, record in source.bad_images] == [1, 2]
+    with pytest.raises(OSError, match="record 1: it is truncated"):
+        next(iter(jk.from_source(EncodedRecords(records, max_size=(20, 20)), 2)))
+    with pytest.raises(TypeError, match=r"record 0 of .* has \['image'\] and no 'photo'"):
+        next(iter(jk.from_source(EncodedRecords(records, "photo", max_size=(9, 9)), 2)))
+    with pytest.raises(TypeError, match="image 0 is 'text'; wanted its encoded bytes"):
+        next(iter(jk.from_source(EncodedRecords([{"image": "text"}], max_size=(9, 9)), 1)))
+    with pytest.raises(ValueError, match="fields is empty"):
+        EncodedRecords(records, ())

@@ -20,7 +20,7 @@ import jaxkern as jk
 from jaxkern.pipeline import Filter, Pack, Subset, TokenSource
 
 METHODS = ["first-fit", "best-fit", "concat-split"]
-LENGTHS = np.random.default_rng(1).integers(0, 30, 120)
+LENGTHS = np.random.default_rng(1).integers(0, 30, 80)
 
 
 def documents(lengths=LENGTHS, dtype=np.uint16):
@@ -50,6 +50,12 @@ def piped(way, pack, **options):
         return jk.from_source(part, **options) >> pack
     if way == "filter":
         return jk.from_source(source(), **options) >> Filter(lambda r: r["length"] >= 0) >> pack
+    if way == "stream":
+        rows = source()
+        del options["batch_size"]
+        return (
+            jk.from_stream(lambda: iter([rows[i] for i in range(len(rows))]), 4, **options) >> pack
+        )
     return jk.from_source(source(), **options) >> same >> pack
 
 
@@ -57,7 +63,7 @@ WAYS = ["source", "subset", "function", "filter"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, "stream"])
 def test_equals_lists(way, method):
     rows = slow_rows(LENGTHS.tolist(), 32, method, max_open_bins=3)
     wanted = slow_arrays(rows, documents(), 32)
@@ -68,7 +74,7 @@ def test_equals_lists(way, method):
         assert batches[0][name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["source", "function", "filter"])
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_after_every_batch(way, method):
     """In the middle of bins and of documents, also with another number of workers."""
@@ -176,7 +182,7 @@ def test_an_error_before_it_costs_its_documents_only(num_workers):
     first = lost // 4 * 4
     kept = documents()[:first] + documents()[first + 4 :]
     whole = []
-    for stop in range(12):
+    for stop in range(0, 12, 3):
         iterator, failed, rows = iter(made()), 0, []
         for step in range(100):
             if step == stop:
@@ -195,6 +201,19 @@ def test_an_error_before_it_costs_its_documents_only(num_workers):
         whole.append(tokens)
     for tokens in whole[1:]:
         np.testing.assert_array_equal(tokens, whole[0])
+
+
+def test_an_error_at_the_very_end():
+    def late(batch):
+        if batch["tokens"].max() == LENGTHS.sum():
+            raise ArithmeticError("a bad document")
+        return batch
+
+    iterator = iter(jk.from_source(source(), 4) >> late >> Pack(500))
+    with pytest.raises(ArithmeticError):
+        next(iterator)
+    tokens = column(epoch_of(iterator), "tokens")
+    assert sorted(tokens[tokens > 0].tolist()) == np.concatenate(documents()[:-4]).tolist()
 
 
 def test_several_fields_and_a_value_that_is_no_int32():
@@ -233,8 +252,16 @@ def test_a_source_alone_pads():
     packed = epoch_of(jk.from_source(source(max_length=5), 4) >> Pack(5))
     assert (column(packed, "tokens") > 0).sum() == LENGTHS.clip(max=5).sum()
     assert source()[3]["length"] == LENGTHS[3]
-    with pytest.raises(IndexError, match="120 to 120 of 120"):
-        source().gather(np.array([120]))
+    with pytest.raises(IndexError, match="80 to 80 of 80"):
+        source().gather(np.array([80]))
+
+
+def test_explain_tells_how_documents_come():
+    assert "where they lie, natively: TokenSource(tokens; 80" in str(
+        piped("source", Pack(32)).explain()
+    )
+    assert "natively: Subset(80 of TokenSource" in str(piped("subset", Pack(32)).explain())
+    assert "one by one from the batches" in str(piped("function", Pack(32)).explain())
 
 
 def test_rows_a_batch_and_nodes_behind():
@@ -260,6 +287,7 @@ def test_rows_a_batch_and_nodes_behind():
         (lambda: Pack(8, ("tokens", "positions")), "none of them named 'segment_ids', 'positions'"),
         (lambda: Pack(8, ()), "fields is"),
         (lambda: Pack(8, batch_size=0), "batch_size is 0"),
+        (lambda: Pack(8, pad_id={"text": 1}), "pad_id is for 'text'"),
         (lambda: jk.from_source(source(), 2) >> Pack(8, "text"), "no field 'text'; it has"),
         (lambda: TokenSource({"length": [1, 2]}, [0, 2]), "named 'length'"),
     ],

@@ -84,15 +84,31 @@ def test_a_damaged_record_is_named(whole, tmp_path):
     assert not list(PackedSource(path).damaged())
 
 
+def test_the_first_of_many_is_named(tmp_path, monkeypatch):
+    """Those are compared by several threads."""
+    monkeypatch.setenv("JAXKERN_NUM_THREADS", "3")
+    path = write(tmp_path / "x.jkp", {"x": np.arange(400 * 65).reshape(400, 65)})
+    with open(path, "r+b") as file:
+        for record in (351, 180, 21):
+            file.seek(int(PackedFile(path).index.columns["x"]["offset"][record]))
+            file.write(b"damaged")
+    source = PackedSource(path)
+    for records, first in ((np.arange(400), 21), (np.arange(400)[::-1], 351), (np.r_[:400], 21)):
+        with pytest.raises(ValueError, match=rf"record {first}, field 'x', is damaged"):
+            source.check(records)
+    source.check(np.setdiff1d(np.arange(400), [351, 180, 21]))
+    assert [damage.record for damage in source.damaged()] == [21, 180, 351]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_is_in_its_batches_place(sources, tmp_path, workers):
     """Where native threads read the map, too: without workers Python does."""
     path, _ = sources["one size"]
     copy, _ = damaged_copy(path, tmp_path, field="vector")
-    chain = im.Compose([im.RandomCrop(20)])
+    chain = im.Compose([im.RandomCrop(20)]) if workers else lambda batch: batch
     wanted = epoch_of(jk.from_source(path, 2, num_workers=workers) >> chain)
     pipe = jk.from_source(copy, 2, num_workers=workers) >> chain
-    assert pipe._plan.native is not None
+    assert (pipe._plan.native is not None) == (workers > 0)
     for _ in range(2):  # what is damaged stays so in the next epoch
         pipe.epoch = 0
         batches, found = iter(pipe), []

@@ -213,17 +213,6 @@ def test_bits_do_not_depend_on_workers():
     wanted = epoch_of(build(0))
     assert sorted(ids(wanted)) == [n for n in range(RECORDS) if n % 3]
     assert_same(epoch_of(build(3)), wanted)
-    by_record = {i: n for b in wanted for i, n in zip(b["id"].tolist(), b["noise"], strict=True)}
-    keys = jk.random.record_keys(5, 0, np.array(sorted(by_record)))
-    alone = epoch_of(
-        make()
-        >> jk.OperatorNode(jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), noisy))
-    )
-    for batch in alone:
-        for i, noise in zip(batch["id"].tolist(), batch["noise"], strict=True):
-            if i in by_record:
-                np.testing.assert_array_equal(noise, by_record[i])
-    assert len(keys) == len(by_record)
 
 
 def outcomes(batches):

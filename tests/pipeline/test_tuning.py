@@ -37,7 +37,7 @@ class Machine:
         def of(value):
             return value(*known) if callable(value) else value
 
-        for _ in range(windows * 10):
+        for _ in range(round(windows * 10)):
             self.now += 0.1
             self.cpu += 0.1 * of(busy)
             self.stats = dataclasses.replace(
@@ -64,6 +64,16 @@ def test_threads_that_help_are_kept_up_to_those_that_do_not(monkeypatch):
     ]
     assert "8 threads" in chosen.choices[1]
     assert not chosen.due  # nothing more is tried
+
+
+def test_short_epochs_are_measured_together(monkeypatch):
+    machine = Machine(monkeypatch)
+    chosen = Tuning("auto", "auto")
+    for _ in range(20):
+        machine.run(chosen, lambda n, _: 200 * n, windows=0.3)
+        machine.stats = NOTHING
+        chosen.restarted()
+    assert chosen.workers > 2
 
 
 def test_what_is_not_faster_is_taken_back(monkeypatch):
@@ -129,6 +139,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_sources_get_threads_and_the_batches_stay(kind, monkeypatch):
     monkeypatch.setattr(tuning, "_SECONDS", 0.05)
+    monkeypatch.setattr(tuning, "_LOOK", 0.01)
     options = {"batch_size": 2, "shuffle": True, "seed": 1}
     wanted = epoch_of(KINDS[kind](jk.from_source(Slow(0), num_workers=0, **options)))
     source = jk.from_source(Slow(0.0015), num_workers="auto", prefetch_size="auto", **options)
@@ -150,6 +161,7 @@ def test_waiting_sources_get_threads_and_the_batches_stay(kind, monkeypatch):
 
 def test_native_threads_are_chosen_too(monkeypatch):
     monkeypatch.setattr(tuning, "_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "_LOOK", 0.0)
     arrays = {"x": np.arange(40_000, dtype=np.float32).reshape(400, 100)}
     auto = jk.from_source(arrays, 2, shuffle=True, num_workers="auto", prefetch_size="auto")
     plain = jk.from_source(arrays, 2, shuffle=True)

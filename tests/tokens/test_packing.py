@@ -246,6 +246,8 @@ def test_rows_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="another shape"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 7), np.int32)})
     documents = Documents(values, [0, 5, 10, 10])
+    with pytest.raises(ValueError, match="rows of float32"):
+        packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 8), np.float32)})
     for document, bins, numbers, start in (
         (-1, [], [], 0),
         (1, [0], [], 0),

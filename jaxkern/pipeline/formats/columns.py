@@ -171,6 +171,10 @@ class ColumnSource(BatchSource):
         """The columns of numbers, where native threads can make all of a batch."""
         return self._parts[0].row_arrays() if self._is_plain() else None
 
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """An image as the file holds it."""
+        return None if self._images is None else self._images.encoded_bytes(field, record)
+
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """The columns of images, where native threads can make all of a batch."""
         return self._parts[0].encoded_images() if self._is_plain() else {}

@@ -1,0 +1,227 @@
+"""Pipelines and sources put together: mixed, one behind the other, side by side, repeated, cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxkern.core.arguments import whole_number
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.arrangement import (
+    Arrangement,
+    Beginning,
+    Continuation,
+    Order,
+    Pairing,
+    Part,
+    Repetition,
+)
+from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
+from jaxkern.pipeline.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
+from jaxkern.pipeline.nodes import SourceNode, check_batches
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sequential import follows_sequential
+from jaxkern.pipeline.source import BatchSource
+
+#: from the inputs' orders and a seed to that of them all
+Arrange = Callable[[tuple[Order, ...], int], Arrangement]
+
+
+class Settings(NamedTuple):
+    """What inputs must agree in."""
+
+    batch_size: int
+    remainder: Remainder
+    shard: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, vertex: Vertex) -> Settings:
+        """Those behind a vertex."""
+        ordered = vertex.ordered()
+        sizes = [v.node.batch_size for v in ordered if hasattr(v.node, "batch_size")]
+        (first, *_) = (v.node for v in ordered if isinstance(v.node, SourceNode))
+        return cls(sizes[-1], first.remainder, first.given_shard)
+
+
+class Combined(PipelineNode):
+    """Rows of the batches of its inputs, in an order of its own.
+
+    Args:
+      name: of the node.
+      arrange: what the order is.
+      settings: of the inputs.
+      seed: of the order, and of what is drawn behind.
+      names: of a field for each input of a `Pairing` that holds its fields.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arrange: Arrange,
+        settings: Settings,
+        seed: int,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.seed = seed
+        self.batch_size, self.remainder = settings.batch_size, settings.remainder
+        self._arrange, self._names = arrange, names
+        self._fields = FieldsOf(name)
+        self._described = name
+
+    def describe(self) -> str:
+        return self._described
+
+    def stream(self, inputs: Sequence[Stream]) -> Stream:
+        return self.stream_with(inputs, self.remainder)
+
+    def stream_with(self, inputs: Sequence[Stream], remainder: Remainder) -> Stream:
+        """The stream where the rows that fill no batch become something else."""
+        order = self._arrange(tuple(stream.order for stream in inputs), self.seed)
+        self._described = order.describe()
+        first = inputs[0]
+        shuffle = any(stream.shuffle for stream in inputs)
+        stream = Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
+        check_batches(stream)
+        return stream
+
+    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
+        stream = epoch.stream_of(vertex)
+        wanted = stream.rows_of(batch)
+        shard, rows = stream.read_rows(wanted)
+        order: Any = stream.order
+        pieces: list[list[tuple[Data, slice | np.ndarray, np.ndarray]]] = [
+            [] for _ in vertex.inputs
+        ]
+        for part in order.parts(shard, epoch.number, rows):
+            pieces[part.source] += _read(epoch, vertex.inputs[part.source], part)
+        data: Data
+        if isinstance(order.order if isinstance(order, Continuation) else order, Pairing):
+            batches = [row.scattered(parts, len(rows)) for parts in pieces]
+            data = side_by_side(batches, self._names)
+        else:
+            for source, parts in enumerate(pieces):
+                for given, _, _ in parts[:1]:
+                    self._fields.check(source, given)
+            data = row.scattered([part for parts in pieces for part in parts], len(rows))
+        if stream.remainder == "pad":
+            data["mask"] = stream.mask_of(wanted)
+        return Block(data, epoch.records(stream, wanted))
+
+
+def _read(
+    epoch: Batches, before: Vertex, part: Part
+) -> list[tuple[Data, slice | np.ndarray, np.ndarray]]:
+    """(batch of the input, its rows, their places) of a part."""
+    inner = epoch.at(before, part.shard, part.epoch)
+    stream = inner.stream_of(before)
+    batches, within = np.divmod(part.rows, stream.batch_size)
+    found: list[tuple[Data, slice | np.ndarray, np.ndarray]] = []
+    for number in np.unique(batches).tolist():
+        here = batches == number
+        rows = within[here]
+        with inner.together():
+            data = row.on_host(inner.shared_block(before, number).data)
+        if stream.remainder == "pad":
+            data = {name: value for name, value in data.items() if name != "mask"}
+        first, last = int(rows[0]), int(rows[-1])
+        together = last - first == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
+        found.append((data, slice(first, last + 1) if together else rows, part.places[here]))
+    return found
+
+
+def combined(
+    name: str,
+    vertices: Sequence[Vertex],
+    arrange: Arrange,
+    settings: Settings,
+    seed: int,
+    names: Sequence[str] | None = None,
+) -> Vertex:
+    """The vertex that arranges others: where these are sources, a source as well."""
+    for vertex in vertices:
+        if follows_sequential(vertex):
+            raise ValueError(
+                f"{name} reads rows of its inputs at any place, and how many rows come out of "
+                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes behind "
+                f"{name}"
+            )
+    nodes = [vertex.node for vertex in vertices]
+    sources = [node for node in nodes if isinstance(node, SourceNode)]
+    node: PipelineNode = Combined(name, arrange, settings, seed, names)
+    if len(sources) < len(nodes):
+        return Vertex(node, tuple(vertices))
+    order = arrange(tuple(source.order for source in sources), seed)
+    source: BatchSource
+    if isinstance(order, Pairing):
+        if any(each.order != sources[0].order for each in sources):
+            return Vertex(node, tuple(vertices))
+        order, source = sources[0].order, ZippedSource([s.source for s in sources], names)  # type: ignore[assignment]
+    else:
+        numbers = [each.order.numbers for each in sources]
+        source = JoinedSource([each.source for each in sources], numbers, name)
+    made = copy.copy(sources[0])
+    made.__dict__.pop("shard", None)
+    made.source, made.arranged, made.seed = source, order, seed
+    made.batch_size = settings.batch_size
+    made.shuffle = any(each.shuffle for each in sources)
+    return Vertex(made)
+
+
+class Repeat(PipelineNode):
+    """So many epochs of what stands before as one: each has its own order and draws.
+
+    >>> import jaxkern as jk
+    >>> pipe = jk.from_source({"x": [0, 1, 2]}, batch_size=2) >> jk.pipeline.Repeat(2)
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0, 1], [2, 0], [1, 2]]
+    """
+
+    name = "repeat"
+
+    def __init__(self, times: int) -> None:
+        self.times = whole_number("times", times, 1)
+
+    def describe(self) -> str:
+        return f"Repeat({self.times})"
+
+    def arranged_behind(self, vertex: Vertex) -> Vertex:
+        """The vertex that does this behind another."""
+        return _of_one(self, vertex, lambda orders, seed: Repetition(orders, self.times))
+
+
+class Take(PipelineNode):
+    """The first records of each epoch's order, over all shards together.
+
+    With a shuffle they are others in every epoch; `Subset` keeps some for good.
+
+    >>> import jaxkern as jk
+    >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=2) >> jk.pipeline.Take(3)
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0, 1], [2]]
+    """
+
+    name = "take"
+
+    def __init__(self, records: int) -> None:
+        self.records = whole_number("records", records, 1)
+
+    def describe(self) -> str:
+        return f"Take({self.records})"
+
+    def arranged_behind(self, vertex: Vertex) -> Vertex:
+        """The vertex that does this behind another."""
+        return _of_one(self, vertex, lambda orders, seed: Beginning(orders, self.records))
+
+
+def _of_one(node: PipelineNode, vertex: Vertex, arrange: Arrange) -> Vertex:
+    seed = next((v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode)), 0)
+    if follows_sequential(vertex):
+        raise ValueError(
+            f"{node.describe()} stands behind a node that says only at the end of an epoch how "
+            f"many rows come out of it; put {node.name} before it"
+        )
+    return combined(node.name, [vertex], arrange, Settings.of(vertex), seed)
