@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -97,6 +98,10 @@ class Bytes:
 
 
 Column = np.ndarray | Chunks | Bytes
+
+#: for NumPy's readers: they parse headers as Python, where CPython 3.11 mixes up its threads' depths
+#: ("AST constructor recursion depth mismatch", python/cpython#106905)
+NUMPY_HEADERS = threading.Lock()
 
 
 class ColumnSource(BatchSource):
