@@ -99,7 +99,7 @@ class Bytes:
 
 Column = np.ndarray | Chunks | Bytes
 
-#: for NumPy's readers: they parse headers as Python, where CPython 3.11 mixes up its threads' depths
+#: for NumPy's readers: they parse headers as Python, where CPython 3.11 mixes up its threads
 #: ("AST constructor recursion depth mismatch", python/cpython#106905)
 NUMPY_HEADERS = threading.Lock()
 
