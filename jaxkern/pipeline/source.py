@@ -75,6 +75,10 @@ class BatchSource:
         """
         return {}
 
+    def name_of(self, record: int) -> str:
+        """Where a record is from, in messages; "" where its number says all."""
+        return ""
+
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
         """A record's image as it was encoded; None where the source does not hold it so."""
         return None

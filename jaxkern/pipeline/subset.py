@@ -73,6 +73,10 @@ class Subset(BatchSource):
             for name, images in self.source.encoded_images().items()
         }
 
+    def name_of(self, record: int) -> str:
+        """As the source says."""
+        return self.source.name_of(int(self.indices[record]))
+
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
         """As the source holds it."""
         return self.source.encoded_bytes(field, int(self.indices[record]))

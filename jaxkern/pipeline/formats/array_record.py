@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.failures import note
+from jaxkern.pipeline.formats.columns import NUMPY_HEADERS
 from jaxkern.pipeline.formats.extras import extra
 from jaxkern.pipeline.formats.files import Paths, files_of
 from jaxkern.pipeline.rows import Data
@@ -131,5 +132,5 @@ def _savez(data: bytes) -> dict[str, np.ndarray]:
             "ArrayRecordSource(..., decode=a function from its bytes to a dict of arrays), such as "
             "lambda data: {'x': np.frombuffer(data, np.float32)}"
         )
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+    with NUMPY_HEADERS, np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return dict(archive)

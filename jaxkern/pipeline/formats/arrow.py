@@ -49,7 +49,7 @@ class ArrowSource(ColumnSource):
       columns: which; all by default.
       decoders: column of bytes or text -> function from its bytes to a number, an array or a dict
         of those, of the same shapes in every record.
-      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
       bad_images: (field, record) -> error of each image that did not decode, where masked.

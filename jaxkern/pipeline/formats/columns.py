@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class ImageOptions(TypedDict, total=False):
     max_size: tuple[int, int] | None
     max_pixels: int
     on_bad_record: OnBadRecord
+    decode: Literal["full", "scaled"]
 
 
 def masks(images: ImageOptions) -> bool:
@@ -97,6 +99,10 @@ class Bytes:
 
 Column = np.ndarray | Chunks | Bytes
 
+#: for NumPy's readers: they parse headers as Python, where CPython 3.11 mixes up its threads
+#: ("AST constructor recursion depth mismatch", python/cpython#106905)
+NUMPY_HEADERS = threading.Lock()
+
 
 class ColumnSource(BatchSource):
     """Records whose fields are columns of one length; what the formats here are made of.
@@ -119,7 +125,7 @@ class ColumnSource(BatchSource):
         if len(set(lengths.values())) != 1:
             raise ValueError(f"the fields have different numbers of records: {lengths}")
         self._length = next(iter(lengths.values()))
-        self._names = list(columns)
+        self._names, self._name_of = list(columns), name_of
         self._chunks: dict[str, Chunks] = {}
         arrays: dict[str, np.ndarray] = {}
         encoded: dict[str, ImageColumn] = {}
@@ -161,6 +167,11 @@ class ColumnSource(BatchSource):
         """(field, record) -> error of each image that did not decode so far, where masked."""
         return {} if self._images is None else self._images.bad_images
 
+    def describe(self) -> str:
+        """With what changes the images' values."""
+        scaled = self._images is not None and "scaled" in self._images.describe()
+        return type(self).__name__ + ("(decoded scaled)" if scaled else "")
+
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """The columns of numbers, where native threads can make all of a batch."""
         return self._parts[0].row_arrays() if self._is_plain() else None
@@ -176,6 +187,15 @@ class ColumnSource(BatchSource):
     def remarks(self) -> Sequence[str]:
         """What decodes the images, and why."""
         return () if self._images is None else self._images.remarks()
+
+    def name_of(self, record: int) -> str:
+        """Its file and place there."""
+        return self._name_of(record)
+
+    def note_masked(self, records: np.ndarray) -> None:
+        """Why these images do not decode."""
+        if self._images is not None:
+            self._images.note_masked(records)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """Rows of the arrays; decoded images as Ragged; stacked values of what is decoded."""
@@ -198,13 +218,7 @@ class PlacedImages(ImageColumn):
     def __init__(
         self, places: Places, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
     ) -> None:
-        super().__init__(
-            places,
-            options.get("channels", 3),
-            options.get("max_size"),
-            options.get("max_pixels", MAX_PIXELS),
-            options.get("on_bad_record", "raise"),
-        )
+        super().__init__(places, **_all_options(options))
         self._name_of = name_of
 
     def name_of(self, record: int) -> str:
@@ -218,14 +232,15 @@ def _image_column(
         places = Places(tuple(column.blobs), column.place, in_files=False)
         return PlacedImages(places, name_of, **options)
     paths = [os.path.abspath(column.at(record)) for record in range(len(column))]
-    return FileColumn(
-        PathList(paths),
-        options.get("channels", 3),
-        options.get("max_size"),
-        options.get("max_pixels", MAX_PIXELS),
-        options.get("on_bad_record", "raise"),
-        index=None,
+    return FileColumn(PathList(paths), **_all_options(options), index=None)
+
+
+def _all_options(given: ImageOptions) -> dict[str, Any]:
+    """With those that were not given."""
+    first = ImageOptions(
+        channels=3, max_size=None, max_pixels=MAX_PIXELS, on_bad_record="raise", decode="full"
     )
+    return {**first, **given}
 
 
 class DecodedFields:

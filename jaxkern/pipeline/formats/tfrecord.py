@@ -37,7 +37,7 @@ class TFRecordSource(ColumnSource):
         first record by default.
       decoders: feature of bytes -> function from them to a number, an array or a dict of those, of
         the same shapes in every record.
-      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
       files: the files.

@@ -10,7 +10,14 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from jaxkern.pipeline.formats.columns import Bytes, Column, ColumnSource, Decode, ImageOptions
+from jaxkern.pipeline.formats.columns import (
+    NUMPY_HEADERS,
+    Bytes,
+    Column,
+    ColumnSource,
+    Decode,
+    ImageOptions,
+)
 from jaxkern.pipeline.formats.files import Paths, files_of
 from jaxkern.pipeline.formats.tar_index import NUMBERS, ShardIndex, shard_indices
 
@@ -42,7 +49,7 @@ class WebDatasetSource(ColumnSource):
         first sample, as above.
       decoders: ending -> function from bytes to a number, an array or a dict of those, the same
         shapes in every sample; for other endings, and before what is said above.
-      images: `channels`, `max_size`, `max_pixels` and `on_bad_record`, as for `Encoded`.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
       files: the shards.
@@ -192,7 +199,8 @@ def _number(data: bytes) -> int | float:
 
 
 def _array(data: bytes) -> np.ndarray:
-    array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    with NUMPY_HEADERS:
+        array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     return array
 
 
