@@ -8,7 +8,9 @@ file the images are raw, 256 x 256; the kernel alone runs on batches that lie re
 memory stand beside it. Of the other they are JPEG, resized to a longest side of 256, of photographs
 of about 500 x 375, whose folder stands beside it. All is in the page cache, and checksums were
 compared in an epoch before. The values of a batch are compared first; then the arms take turns, an
-epoch a turn. ``--ffcv PYTHON``, an interpreter that has it, adds ffcv's raw file of the folder.
+epoch a turn, with the allocator as a program starts with it, where the kernel's results are fresh
+memory each time, and again with freed memory kept. ``--ffcv PYTHON``, an interpreter that has it,
+adds ffcv's raw file of the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import jax
 import numpy as np
 from file_batches import BATCH, LEVELS, chain, drawn, levels
 from photographs import make_folder, megabytes
-from ring_batches import made_images
+from ring_batches import in_fresh_process, made_images
 
 import jaxkern as jk
 
@@ -98,55 +100,64 @@ def pillow(path: Path) -> np.ndarray:
         return np.asarray(small.resize(size, Image.Resampling.LANCZOS))
 
 
-def compared(
-    folder: Path, photos: Path, paths: list[Path], images: np.ndarray, rounds: int, ffcv: str | None
-) -> tuple[list[tuple[harness.Row, int]], dict[str, Any]]:
-    """Rows with the images of a turn, and the sizes of the files in MB."""
-    pack = functools.partial(jk.pipeline.pack, overwrite=True)
-    (raw,) = pack({"image": images}, folder / "raw.jkp", format="raw")
-    (jpeg,) = pack(
-        jk.pipeline.ImageFolder(photos), folder / "jpeg.jkp", format="jpeg:90", max_side=SIDE
-    )
+def packed(folder: Path, raw: int, photographs: int) -> dict[str, float]:
+    """Writes the files, of so many images, and the folder; their sizes in MB."""
+    paths = make_folder(folder / "photos", photographs)
+    photos = jk.pipeline.ImageFolder(folder / "photos")
+    pack = jk.pipeline.pack
+    pack({"image": made_images(raw)}, folder / "raw.jkp", format="raw")
+    pack(photos, folder / "jpeg.jkp", format="jpeg:90", max_side=SIDE)
+    pack(photos, folder / "photos.jkp", format="raw", max_side=SIDE)
+    sizes = {path.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*.jkp"))}
+    return {**sizes, "the folder": megabytes(paths)}
+
+
+def compared(folder: Path, rounds: int, ffcv: str | None, kept: bool) -> list[Any] | None:
+    """Rows with the images of a turn; None where freed memory shall be `kept` and cannot be."""
+    if kept and not jk.performance.tune_host_allocator():
+        return None
+    photos, raw, jpeg = folder / "photos", folder / "raw.jkp", folder / "jpeg.jkp"
+    paths = sorted(photos.glob("*/*.jpg"))
+    images = made_images(len(jk.pipeline.PackedSource(raw)))
     check("raw", first_batch(raw, False), in_jax(list(images[:BATCH]), False), 1e-3)
     # Compressed once more than the reference.
     small = [pillow(path) for path in paths[:BATCH]]
     check("JPEG", first_batch(jpeg, True), in_jax(small, True), 2 * LEVELS)
 
-    arms: dict[str, tuple[Epoch, int]] = {
-        "packed raw": (of_pipeline(raw, False), len(images)),
-        "arrays in memory": (of_pipeline({"image": images}, False), len(images)),
-        "the kernel alone, 2 threads": (kernel_alone(images), len(images)),
-        "packed JPEG": (of_pipeline(jpeg, True), len(paths)),
-        "the folder": (of_pipeline(jk.pipeline.ImageFolder(photos), True), len(paths)),
+    arms: dict[str, Epoch] = {
+        "packed raw": of_pipeline(raw, False),
+        "arrays in memory": of_pipeline({"image": images}, False),
+        "the kernel alone, 2 threads": kernel_alone(images),
+        "packed JPEG": of_pipeline(jpeg, True),
+        "the folder": of_pipeline(jk.pipeline.ImageFolder(photos), True),
     }
-    compared = [
-        ("the kernel alone", "packed raw", ["the kernel alone, 2 threads"], RAW_BAR),
-        ("arrays in memory", "packed raw", ["arrays in memory"], 0.0),
-        ("the folder of full-size files", "packed JPEG", ["the folder"], JPEG_BAR),
+    pairs = [
+        ("the kernel alone", "packed raw", "the kernel alone, 2 threads", RAW_BAR),
+        ("arrays in memory", "packed raw", "arrays in memory", 0.0),
+        ("the folder of full-size files", "packed JPEG", "the folder", JPEG_BAR),
     ]
     if ffcv:
-        (smaller,) = pack(
-            jk.pipeline.ImageFolder(photos), folder / "photos.jkp", format="raw", max_side=SIDE
+        work = drawn("training", paths)
+        arms["packed raw photographs"] = of_pipeline(folder / "photos.jkp", True)
+        arms["ffcv, raw"] = file_peers.ffcv(
+            ffcv, photos, folder / "photos.beton", "raw", SIDE, work
         )
-        arms["packed raw photographs"] = of_pipeline(smaller, True), len(paths)
-        beton = folder / "photos.beton"
-        arm = file_peers.ffcv(ffcv, photos, beton, "raw", SIDE, drawn("training", paths))
-        arms["ffcv, raw"] = arm, len(paths)
-        compared.append(("ffcv, raw", "packed raw photographs", ["ffcv, raw"], FFCV_BAR))
+        pairs.append(("ffcv, raw", "packed raw photographs", "ffcv, raw", FFCV_BAR))
 
-    def drained(name: str) -> None:
-        epoch, count = arms[name]
-        found = sum(1 for _ in epoch())
-        assert found == count // BATCH, (name, found)
+    def drained(epoch: Epoch) -> None:
+        count = 0
+        for batch in epoch():
+            count += 1
+            del batch  # the next one may take its place
+        assert count in (len(paths) // BATCH, len(images) // BATCH), count
 
-    turns = {name: functools.partial(drained, name) for name in arms}
+    turns = {name: functools.partial(drained, epoch) for name, epoch in arms.items()}
     samples = harness.interleave(turns, rounds, warmup=1, turn_seconds=0.0)
-    rows = [
-        (harness.Row(name, samples, ours, theirs, bar), arms[ours][1] // BATCH * BATCH)
-        for name, ours, theirs, bar in compared
-    ]
-    sizes = {path.name: path.stat().st_size / 1e6 for path in (raw, jpeg)}
-    return rows, {**sizes, "the folder": megabytes(paths)}
+    table = []
+    for name, ours, theirs, bar in pairs:
+        count = len(images if ours == "packed raw" else paths) // BATCH * BATCH
+        table.append((harness.Row(name, samples, ours, [theirs], bar), count))
+    return table
 
 
 def main() -> None:
@@ -154,30 +165,33 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
     parser.add_argument("--ffcv", metavar="PYTHON", help="an interpreter that has ffcv")
     options = parser.parse_args()
-    count, rounds = (256, 3) if options.quick else (2048, 11)
+    raw, photographs, rounds = (512, 256, 3) if options.quick else (4096, 2048, 11)
+    lines: list[str] = []
+    record: dict[str, Any] = {"raw": raw, "photographs": photographs}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        paths = sorted(make_folder(folder / "photos", count))
-        images = made_images(count)
-        rows, sizes = compared(folder, folder / "photos", paths, images, rounds, options.ffcv)
-    lines = [*harness.rates([rows[0][0]], rows[0][1])[:2]]
-    lines += [harness.rates([row], made)[2] for row, made in rows]
-    lines += ["", "Files: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in sizes.items())]
+        record["megabytes"] = sizes = packed(folder, raw, photographs)
+        for title, kept in (("As a program starts", False), ("Freed memory kept", True)):
+            rows = in_fresh_process(compared, folder, rounds, options.ffcv, kept)
+            if rows is None:
+                lines += [f"## {title}", "", "Not possible here.", ""]
+                continue
+            table = [harness.rates([row], made) for row, made in rows]
+            lines += [f"## {title}", "", *table[0][:2], *(one[2] for one in table), ""]
+            record[title] = {
+                "samples": rows[0][0].samples,
+                "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row, _ in rows},
+            }
+    lines.append("Files: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in sizes.items()))
     if not options.ffcv:
-        lines += ["", "ffcv: not given (--ffcv PYTHON)"]
+        lines.append("ffcv: not given (--ffcv PYTHON).")
     text = "\n".join(lines)
     print(text)
     if options.quick:
         return
-    record = {
-        "images": count,
-        "megabytes": sizes,
-        "samples": rows[0][0].samples,
-        "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row, _ in rows},
-    }
     note = (
-        f"{count} images each, in the page cache; {BATCH} a batch; SIMD {jk.doctor().simd_level}. "
-        "Medians of interleaved epochs, as an ordinary process runs."
+        f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD "
+        f"{jk.doctor().simd_level}. Medians of interleaved epochs."
     )
     harness.write("packed-files", "From packed files to batches", text, record, ["pillow"], note)
 

@@ -248,7 +248,8 @@ void EncodedChain::run_bands(const Region& region, const Sample& sample, void* o
     while (done + rows < height) {
       const Range longer = band_at(done, rows + 1);
       const Range more = read_rows(plan_, sample.geometry, longer);
-      if ((more.end - more.begin) * row_bytes > source_.band_bytes) break;
+      const int64_t apart = planes > 1 ? (rows + 1) * output_row * planes : 0;
+      if (std::max((more.end - more.begin) * row_bytes, apart) > source_.band_bytes) break;
       band = longer;
       need = more;
       ++rows;

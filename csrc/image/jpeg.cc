@@ -2,18 +2,15 @@
 #include "image/jpeg.h"
 
 #include <algorithm>
-#include <csetjmp>
 #include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <vector>
 
 #include "image/jpeg_header.h"
 
 #ifdef JAXKERN_JPEG
 
-#include <jerror.h>
-#include <jpeglib.h>  // before jerror.h, which needs it
+#include "image/jpeg_library.h"
 
 #define JAXKERN_TEXT_OF(x) #x
 #define JAXKERN_TEXT(x) JAXKERN_TEXT_OF(x)
@@ -21,104 +18,8 @@
 namespace jaxkern::image {
 namespace {
 
-// A file of a few bytes can ask for any number of passes over the whole image.
-constexpr int kMaxScans = 500;
 // What libjpeg needs beside the coefficients of an image that has several scans.
 constexpr long kWorkingBytes = 64L << 20;
-
-// libjpeg's errors come back by longjmp: what it jumps over holds nothing to destroy.
-struct Errors {
-  jpeg_error_mgr manager;  // first, so that libjpeg's pointer to it is one to this
-  jmp_buf back;
-  char message[JMSG_LENGTH_MAX];
-};
-
-Errors& errors_of(j_common_ptr cinfo) { return *reinterpret_cast<Errors*>(cinfo->err); }
-
-// libjpeg's own table refers to stderr in a way that not every static build lets a module link.
-constexpr const char* kMessages[] = {
-#undef JERROR_H
-#define JCOPYRIGHT_SHORT ""
-#define JVERSION ""
-#define JMESSAGE(code, text) text,
-#include <jerror.h>
-};
-
-void format(j_common_ptr cinfo, char* text) {
-  const jpeg_error_mgr& error = *cinfo->err;
-  const bool known = error.msg_code > 0 && error.msg_code < static_cast<int>(std::size(kMessages));
-  const char* message = known ? kMessages[error.msg_code] : "unknown error";
-  const int* i = error.msg_parm.i;
-  if (strstr(message, "%s") != nullptr) {
-    snprintf(text, JMSG_LENGTH_MAX, message, error.msg_parm.s);
-  } else {
-    snprintf(text, JMSG_LENGTH_MAX, message, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7]);
-  }
-}
-
-[[noreturn]] void fail(j_common_ptr cinfo) {
-  Errors& errors = errors_of(cinfo);
-  format(cinfo, errors.message);
-  longjmp(errors.back, 1);
-}
-
-// A warning after which pixels would be made up is an error.
-void warn(j_common_ptr cinfo, int level) {
-  if (level >= 0) return;
-  switch (cinfo->err->msg_code) {
-    case JWRN_ADOBE_XFORM:
-    case JWRN_BOGUS_PROGRESSION:
-    case JWRN_EXTRANEOUS_DATA:
-    case JWRN_JFIF_MAJOR:
-    case JWRN_NOT_SEQUENTIAL:
-      return;
-    default:
-      fail(cinfo);
-  }
-}
-
-void ignore(j_common_ptr) {}
-
-void forget(j_common_ptr cinfo) {
-  cinfo->err->num_warnings = 0;
-  cinfo->err->msg_code = 0;
-}
-
-void count_scans(j_common_ptr cinfo) {
-  auto* decompress = reinterpret_cast<j_decompress_ptr>(cinfo);
-  if (decompress->input_scan_number <= kMaxScans) return;
-  Errors& errors = errors_of(cinfo);
-  snprintf(errors.message, sizeof errors.message, "it has more than %d scans", kMaxScans);
-  longjmp(errors.back, 1);
-}
-
-// The bytes, then end-of-image markers for as long as libjpeg asks.
-struct Source {
-  jpeg_source_mgr manager;  // first, as above
-  bool ended;
-};
-
-void begin_source(j_decompress_ptr) {}
-
-boolean end_source(j_decompress_ptr cinfo) {
-  static const JOCTET marker[] = {0xFF, JPEG_EOI};
-  auto& source = *reinterpret_cast<Source*>(cinfo->src);
-  source.ended = true;
-  source.manager.next_input_byte = marker;
-  source.manager.bytes_in_buffer = sizeof marker;
-  return TRUE;
-}
-
-void skip_source(j_decompress_ptr cinfo, long count) {
-  jpeg_source_mgr& source = *cinfo->src;
-  if (count <= 0) return;
-  if (static_cast<size_t>(count) > source.bytes_in_buffer) {
-    end_source(cinfo);
-    return;
-  }
-  source.next_input_byte += count;
-  source.bytes_in_buffer -= static_cast<size_t>(count);
-}
 
 bool ends_with_marker(const uint8_t* data, size_t begin, size_t end) {
   for (size_t at = end; at >= begin + 2; --at) {
@@ -167,20 +68,9 @@ struct JpegDecoder::State {
   int32_t rows_read = 0;  // of `upright`
 
   State() {
+    set_errors(&errors);
+    set_source(&source);
     cinfo.err = &errors.manager;
-    errors.manager = jpeg_error_mgr{};
-    errors.manager.reset_error_mgr = forget;
-    errors.manager.format_message = format;
-    errors.manager.error_exit = fail;
-    errors.manager.emit_message = warn;
-    errors.manager.output_message = ignore;
-    errors.message[0] = '\0';
-    source = Source{};
-    source.manager.init_source = begin_source;
-    source.manager.fill_input_buffer = end_source;
-    source.manager.skip_input_data = skip_source;
-    source.manager.resync_to_restart = jpeg_resync_to_restart;
-    source.manager.term_source = begin_source;
     progress = jpeg_progress_mgr{};
     progress.progress_monitor = count_scans;
   }
@@ -402,7 +292,7 @@ std::string JpegDecoder::State::read_rows(int32_t rows, uint8_t* out) {
   // A cut file is one whatever region is asked for: where the end is missing, the rest must be
   // there.
   const auto rest = static_cast<int32_t>(cinfo.output_height - cinfo.output_scanline);
-  if (rest > 0 && !source.ended && !several_scans && !ends_with_marker(data, scan, size)) {
+  if (rest > 0 && !several_scans && !ends_with_marker(data, scan, size)) {
     if (!pass_over(rest - 1) || !read_row()) return problem();
   }
   jpeg_abort_decompress(&cinfo);
@@ -416,6 +306,7 @@ std::string JpegDecoder::open(const uint8_t* data, size_t size, int32_t channels
                               int64_t max_pixels, const JpegRegion& region, int32_t denominator) {
   State& state = *state_;
   std::string problem = state.open(data, size, channels, max_pixels, region, denominator);
+  if (!problem.empty()) state.height = state.width = 0;  // nothing can be read
   if (!problem.empty() || state.streams()) return problem;
   state.upright.resize(static_cast<size_t>(state.height) * static_cast<size_t>(state.width) *
                        static_cast<size_t>(channels));
@@ -429,6 +320,7 @@ std::string JpegDecoder::read(int32_t rows, uint8_t* out) {
   if (rows < 0 || rows > left) {
     return "read(" + std::to_string(rows) + ") with " + std::to_string(left) + " rows left";
   }
+  if (rows == 0) return "";
   if (state.streams()) return state.read_rows(rows, out);
   const size_t line = static_cast<size_t>(state.out_width()) * static_cast<size_t>(state.channels);
   memcpy(out, state.upright.data() + static_cast<size_t>(state.rows_read) * line,

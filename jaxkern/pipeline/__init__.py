@@ -6,6 +6,7 @@ from jaxkern.pipeline.combining import Take as Take
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.encoded import EncodedImages as EncodedImages
 from jaxkern.pipeline.encoded_records import EncodedRecords as EncodedRecords
 from jaxkern.pipeline.expanding import FlatMap as FlatMap
 from jaxkern.pipeline.expanding import Window as Window
@@ -60,6 +61,7 @@ __all__ = [
     "ElementOperator",
     "ElementOperatorConfig",
     "Encoded",
+    "EncodedImages",
     "EncodedRecords",
     "Explanation",
     "Filter",

@@ -202,8 +202,7 @@ class Encoded(ImageColumn):
         on_bad_record: OnBadRecord = "raise",
         decode: Decode = "full",
     ) -> None:
-        joined = isinstance(images, tuple) and len(images) == 2 and not _is_bytes(images[0])
-        places = _joined(*images) if joined else _separate(images)
+        places = _joined(*images) if _is_joined(images) else _separate(images)
         super().__init__(places, channels, max_size, max_pixels, on_bad_record, decode)
 
     def __repr__(self) -> str:
@@ -232,7 +231,9 @@ class FileColumn(ImageColumn):
     ) -> None:
         super().__init__(paths.places, channels, max_size, max_pixels, on_bad_record, decode)
         self.paths = paths
-        self._index, self._root = index, root
+        # Another working directory must not lead elsewhere.
+        self._index = Path(index).absolute() if isinstance(index, str | os.PathLike) else index
+        self._root = root
 
     def name_of(self, record: int) -> str:
         return str(self.paths[record])
@@ -254,12 +255,13 @@ class FileColumn(ImageColumn):
     def _folder(self) -> Path:
         if self._root is not None:
             return self._root
-        names = self.paths.names()
-        return Path(os.fsdecode(os.path.commonpath([min(names), max(names)]))).parent
+        names = self.paths.names()  # what the first and the last of them share, all share
+        folders = [os.path.dirname(name) for name in (min(names), max(names))]
+        return Path(os.fsdecode(os.path.commonpath(folders)))
 
     def _index_path(self) -> Path | None:
-        if isinstance(self._index, str | os.PathLike):
-            return Path(self._index)
+        if isinstance(self._index, Path):
+            return self._index
         if self._index is False or (self._index is None and len(self) < _WORTH_KEEPING):
             return None
         cache = cache_folder()
@@ -267,7 +269,7 @@ class FileColumn(ImageColumn):
             return None
         kind = "files" if self._root is None else "folder"
         folder = self._folder()
-        digest = zlib.crc32(os.fsencode(folder)) & 0xFFFFFFFF
+        digest = zlib.crc32(os.fsencode(folder))
         return cache / "images" / f"{folder.name[:40]}-{kind}-{digest:08x}.index"
 
 
@@ -312,6 +314,13 @@ class PathList(Sequence[Path]):
 
 def _is_bytes(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview)
+
+
+def _is_joined(images: Any) -> bool:
+    """Whether they are (values, offsets), and no tuple of two images."""
+    if not isinstance(images, tuple) or len(images) != 2 or _is_bytes(images[0]):
+        return False
+    return not (isinstance(images[1], np.ndarray) and images[1].dtype == np.uint8)
 
 
 def _separate(images: Any) -> Places:

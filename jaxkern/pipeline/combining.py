@@ -21,6 +21,7 @@ from jaxkern.pipeline.arrangement import (
 )
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
 from jaxkern.pipeline.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
+from jaxkern.pipeline.limits import SequentialRepeat, SequentialTake
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import follows_sequential
@@ -188,6 +189,8 @@ class Repeat(PipelineNode):
 
     def arranged_behind(self, vertex: Vertex) -> Vertex:
         """The vertex that does this behind another."""
+        if follows_sequential(vertex):
+            return Vertex(SequentialRepeat(self.times), (vertex,))
         return _of_one(self, vertex, lambda orders, seed: Repetition(orders, self.times))
 
 
@@ -212,14 +215,11 @@ class Take(PipelineNode):
 
     def arranged_behind(self, vertex: Vertex) -> Vertex:
         """The vertex that does this behind another."""
+        if follows_sequential(vertex):
+            return Vertex(SequentialTake(self.records), (vertex,))
         return _of_one(self, vertex, lambda orders, seed: Beginning(orders, self.records))
 
 
 def _of_one(node: PipelineNode, vertex: Vertex, arrange: Arrange) -> Vertex:
     seed = next((v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode)), 0)
-    if follows_sequential(vertex):
-        raise ValueError(
-            f"{node.describe()} stands behind a node that says only at the end of an epoch how "
-            f"many rows come out of it; put {node.name} before it"
-        )
     return combined(node.name, [vertex], arrange, Settings.of(vertex), seed)

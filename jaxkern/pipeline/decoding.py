@@ -14,7 +14,7 @@ MAX_PIXELS = 178_956_970  # as Pillow refuses images by default
 CHANNELS = (1, 3, 4)
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ORIENTATION = 0x0112
-_MARK = b"\xff\xd8\xff"
+_MARK = b"\xff\xd8"  # of a JPEG
 
 
 class ImageHeader(NamedTuple):
@@ -55,7 +55,7 @@ def decoded(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray:
     Raises: OSError for a broken or truncated image, or one above `max_pixels`; ImportError for one
       that needs Pillow where that is not installed.
     """
-    if bytes(data[:3]) == _MARK:
+    if bytes(data[:2]) == _MARK:
         by = _by_simplejpeg if _native() is None else _by_native
         pixels = by(data, channels, max_pixels, name)
         if pixels is not None:
@@ -162,9 +162,8 @@ def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.n
             orientation = _orientation(image)
         mode = {1: "GRAY", 3: "RGB", 4: "RGBA"}[channels]
         pixels = simple.decode_jpeg(data, mode)
-    except (
-        ValueError
-    ):  # its word for every fault; Pillow knows more of them, and some that are none
+    except ValueError:
+        # Its word for every fault; Pillow tells more of them, and bears with some.
         return None
     return _upright(pixels.reshape(height, width, channels), orientation)
 

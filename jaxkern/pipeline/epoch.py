@@ -30,8 +30,6 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialNode
 from jaxkern.pipeline.shared import Shared
 
-_PLACES = 1 << 16  # kept of sequential nodes: more than batches are on their way
-
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
 
@@ -322,11 +320,21 @@ class Epoch:
         if cut is None:
             return batch < self.batches
         if not self._opened:
-            self._flows.open(cut, self._places[batch])
             self._opened = True
+            try:
+                self._flows.open(cut, self._places[batch])
+            except (KeyError, TypeError, ValueError) as error:
+                self.batches = batch + 1  # there is nothing behind this error
+                if self._places[batch] is None:
+                    raise
+                raise ValueError(
+                    f"{self._places[batch]!r:.80} is no place of {self.plan.names[cut]!r}; wanted "
+                    "what get_state() gave"
+                ) from error
         if self._flows.pull(cut, batch):
             self._places[batch + 1] = self._flows.place(cut)
-            self._places.pop(batch - _PLACES, None)
+            # Fewer are on their way.
+            self._places.pop(batch - 2 * (self._threads + self._ahead) - 1000, None)
             self.next = batch + 1
             return True
         self._places[batch] = self._flows.place(cut)  # with what was counted up to the end

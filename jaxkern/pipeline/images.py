@@ -56,7 +56,9 @@ class EncodedSource(BatchSource):
         return len(next(iter(self.images.values())))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join([*self.images, *self.fields])}; {len(self)})"
+        return (
+            f"{type(self).__name__}({', '.join([*self.images, *self.fields])}; {len(self)} records)"
+        )
 
     def describe(self) -> str:
         """With what changes the images' values."""

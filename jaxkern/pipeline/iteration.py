@@ -175,10 +175,11 @@ class PipelineIterator(Iterator[Data]):
             if counted or (isinstance(node, SequentialNode) and node.drops):
                 found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
             vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
-            for name in ("at", "turn"):  # of a SequentialRepeat the turn has the place before it
-                if name == "at" or (place is not None and "turn" in place):
-                    place = None if place is None else place.get("at")
-                    place = place if isinstance(place, dict) else None
+            for _ in range(2):
+                place = None if place is None else place.get("at")
+                place = place if isinstance(place, dict) else None
+                if place is None or "turn" not in place:  # of a SequentialRepeat
+                    break
         return dict(reversed(found.items()))
 
     @property

@@ -219,24 +219,29 @@ class _Reader:
         opened = node.begin(self._epoch)
         by_state = node.resume != "count"
         own = _state_methods(opened) if by_state else None
+        start = self._given
         if own is not None:
             get, put = own
-            same = opened is node.iterable  # it may have been read before
-            first = node.initial(lambda: _jsonable(get())) if same else None
-            if same or self._given is not None:
-                put(_native(first if self._given is None else self._given))
+            same = opened is node.iterable  # it may have been read before, and its state is of then
+            if same and start is None:
+                start = node.initial(lambda: _jsonable(get()))
+            if same or start is not None:
+                put(_native(start))
+            else:
+                start = _jsonable(get())
         iterator: Iterator[Any] = iter(opened)
         if own is None and by_state:
             own = _state_methods(iterator)
-            if own is not None and self._given is not None:
-                own[1](_native(self._given))
+            if own is not None and start is not None:
+                own[1](_native(start))
+            elif own is not None:
+                start = _jsonable(own[0]())
         if self._given is not None and own is None:
             raise ValueError(
                 f"the state holds a state of {self._who} itself, and the stream here has neither "
                 "get_state and set_state nor state_dict and load_state_dict"
             )
-        if own is not None:
-            self._marks.append((self.position, _jsonable(own[0]()), self._errors))
+        self._marks.append((self.position, start, self._errors))
         self._own = own
         return iterator
 
@@ -316,10 +321,8 @@ class _Batches:
         if block != self._block:
             # The raw bits of a counter-based generator, which NumPy keeps the same for ever.
             bits = np.random.Philox(key=self._key, counter=[0, 0, 0, block]).random_raw(_DELAYS)
-            self._block, self._delays = (
-                block,
-                (bits % np.uint64(self._longest * _PARTS)).astype(np.int64),
-            )
+            self._delays = (bits % np.uint64(self._longest * _PARTS)).astype(np.int64)
+            self._block = block
         return int(self._delays[place])
 
 

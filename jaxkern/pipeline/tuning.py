@@ -75,7 +75,8 @@ class Tuning:
     def __init__(self, num_workers: int | Auto, prefetch_size: int | Auto) -> None:
         self._auto_workers, self._auto_ahead = num_workers == "auto", prefetch_size == "auto"
         self.workers = _WORKERS if num_workers == "auto" else num_workers
-        self.ahead = _AHEAD if prefetch_size == "auto" else prefetch_size
+        least = max(_AHEAD, self.workers + 2)  # so many threads have something to do
+        self.ahead = least if prefetch_size == "auto" else prefetch_size
         self.choices: list[str] = []
         self._settled = not (self._auto_workers or self._auto_ahead)
         self._trial: tuple[int, int, float] | None = None  # workers and ahead before, and the rate

@@ -139,7 +139,9 @@ class Workers:
             self.ring.finish(index)
         except BaseException as error:
             if not self.ring.closed:
+                self._epoch.batches = index + 1
                 self.ring.fail(error, index)
+                self.ring.finish(index + 1)
         self._indices = iter(range(0))
         return None
 

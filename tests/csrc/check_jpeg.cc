@@ -62,13 +62,13 @@ Picture full_decode(const Bytes& file, int32_t denominator) {
 
 // The same with an EXIF segment that says so.
 Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
-  Bytes exif = {0xFF, 0xE1, 0, 34, 'E', 'x', 'i', 'f', 0, 0};
+  Bytes result = {0xFF, 0xD8, 0xFF, 0xE1, 0, 34, 'E', 'x', 'i', 'f', 0, 0};
   const auto number = [&](uint32_t value, int count) {
     for (int i = 0; i < count; ++i) {
-      exif.push_back(static_cast<uint8_t>(value >> 8 * (big_endian ? count - 1 - i : i)));
+      result.push_back(static_cast<uint8_t>(value >> 8 * (big_endian ? count - 1 - i : i)));
     }
   };
-  exif.insert(exif.end(), 2, big_endian ? 'M' : 'I');
+  result.insert(result.end(), 2, big_endian ? 'M' : 'I');
   number(42, 2);
   number(8, 4);
   number(1, 2);
@@ -78,8 +78,6 @@ Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
   number(static_cast<uint32_t>(orientation), 2);
   number(0, 2);
   number(0, 4);
-  Bytes result(file.begin(), file.begin() + 2);
-  result.insert(result.end(), exif.begin(), exif.end());
   result.insert(result.end(), file.begin() + 2, file.end());
   return result;
 }
@@ -204,6 +202,8 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
 
 int write_kinds(const std::string& folder) {
   for (const JpegKind& kind : kJpegKinds) {
+    // Libraries smooth what was not refined in ways of their own, and tests compare with another.
+    if (kind.scans != 0) continue;
     std::string name;
     for (const char* c = kind.name; *c != '\0'; ++c) {
       if (*c != ',') name += std::isalnum(static_cast<unsigned char>(*c)) ? *c : '-';

@@ -23,6 +23,7 @@ struct JpegKind {
   bool progressive, arithmetic;
   unsigned restart;      // MCUs between restart markers; 0: none
   J_COLOR_SPACE stored;  // JCS_UNKNOWN: libjpeg's choice
+  int scans = 0;         // the first ones of progressive files; 0: all
 };
 
 constexpr JpegKind kJpegKinds[] = {
@@ -46,6 +47,8 @@ constexpr JpegKind kJpegKinds[] = {
     {"CMYK", 4, 1, 1, false, false, 0, JCS_CMYK},
     {"YCCK", 4, 1, 1, false, false, 0, JCS_YCCK},
     {"YCCK, 4:2:0", 4, 2, 2, false, false, 0, JCS_YCCK},
+    {"4:2:0, progressive, unrefined", 3, 2, 2, true, false, 0, JCS_UNKNOWN, 3},
+    {"4:4:4, progressive, unrefined", 3, 1, 1, true, false, 0, JCS_UNKNOWN, 5},
     {"4:2:0, arithmetic", 3, 2, 2, false, true, 0, JCS_UNKNOWN},
     {"4:4:4, arithmetic, progressive", 3, 1, 1, true, true, 0, JCS_UNKNOWN},
 };
@@ -88,6 +91,7 @@ inline Bytes make_jpeg(const JpegKind& kind, int height, int width, uint32_t see
   cinfo.restart_interval = kind.restart;
   cinfo.arith_code = kind.arithmetic ? TRUE : FALSE;
   if (kind.progressive) jpeg_simple_progression(&cinfo);
+  if (kind.scans != 0) cinfo.num_scans = kind.scans;
   jpeg_start_compress(&cinfo, TRUE);
   while (cinfo.next_scanline < cinfo.image_height) {
     JSAMPROW row =

@@ -205,6 +205,20 @@ def test_regions_outside_are_refused(top, left, height, width):
     )
 
 
+def memory(name):
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith(name))
+
+
+def test_rows_of_a_tall_baseline_file_are_decoded_in_little_memory():
+    data = encoded(picture(400, 60).resize((600, 20000), Image.Resampling.NEAREST))
+    out = np.ones((64, 500, 3), np.uint8)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = memory("VmRSS")
+    NATIVE.jpeg_decode(as_array(data), out, top=19000, left=50, band=8)
+    assert memory("VmHWM") - before < 4 << 20  # of 36 MB that the pixels have
+
+
 def test_no_name_of_libjpeg_is_visible():
     module = ctypes.CDLL(NATIVE.__file__)
     with pytest.raises(AttributeError):

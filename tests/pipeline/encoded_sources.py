@@ -18,7 +18,7 @@ from jaxkern.pipeline.encoded import EncodedImages
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-class EncodedRecords(BatchSource):
+class PillowSource(BatchSource):
     """Images as bytes, one behind the other, or as files, with a label and the record's number."""
 
     fresh = True

@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from batches import assert_same, epoch_of
-from encoded_sources import EncodedRecords, jpeg, photograph
+from encoded_sources import PillowSource, jpeg, photograph
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -89,7 +89,7 @@ def quick(names, *fast):
 
 @pytest.mark.parametrize("name", quick(CHAINS, "crop, flip, normalize", "small windows"))
 def test_jpeg_in_memory(name, photographs):
-    source = EncodedRecords(*photographs)
+    source = PillowSource(*photographs)
     pipe = jk.from_source(source, 5, True, 3, shard=(1, 2), drop_remainder=True)
     assert_native(pipe >> CHAINS[name], epochs=2)
 
@@ -98,7 +98,7 @@ def test_jpeg_in_memory(name, photographs):
 @pytest.mark.parametrize("channels", [1, 4])
 def test_other_channels(channels, photographs):
     chain = im.Compose([im.RandomResizedCrop(16), im.RandomHorizontalFlip()], layout="NCHW")
-    source = EncodedRecords(*photographs, channels=channels)
+    source = PillowSource(*photographs, channels=channels)
     assert_native(jk.from_source(source, 8, True) >> chain)
 
 
@@ -106,7 +106,7 @@ def test_other_channels(channels, photographs):
 def test_raw_pixels_are_read_where_they_lie(name):
     sizes = sizes_of(19, 5, 60)
     pixels = [photograph(*size, seed=i).tobytes() for i, size in enumerate(sizes)]
-    source = EncodedRecords(pixels, sizes, codec="raw")
+    source = PillowSource(pixels, sizes, codec="raw")
     assert_native(jk.from_source(source, 4, drop_remainder=True) >> CHAINS[name])
 
 
@@ -119,7 +119,7 @@ def test_files_as_cameras_turn_them(tmp_path):
         files.append(tmp_path / f"{orientation} é.jpg")
         files[-1].write_bytes(jpeg(photograph(height, width), exif=exif))
         sizes.append((width, height) if orientation >= 5 else (height, width))
-    source = EncodedRecords(files, sizes)
+    source = PillowSource(files, sizes)
     assert_native(jk.from_source(source, 4, True) >> CHAINS["evaluation"])
 
 
@@ -141,13 +141,13 @@ def test_large_regions_come_in_bands(name, layout):
     kinds = [{}, {"progressive": True}, {}, {"exif": exif}]
     data = [jpeg(photograph(*size), **kind) for size, kind in zip(sizes, kinds, strict=True)]
     chain = im.Compose([*TALL[name], im.Normalize(0.5, 0.2)], layout=layout)
-    assert_native(jk.from_source(EncodedRecords(data, sizes), 4) >> chain)
+    assert_native(jk.from_source(PillowSource(data, sizes), 4) >> chain)
 
 
 @pytest.mark.parametrize("remainder", quick(["pad", "drop", "partial"], "pad"))
 def test_other_fields_remainders_and_resume(remainder, photographs):
     more = {"pad_remainder": remainder == "pad", "drop_remainder": remainder == "drop"}
-    pipe = jk.from_source(EncodedRecords(*photographs), 8, True, 1, **more)
+    pipe = jk.from_source(PillowSource(*photographs), 8, True, 1, **more)
     pipe = pipe >> im.Compose([im.RandomCrop(9, pad_if_needed=True), im.RandomHorizontalFlip()])
     batches = assert_native(pipe)
     numbers = np.concatenate([batch["record"] for batch in batches])
@@ -164,7 +164,7 @@ def test_other_fields_remainders_and_resume(remainder, photographs):
 
 
 def test_a_place_for_decoding_is_named(photographs):
-    source = EncodedRecords(*photographs)
+    source = PillowSource(*photographs)
     base = jk.from_source(source, 8)
     pipe = base >> CHAINS["evaluation"]
     assert [where for *_, where in pipe.explain().nodes] == ["native threads"] * 2
@@ -183,7 +183,7 @@ def test_one_program_draws_for_images_of_all_sizes(photographs):
     compiled = []
     for part in (slice(None), slice(3, 14)):
         data, sizes = photographs
-        source = EncodedRecords(data[part], sizes[part])
+        source = PillowSource(data[part], sizes[part])
         pipe = jk.from_source(source, 4, drop_remainder=True) >> chain
         with performance.watch_compiles() as watch:
             epoch_of(pipe)
@@ -218,7 +218,7 @@ def broken_files(tmp_path, photographs):
 
 def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
     files, sizes = broken_files(tmp_path, photographs)
-    pipe = jk.from_source(EncodedRecords(files, sizes), 3) >> CHAINS["padding"]
+    pipe = jk.from_source(PillowSource(files, sizes), 3) >> CHAINS["padding"]
     found, _ = batches_with_errors(pipe)
     texts = {k: str(x) for k, x in enumerate(found) if isinstance(x, ProducerError)}
     assert list(texts) == [1, 3, 4]
@@ -226,7 +226,7 @@ def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
     assert f"record 9: {files[9]}: it is 64 x 99 and was" in texts[3]
     assert "changed since its header was read" in texts[3]
     assert f"record 13: {files[13]}: " in texts[4]
-    good = EncodedRecords(*photographs)
+    good = PillowSource(*photographs)
     wanted = epoch_of(jk.from_source(good, 3) >> CHAINS["padding"])
     kept = [k for k in range(7) if k not in texts]
     assert_same([found[k] for k in kept], [wanted[k] for k in kept])
@@ -237,9 +237,9 @@ def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
 )
 def test_masked_files_are_zeros_and_counted(name, tmp_path, photographs):
     files, sizes = broken_files(tmp_path, photographs)
-    source = EncodedRecords(files, sizes, on_bad_record="mask")
+    source = PillowSource(files, sizes, on_bad_record="mask")
     pipe = jk.from_source(source, 4, True, 5, pad_remainder=True) >> CHAINS[name]
-    good = EncodedRecords(*photographs)
+    good = PillowSource(*photographs)
     good = epoch_of(jk.from_source(good, 4, True, 5, pad_remainder=True) >> CHAINS[name])
     batches = iter(pipe)
     found = epoch_of(batches)
@@ -262,7 +262,7 @@ def test_what_is_no_readable_file_is_an_error_at_once(tmp_path, photographs):
     names = ["good.jpg", "missing.jpg", "pipe.jpg", "folder.jpg", "good.jpg"]
     files = [tmp_path / name for name in names]
     height, width = photographs[1][0]
-    source = EncodedRecords(files, [(height, width)] * 5, on_bad_record="mask")
+    source = PillowSource(files, [(height, width)] * 5, on_bad_record="mask")
     found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
     assert "missing.jpg: cannot be opened: No such file" in str(found[1])
     assert "pipe.jpg: is no regular file" in str(found[2])
@@ -273,7 +273,7 @@ def test_what_is_no_readable_file_is_an_error_at_once(tmp_path, photographs):
 def test_a_limit_of_pixels(photographs):
     data, sizes = photographs
     pixels = [h * w for h, w in sizes]
-    source = EncodedRecords(data, sizes, max_pixels=max(pixels) - 1)
+    source = PillowSource(data, sizes, max_pixels=max(pixels) - 1)
     found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
     failed = [k for k, x in enumerate(found) if isinstance(x, ProducerError)]
     assert failed == [k for k, n in enumerate(pixels) if n == max(pixels)]
@@ -282,7 +282,7 @@ def test_a_limit_of_pixels(photographs):
 
 def test_places_outside_the_bytes_are_refused():
     sizes = [(4, 5), (6, 7), (8, 9), (3, 3)]
-    source = EncodedRecords([bytes(3 * h * w) for h, w in sizes], sizes, codec="raw")
+    source = PillowSource([bytes(3 * h * w) for h, w in sizes], sizes, codec="raw")
     place = source.images.place
     place[1], place[2], place[3, 2] = (9, 0, 126), (0, -1, 216), 26
     found, _ = batches_with_errors(jk.from_source(source, 1) >> im.Compose([im.Resize((4, 4))]))
@@ -299,7 +299,7 @@ def test_scaled_decoding_is_close_and_asked_for():
     data = [jpeg(np.repeat(smooth, 3, 2), quality=95)]
     chain = im.Compose([im.RandomResizedCrop(64, scale=(0.9, 1))], dtype=jnp.float32, scale=False)
     exact, scaled = (
-        next(iter(jk.from_source(EncodedRecords(data, [(800, 640)], scaled=on), 1) >> chain))
+        next(iter(jk.from_source(PillowSource(data, [(800, 640)], scaled=on), 1) >> chain))
         for on in (False, True)
     )
     difference = np.abs(np.asarray(exact["image"]) - np.asarray(scaled["image"]))
@@ -311,7 +311,7 @@ import gc, sys
 sys.path.insert(0, {folder!r})
 import jaxkern as jk
 from jaxkern import image as im
-from encoded_sources import EncodedRecords, jpeg, photograph
+from encoded_sources import PillowSource, jpeg, photograph
 
 def resident(name):
     with open("/proc/self/status") as lines:
@@ -319,7 +319,7 @@ def resident(name):
 
 def run(rows):
     size = (rows, 500)
-    source = EncodedRecords([{file!r} if rows > 1000 else {small!r}], [size])
+    source = PillowSource([{file!r} if rows > 1000 else {small!r}], [size])
     chain = im.Compose([im.Resize((224, 224)), im.Normalize(0.5, 0.2)])
     for batch in jk.from_source(source, 1, num_workers=1, prefetch_size=1) >> chain:
         assert batch["image"].shape == (1, 224, 224, 3)

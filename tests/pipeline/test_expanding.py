@@ -11,8 +11,7 @@ import pytest
 from batches import assert_same, epoch_of
 
 import jaxkern as jk
-from jaxkern.pipeline import Filter, FlatMap, Rebatch, Window
-from jaxkern.pipeline.limits import SequentialRepeat, SequentialTake
+from jaxkern.pipeline import Filter, FlatMap, Rebatch, Repeat, Take, Window
 
 RECORDS = 29
 
@@ -46,10 +45,8 @@ KINDS = {
     "gaps": lambda pipe: pipe >> Window(2, 5, fields=("id",)),
     "long": lambda pipe: pipe >> Window(11, 1, fields=("id",)) >> numbered,
     "sequences": lambda pipe: pipe >> Window(3, 2, fields=("sequence",), axis="sequence"),
-    "taken": lambda pipe: pipe >> Filter(lambda r: r["id"] % 3 > 0) >> SequentialTake(10),
-    "repeated": lambda pipe: (
-        pipe >> Filter(lambda r: r["id"] % 3 > 0) >> SequentialRepeat(3) >> Rebatch(5)
-    ),
+    "taken": lambda pipe: pipe >> Filter(lambda r: r["id"] % 3 > 0) >> Take(10),
+    "repeated": lambda pipe: pipe >> Filter(lambda r: r["id"] % 3 > 0) >> Repeat(3) >> Rebatch(5),
 }
 
 
@@ -166,7 +163,7 @@ def test_take_reads_no_more_than_it_needs():
             read.append(number)
             yield {"id": number}
 
-    pipe = jk.from_stream(numbers, 4, num_workers=0) >> SequentialTake(10)
+    pipe = jk.from_stream(numbers, 4, num_workers=0) >> Take(10)
     assert [len(batch["id"]) for batch in pipe] == [4, 4, 2]
     assert len(read) <= 12
 

@@ -297,6 +297,13 @@ def test_what_cannot_be_is_said():
         iter(pipe >> Filter(some)).set_state(
             {**iter(pipe >> Filter(some)).get_state(), "place": 3, "batch": 1}
         )
+    for workers in (0, 2):
+        broken = iter(base(workers) >> Filter(some) >> Filter(some))
+        next(broken)
+        broken.set_state({**broken.get_state(), "place": {"at": 7}})
+        with pytest.raises(ValueError, match="is no place of"):
+            next(broken)
+        assert list(broken) == []
     masked = base(pad_remainder=True) >> (lambda b: {"mask": b["label"]}) >> Filter(few_masks)
     with pytest.raises(ValueError, match="mask"):
         next(iter(masked))

@@ -179,6 +179,18 @@ def test_encoded_bytes_in_memory(photos, form):
         np.testing.assert_array_equal(found, pixels[record])
 
 
+def test_a_pair_of_images_is_no_pair_of_values_and_offsets():
+    one, other = encoded(smooth(9, 8)), encoded(smooth(7, 6))
+    for pair in ((one, other), tuple(np.frombuffer(data, np.uint8) for data in (one, other))):
+        assert Encoded(pair).headers.size.tolist() == [[9, 8], [7, 6]]
+
+
+def test_bytes_before_the_first_marker_are_passed_over():
+    data = encoded(smooth(9, 8))
+    found = decoding.decoded(data[:2] + b"\0\0" + data[2:], 3, 1000, "padded")
+    np.testing.assert_array_equal(found, wanted(data))
+
+
 def test_several_fields_of_images(photos):
     folder, pixels = photos
     data = [path.read_bytes() for path in sorted(folder.iterdir())]
@@ -322,7 +334,7 @@ def test_errors(tmp_path):
         ImageFiles(["a.jpg"], max_size=5)
     with pytest.raises(FileNotFoundError, match=r"gone\.jpg") as caught:
         next(iter(jk.from_source(ImageFiles([tmp_path / "gone.jpg"], max_size=(9, 9)), 1)))
-    assert "while reading record 0 of ImageFiles(image; 1)" in caught.value.__notes__[0]
+    assert "while reading record 0 of ImageFiles(image; 1 records)" in caught.value.__notes__[0]
     with pytest.raises(TypeError, match="wanted a sequence of N bytes"):
         Encoded(b"abc")
     with pytest.raises(TypeError, match=r"image 1 is 'b'; wanted its encoded bytes"):

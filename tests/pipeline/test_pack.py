@@ -56,6 +56,10 @@ def piped(way, pack, **options):
         return (
             jk.from_stream(lambda: iter([rows[i] for i in range(len(rows))]), 4, **options) >> pack
         )
+    if way == "concat":
+        halves = np.split(np.arange(len(LENGTHS)), 2)
+        part = [jk.from_source(Subset(source(), half), **options) for half in halves]
+        return jk.concat(*part) >> pack
     return jk.from_source(source(), **options) >> same >> pack
 
 
@@ -63,7 +67,7 @@ WAYS = ["source", "subset", "function", "filter"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", [*WAYS, "stream"])
+@pytest.mark.parametrize("way", [*WAYS, "stream", "concat"])
 def test_equals_lists(way, method):
     rows = slow_rows(LENGTHS.tolist(), 32, method, max_open_bins=3)
     wanted = slow_arrays(rows, documents(), 32)
@@ -74,7 +78,7 @@ def test_equals_lists(way, method):
         assert batches[0][name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("way", ["source", "function", "filter"])
+@pytest.mark.parametrize("way", ["source", "concat", "filter"])
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_after_every_batch(way, method):
     """In the middle of bins and of documents, also with another number of workers."""
@@ -201,6 +205,16 @@ def test_an_error_before_it_costs_its_documents_only(num_workers):
         whole.append(tokens)
     for tokens in whole[1:]:
         np.testing.assert_array_equal(tokens, whole[0])
+
+
+def test_a_mixture_is_packed_in_its_proportions():
+    short = [TokenSource([[n] * 4] * 40, max_length=4) for n in (1, 2)]
+    pipes = [jk.from_source(documents, 4, shuffle=True) for documents in short]
+    mixed = jk.mix([(pipes[0], 3), (pipes[1], 1)]) >> Pack(8)
+    tokens = column(epoch_of(mixed), "tokens")
+    ones, twos = (tokens == 1).sum() / 4, (tokens == 2).sum() / 4
+    assert ones == 40
+    assert abs(twos - ones / 3) <= 1
 
 
 def test_an_error_at_the_very_end():

@@ -120,6 +120,21 @@ def test_the_bytes_are_where_the_format_says(tmp_path):
     assert place == len(whole)
 
 
+def test_records_of_one_size_are_one_array(tmp_path):
+    """Wherever in a record what fills a page stands."""
+    random = np.random.default_rng(0)
+    wanted = {
+        "small": random.random((5, 90), np.float32),
+        "large": random.integers(0, 256, (5, 50, 40, 3), np.uint8),
+        "middle": random.integers(0, 256, (5, 700), np.uint8),
+    }
+    pack(wanted, tmp_path / "x.jkp", progress=False)
+    found = PackedSource(tmp_path / "x.jkp").row_arrays()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(found[name], values)
+        assert not found[name].flags.owndata
+
+
 def photos(root, sizes, formats):
     """A folder of two classes; and its images, by its order."""
     random = np.random.default_rng(1)

@@ -249,6 +249,8 @@ FIELD = {"name": "x", "codec": "column", "dtype": "float32", "shape": []}
         ({"columns": {"shape": -1}}, "have no possible shape"),
         ({"columns": {"shape": 2**31 - 1}}, "sizes that are not those of their shapes"),
         ({"columns": {"shape": 1 << 22}}, "sizes that are not those of their shapes"),
+        # Whose product is that size in 64 bits.
+        ({"columns": {"shape": [5630056, 3646834, 4492220]}}, "sizes that are not those of their"),
         ({"columns": {"shape": 7}}, "sizes that are not those of their shapes"),
         ({"records": 2**63}, "a header that contradicts itself"),
         ({"records": 0}, "a header that contradicts itself"),
@@ -276,7 +278,8 @@ def test_an_index_that_lies(changes, message, sources, tmp_path):
     path, _ = sources["one size"]
     whole = PackedFile(path).index.columns["image"]
     columns = {
-        name: np.full_like(whole[name], value) for name, value in changes.get("columns", {}).items()
+        name: np.broadcast_to(np.asarray(value, whole[name].dtype), whole[name].shape)
+        for name, value in changes.get("columns", {}).items()
     }
     forged = forge(path, tmp_path, **{**changes, "columns": columns})
     with pytest.raises(ValueError, match=f"forged.jkp has .*{message}"):

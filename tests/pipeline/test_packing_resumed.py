@@ -4,6 +4,7 @@ two processes that write one file."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -130,6 +131,25 @@ def test_two_writers_of_one_file(tmp_path):
         pack(Nested(), path, progress=False)
     pack(Photos(), path, progress=False)
     assert len(PackedSource(path)) == COUNT
+
+
+def test_a_file_that_was_finished_meanwhile(tmp_path, monkeypatch):
+    """By who held the lock, between the opening of its part and the lock."""
+    path = tmp_path / "x.jkp"
+    pack(Photos(), path, progress=False)
+    whole = path.read_bytes()
+    lock = fcntl.flock
+
+    def late(file, how):
+        path.rename(tmp_path / "x.jkp.part.was")
+        (tmp_path / "x.jkp.part").rename(path)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(BlockingIOError):
+        pack(Photos(), path, overwrite=True, progress=False)
+    assert path.read_bytes() == b""  # what was opened is not written to any more
+    assert (tmp_path / "x.jkp.part.was").read_bytes() == whole
 
 
 SCRIPT = """\

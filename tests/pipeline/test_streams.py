@@ -177,6 +177,19 @@ def test_own_states_spare_the_reading():
         counted.set_state(state)
 
 
+def test_a_stream_that_was_read_before_resumes_in_its_second_epoch():
+    pipe = make("face")
+    first = epoch_of(pipe)
+    running = iter(pipe)
+    states = [running.get_state()]
+    for _ in first:
+        next(running)
+        states.append(running.get_state())
+    for number, state in enumerate(states):
+        running.set_state(json.loads(json.dumps(state)))
+        assert_same(epoch_of(running), first[number:])
+
+
 def test_epochs_are_told_to_those_who_ask():
     faces = Faces()
     pipe = jk.from_stream(faces, 4)
