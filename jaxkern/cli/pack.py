@@ -65,7 +65,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _pack(chosen: argparse.Namespace) -> int:
     from jaxkern.pipeline import ImageFolder, pack
-    from jaxkern.pipeline.as_source import as_source
+    from jaxkern.pipeline.sources.as_source import as_source
 
     source: Any = chosen.source
     if Path(source).is_dir():

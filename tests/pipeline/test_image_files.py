@@ -17,8 +17,9 @@ from batches import epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset, decoding
+from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset
 from jaxkern.pipeline.rows import images_of
+from jaxkern.pipeline.sources.images import decoding
 
 rng = np.random.default_rng(0)
 
