@@ -143,13 +143,15 @@ def _encoded(encoder: RecordEncoder, records: range, threads: int) -> Iterator[l
 def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
     """Raises where a file, or all of a set, is there; a part of a set may be continued."""
     if not overwrite and all(path.exists() for path in paths):
-        raise FileExistsError(f"{paths[0]} is there already; remove it, or use overwrite=True")
+        raise FileExistsError(
+            f"{paths[0]} is there already; remove it, or use overwrite=True (--force)"
+        )
 
 
 def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
     if PackedSource(path).shard_metadata != metadata:
         raise FileExistsError(
-            f"{path} is there already and is of another set; remove it, or use overwrite=True"
+            f"{path} is there already and is of another set; remove it, or use overwrite=True (--force)"
         )
 
 

@@ -157,6 +157,7 @@ class _Reader:
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
         self._own: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
+        self._reading = self.position
         #: (position, state, errors before) from which on can be read
         self._marks: deque[tuple[int, Any, int]] = deque()
 
@@ -170,7 +171,7 @@ class _Reader:
                 if self._swallow:
                     self._swallow -= 1
                     continue
-                note(error, "while reading record {} of the stream", self.position)
+                note(error, "while reading record {} of the stream", self._reading)
                 raise
 
     def place(self, needed: int) -> dict[str, Any]:
@@ -195,6 +196,7 @@ class _Reader:
     def _next(self) -> tuple[int, Data] | None:
         index, count = self._node.shard
         while True:
+            self._reading = self.position
             if self._iterator is None:
                 self._iterator = iter(())  # of a stream that cannot be opened
                 self._iterator = self._opened()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
 
 from jaxkern.pipeline.sources import formats
 from jaxkern.pipeline.sources.files import suffix_of
@@ -68,13 +71,23 @@ def as_source(source: Any) -> BatchSource:
         raise TypeError(
             f"source is {source!r:.80}; wanted a path or pattern with one of the suffixes "
             f"{', '.join(sorted(SUFFIXES))}; jaxkern.pipeline.ImageFolder(...) for a folder of "
-            "images; a dict of fields for .npy files: {'x': 'x.npy'}"
+            "images, ImageFiles(paths) for a list of them; a dict of fields for .npy files: "
+            "{'x': 'x.npy'}"
+        )
+    if isinstance(source, np.ndarray | jax.Array):
+        raise TypeError(
+            f"source is an array of shape {source.shape}; wanted a dict that names it: {{'x': array}}"
+        )
+    if isinstance(source, Iterable) and not isinstance(source, RandomAccessSource):
+        raise TypeError(
+            f"source is {source!r:.80}, which has no len() and [i]; jaxkern.from_stream reads what "
+            "can only be iterated, best as a function that opens it anew for each epoch"
         )
     if not isinstance(source, RandomAccessSource):
         raise TypeError(
             f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
             "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
-            "HDF5Source and ImageFolder"
+            "HDF5Source and ImageFolder, and jaxkern.from_stream takes a function that opens a stream"
         )
     return RecordSource(source)
 

@@ -184,8 +184,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
             f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
-            "in the source, give each column of a table a field, and encoded images to "
-            "jaxkern.pipeline.EncodedRecords"
+            "in the source, give each column of a table a field, a list of encoded images to "
+            "jaxkern.pipeline.Encoded, and a source of records with them to EncodedRecords"
         )
     try:
         canonical(np.empty(0, dtype))

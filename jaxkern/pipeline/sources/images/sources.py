@@ -211,7 +211,10 @@ class ImageFiles(EncodedSource):
         decode: Decode = "full",
     ) -> None:
         if isinstance(paths, str | os.PathLike):
-            raise TypeError(f"paths is {os.fspath(paths)!r:.80}; wanted a sequence of paths")
+            raise TypeError(
+                f"paths is {os.fspath(paths)!r:.80}; wanted a sequence of "
+                "paths, such as sorted(pathlib.Path(folder).rglob('*.jpg'))"
+            )
         files = PathList(_absolute(paths))
         if not files:
             raise FileNotFoundError("paths is empty; wanted at least one file")
@@ -291,7 +294,7 @@ class ImageFolder(ImageFiles):
         if not names:
             raise FileNotFoundError(
                 f"{self.root} has no images in its subfolders; wanted root/class/file with one of "
-                f"{', '.join(sorted(_SUFFIXES))}"
+                f"{', '.join(sorted(_SUFFIXES))}; files without classes are ImageFiles(paths)"
             )
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         column = FileColumn(
