@@ -11,7 +11,8 @@ import PIL.Image
 import pytest
 
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder, header_index, headers
+from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder
+from jaxkern.pipeline.sources.images import header_index, headers
 
 OLD = 1_600_000_000  # seconds: a file that has just changed may change again unseen
 
