@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.ceilings import cache_folder
-from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, decoded, jpeg_decoding
 from jaxkern.pipeline.sources.images.header_index import indexed_headers
@@ -70,7 +69,7 @@ class ImageColumn:
 
     def bytes_of(self, record: int) -> Any:
         """An encoded image."""
-        check_mapped(self.name_of(record), self.images.blobs[self.images.place[record, 0]])
+        self.images.check(np.array([record]))
         return self.images[record]
 
     def image(self, record: int) -> np.ndarray:
@@ -88,6 +87,7 @@ class ImageColumn:
         return self._read()
 
     def _read(self) -> Headers:
+        self.images.check()
         return read_headers(self.images)
 
     def size_of(self, record: int) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 import zlib
@@ -53,13 +54,17 @@ def indexed_headers(path: Path, files: Places, names: list[bytes], complete: boo
       complete: whether the index need not keep others.
     """
     known = read_index(path)
+    # Of before they are looked at: reading many takes longer than that tick.
+    settled = time.time_ns() - _SETTLED
     stamp = read_stamps(files)
     found, same_names = _looked_up(known, names)
     changed = np.flatnonzero((found.stamp != stamp).any(1) | (stamp[:, 0] < 0))
     if changed.size:
         found = found.replaced(changed, read_headers(files.taken(changed)))
     if changed.size or not same_names:
-        _write(path, names, found, None if complete else known)
+        stamp = np.where(found.stamp[:, 1:] > settled, -1, found.stamp)
+        kept = dataclasses.replace(found, stamp=stamp)
+        _write(path, names, kept, None if complete else known)
     return found
 
 
@@ -125,13 +130,11 @@ def _write(path: Path, names: list[bytes], headers: Headers, others: IndexedName
             np.arange(count, len(names)),
             Headers(old.size[places], old.kind[places], old.formats, old.stamp[places]),
         )
-    stamp = headers.stamp.copy()
-    stamp[stamp[:, 1] > time.time_ns() - _SETTLED] = -1
     columns = {
         "length": np.fromiter(map(len, names), np.int64, len(names)),
         "size": headers.size,
         "kind": headers.kind,
-        "stamp": stamp,
+        "stamp": headers.stamp,
     }
     body = b"".join(
         [*(np.ascontiguousarray(columns[n], d).tobytes() for n, d, _ in _COLUMNS), *names]

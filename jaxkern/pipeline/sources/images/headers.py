@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import io
 import os
 import stat
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.mapped import check_mapped
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.sources.images.decoding import header_by_pillow
@@ -93,8 +95,16 @@ class Places:
         return dataclasses.replace(self, place=np.ascontiguousarray(self.place[records]))
 
     def opened(self, record: int) -> Any:
-        """A binary file of an image."""
-        return open(bytes(self[record]), "rb") if self.in_files else io.BytesIO(self[record])
+        """A binary file of an image; what is no regular file, such as a pipe, is an OSError."""
+        if not self.in_files:
+            return io.BytesIO(self[record])
+        return open(bytes(self[record]), "rb", opener=_opened_if_regular)
+
+    def check(self, records: np.ndarray | None = None) -> None:
+        """Raises OSError where the bytes of some images, or of all, are no longer mapped."""
+        blobs = np.unique(self.place[:, 0] if records is None else self.place[records, 0])
+        for blob in blobs.tolist():
+            check_mapped("an encoded image", self.blobs[blob])
 
 
 def read_stamps(names: Places) -> np.ndarray:
@@ -166,6 +176,15 @@ def _header_if_any(images: Places, record: int) -> Any:
         return False
     except Exception:  # decoding it raises again, in its batch's place
         return None
+
+
+def _opened_if_regular(name: str | bytes, flags: int) -> int:
+    """Nobody may ever write into a pipe, and some devices do not end."""
+    descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", os.fsdecode(name))
 
 
 def _stamp(name: bytes) -> tuple[int, int]:

@@ -86,6 +86,11 @@ class EncodedSource(BatchSource):
             data |= self._others.gather(records)
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
 
+    def check(self, records: np.ndarray) -> None:
+        """Raises OSError where bytes of these records are no longer in the file they lie in."""
+        for column in self.images.values():
+            column.images.check(records)
+
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """The arrays, where native threads can decode the images."""
         return self.fields if self.encoded_images() else None
