@@ -88,8 +88,7 @@ def as_source(source: Any) -> BatchSource:
         raise TypeError(
             f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
             "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
-            "HDF5Source and ImageFolder, and jaxkern.from_stream takes a function that opens a "
-            "stream"
+            "HDF5Source and ImageFolder; jaxkern.from_stream takes a function that opens a stream"
         )
     return RecordSource(source)
 
