@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import threading
 import time
@@ -129,6 +128,21 @@ def test_resumes_behind_every_batch(kind):
             resumed = iter(other)
             resumed.set_state(json.loads(state))
             assert_same(epoch_of(resumed), wanted[number:])
+
+
+def test_what_was_resumed_resumes_again():
+    """Each state is of an iteration that went on from the one before by a batch."""
+
+    def build():
+        return base() >> Filter(some) >> Rebatch(8) >> Rebatch(3)
+
+    wanted, state = epoch_of(build()), None
+    for batch in wanted:
+        iterator = iter(build())
+        if state is not None:
+            iterator.set_state(json.loads(state))
+        assert_same([next(iterator)], [batch])
+        state = json.dumps(iterator.get_state())
 
 
 def test_a_finished_state_ends_at_once_and_the_next_epoch_follows():
@@ -326,9 +340,9 @@ def wait_for_no_feeds():
 
 
 def test_threads_end_with_the_iteration():
-    endless = jk.from_stream(lambda: ({"record": n} for n in itertools.count()), 6, num_workers=2)
-    endless = endless >> Filter(some) >> Rebatch(2)  # its threads are never done
-    batches = iter(endless)
+    # One batch ahead of many, so that the threads are not at the end of the epoch by themselves.
+    pipe = base(2, batch_size=1, prefetch_size=1) >> Filter(some) >> Rebatch(2) >> Filter(some)
+    batches = iter(pipe)
     next(batches)
     assert feeds()
     batches.close()
