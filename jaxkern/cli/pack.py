@@ -65,10 +65,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _pack(chosen: argparse.Namespace) -> int:
     from jaxkern.pipeline import ImageFolder, pack
-    from jaxkern.pipeline.as_source import as_source
+    from jaxkern.pipeline.as_source import SUFFIXES, as_source
+    from jaxkern.pipeline.formats.files import suffix_of
 
     source: Any = chosen.source
-    if Path(source).is_dir():
+    if Path(source).is_dir() and suffix_of(source) not in SUFFIXES:
         source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
     try:
         source = as_source(source)

@@ -22,6 +22,7 @@ from jaxkern.pipeline.packed_format import SUFFIX
 from jaxkern.pipeline.packed_records import PackedRecord, PackFormat, RecordEncoder, Stored
 from jaxkern.pipeline.packed_writer import PackedWriter, journal_of
 from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.subset import Subset
 
 
 def pack(
@@ -158,8 +159,12 @@ def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
     about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
     if form.max_side is not None:
         about["max_side"] = form.max_side
-    if hasattr(source, "classes"):
-        about["classes"] = [str(name) for name in source.classes]
+    while isinstance(source, Subset):
+        source = source.source
+    packed = source.metadata if isinstance(source, PackedSource) else {}
+    classes = getattr(source, "classes", packed.get("classes"))
+    if classes is not None:
+        about["classes"] = [str(name) for name in classes]
     return about
 
 
