@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.mapped import check_mapped
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.decoding import header_by_pillow
@@ -126,6 +127,8 @@ def read_headers(images: Places) -> Headers:
 
 def _filled(found: Headers, images: Places, records: np.ndarray) -> Headers:
     part = slice(int(records[0]), int(records[-1]) + 1)
+    for blob in np.unique(images.place[part, 0]).tolist():
+        check_mapped("images", images.blobs[blob])
     native = registry.module("cpu")
     if native is not None:
         place = images.place[part]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import tarfile
 
@@ -129,6 +130,17 @@ def test_a_tar_shard_that_was_cut_anywhere_is_named(tmp_path, photos):
     cut.write_bytes(data[:second] + b"damaged" + data[second + 7 :])
     with pytest.raises(ValueError, match=r"cut\.tar is"):
         jk.pipeline.WebDatasetSource(cut)
+
+
+def test_a_tar_shard_that_is_cut_while_it_is_open(tmp_path, photos):
+    path = write_tar(tmp_path / "x.tar", [(f"{k}", {"jpg": photos[k]}) for k in range(12)])
+    for read in (0, 4):  # headers are read with the first batch
+        source = jk.pipeline.WebDatasetSource(shutil.copy(path, tmp_path / "cut.tar"))
+        if read:
+            source.gather(np.arange(read))
+        os.truncate(tmp_path / "cut.tar", 600)
+        with pytest.raises(OSError, match=r"which has 600 bytes now"):
+            source.gather(np.array([3]))
 
 
 def test_tar_shards_that_cannot_be_read(tmp_path, photos):

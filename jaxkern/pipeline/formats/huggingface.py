@@ -77,9 +77,9 @@ class HuggingFaceSource(ColumnSource):
             self._picked = f"#{zlib.crc32(rows.tobytes()):08x}"
         if len(dataset) == 0:
             raise ValueError(f"{where} has no rows")
-        modes = {getattr(dataset.features[name], "mode", None) for name in found}
-        if wanted := sorted(modes & _CHANNELS.keys()):
-            images.setdefault("channels", _CHANNELS[wanted[-1]])
+        modes = [str(getattr(dataset.features[name], "mode", None)) for name in found]
+        if wanted := [_CHANNELS[mode] for mode in modes if mode in _CHANNELS]:
+            images.setdefault("channels", max(wanted))
         super().__init__(found, _name_of, **images)
 
     def describe(self) -> str:
