@@ -14,10 +14,10 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Deferred, Flow, FlowStart, Rows, SequentialNode
-from jaxkern.pipeline.source import BatchSource
-from jaxkern.pipeline.subset import Subset
-from jaxkern.pipeline.token_source import TokenSource
+from jaxkern.pipeline.sequential.node import Deferred, Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.pipeline.sources.subset import Subset
+from jaxkern.pipeline.sources.tokens import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
@@ -267,11 +267,10 @@ class _Window:
         there; what stands before is let go."""
         while self._reads and self._reads[0].first + len(self._reads[0].lengths) <= oldest:
             self._reads.popleft()
-        if not self._reads:
-            return {"at": self._reader.place}, self._count
-        errors = sum(read.error is not None for read in self._reads)
-        found = {"at": self._reads[0].before}
-        return found | ({"errors": errors} if errors else {}), self._reads[0].first
+        errors = self._raised + sum(read.error is not None for read in self._reads)
+        found = {"at": self._reads[0].before if self._reads else self._reader.place}
+        first = self._reads[0].first if self._reads else self._count
+        return found | ({"errors": errors} if errors else {}), first
 
     def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin among the values that they were read with, and their lengths."""

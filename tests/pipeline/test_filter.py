@@ -130,6 +130,21 @@ def test_resumes_behind_every_batch(kind):
             assert_same(epoch_of(resumed), wanted[number:])
 
 
+def test_what_was_resumed_resumes_again():
+    """Each state is of an iteration that went on from the one before by a batch."""
+
+    def build():
+        return base() >> Filter(some) >> Rebatch(8) >> Rebatch(3)
+
+    wanted, state = epoch_of(build()), None
+    for batch in wanted:
+        iterator = iter(build())
+        if state is not None:
+            iterator.set_state(json.loads(state))
+        assert_same([next(iterator)], [batch])
+        state = json.dumps(iterator.get_state())
+
+
 def test_a_finished_state_ends_at_once_and_the_next_epoch_follows():
     pipe, wanted = KINDS["one"](base()), KINDS["one"](base())
     epochs = [epoch_of(wanted) for _ in range(2)]
@@ -325,16 +340,18 @@ def wait_for_no_feeds():
 
 
 def test_threads_end_with_the_iteration():
-    pipe = KINDS["rebatched"](base(2))
+    # One batch ahead of many, so that the threads are not at the end of the epoch by themselves.
+    pipe = base(2, batch_size=1, prefetch_size=1) >> Filter(some) >> Rebatch(2) >> Filter(some)
     batches = iter(pipe)
     next(batches)
     assert feeds()
     batches.close()
     wait_for_no_feeds()
-    batches = iter(pipe)
+    batches = iter(endless)
     next(batches)
+    assert feeds()
     del batches
     gc.collect()
     wait_for_no_feeds()
-    list(pipe)
+    list(KINDS["rebatched"](base(2)))
     wait_for_no_feeds()
