@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -216,8 +216,13 @@ class Mixture(Arrangement):
     stop: _EndOfMixture
 
     def turns(self, source: int, count: int) -> int:
-        if self.stop == "first":
-            return 1
+        return 1 if self.stop == "first" else self._most_turns_of(source, count)
+
+    @functools.cached_property
+    def _most_turns_of(self) -> Callable[[int, int], int]:
+        return functools.cache(self._turns)  # every batch asks
+
+    def _turns(self, source: int, count: int) -> int:
         most = self.schedule.before(source, np.array([self.rows_in((0, count))])).item()
         return -(-most // max(self.inputs[source].rows_in((count - 1, count)), 1))
 

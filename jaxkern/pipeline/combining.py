@@ -88,6 +88,10 @@ class Combined(PipelineNode):
         return Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
+        return self.read(epoch, vertex, batch, None)
+
+    def read(self, epoch: Batches, vertex: Vertex, batch: int, out: Data | None) -> Block:
+        """One batch, written to `out` where it fits."""
         stream = epoch.stream_of(vertex)
         wanted = stream.rows_of(batch)
         shard, rows = stream.read_rows(wanted)
@@ -95,8 +99,15 @@ class Combined(PipelineNode):
         pieces: list[list[tuple[Data, slice | np.ndarray, np.ndarray]]] = [
             [] for _ in vertex.inputs
         ]
-        for part in order.parts(shard, epoch.number, rows):
+        # Threads begin with different inputs: all of the next batches need the same ones.
+        count = len(vertex.inputs)
+        parts = order.parts(shard, epoch.number, rows)
+        for part in sorted(parts, key=lambda part: (part.source - batch) % count):
             pieces[part.source] += _read(epoch, vertex.inputs[part.source], part)
+        padded = stream.remainder == "pad"
+        fields = (
+            None if out is None else {k: v for k, v in out.items() if k != "mask" or not padded}
+        )
         data: Data
         if isinstance(order.order if isinstance(order, Continuation) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
@@ -105,8 +116,8 @@ class Combined(PipelineNode):
             for source, parts in enumerate(pieces):
                 for given, _, _ in parts[:1]:
                     self._fields.check(source, given)
-            data = row.scattered([part for parts in pieces for part in parts], len(rows))
-        if stream.remainder == "pad":
+            data = row.scattered([part for parts in pieces for part in parts], len(rows), fields)
+        if padded:
             data["mask"] = stream.mask_of(wanted)
         return Block(data, epoch.records(stream, wanted))
 
@@ -117,18 +128,21 @@ def _read(
     """(batch of the input, its rows, their places) of a part."""
     inner = epoch.at(before, part.shard, part.epoch)
     stream = inner.stream_of(before)
-    batches, within = np.divmod(part.rows, stream.batch_size)
+    size, (first, last) = stream.batch_size, part.rows[[0, -1]].tolist()
     found: list[tuple[Data, slice | np.ndarray, np.ndarray]] = []
-    for number in np.unique(batches).tolist():
-        here = batches == number
-        rows = within[here]
+    for number in range(first // size, last // size + 1):
+        begin, end = np.searchsorted(part.rows, [number * size, (number + 1) * size]).tolist()
+        if begin == end:
+            continue
+        rows = part.rows[begin:end] - number * size
+        distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last
         with inner.together():
-            data = row.on_host(inner.shared_block(before, number).data)
+            data = row.on_host(inner.shared_block(before, number, distinct).data)
         if stream.remainder == "pad":
             data = {name: value for name, value in data.items() if name != "mask"}
-        first, last = int(rows[0]), int(rows[-1])
-        together = last - first == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
-        found.append((data, slice(first, last + 1) if together else rows, part.places[here]))
+        start, stop = int(rows[0]), int(rows[-1]) + 1
+        together = stop - start == len(rows) == distinct
+        found.append((data, slice(start, stop) if together else rows, part.places[begin:end]))
     return found
 
 

@@ -269,14 +269,19 @@ class Epoch:
         #: the batch that is pulled next
         self.next = start
         self._shard = shard
-        key = epoch_key(plan.streams[end or plan.output].seed, number)
-        #: uint32 [2], the data of the key that the records' keys are folded from
-        self.key = np.asarray(jax.random.key_data(key))
+        self._seed = plan.streams[end or plan.output].seed
+        if shard is None:
+            _ = self.key  # before anybody waits for it; before a mixture no node may need it
         self._streams: dict[Vertex, Stream] = {}
         self._blocks = Shared(keep=16)
         self._shared = Shared(keep=16)
-        self._others = Shared(keep=16)
+        self._others = Shared(keep=4 * len(plan.vertices))  # of each input, this turn and the next
         self._local = threading.local()
+
+    @functools.cached_property
+    def key(self) -> np.ndarray:
+        """uint32 [2], the data of the key that the records' keys are folded from."""
+        return np.asarray(jax.random.key_data(epoch_key(self._seed, self.number)))
 
     def name_of(self, vertex: Vertex) -> str:
         """A vertex's name."""
@@ -410,12 +415,14 @@ class Epoch:
         return _Together(self._local)
 
     def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        """One batch at a vertex; of a sequential one perhaps in the arrays `out`."""
+        """One batch at a vertex; of a sequential or combined one perhaps in the arrays `out`."""
         made = getattr(self._local, "made", {})
         if (vertex, batch) not in made:
             try:
                 if isinstance(vertex.node, SequentialNode):
                     found = self._flows.take(vertex, batch, out)
+                elif isinstance(vertex.node, Combined):
+                    found = vertex.node.read(self, vertex, batch, out)
                 elif vertex in self.plan.compiled:
                     found = self.plan.program(vertex).block(self, batch)
                 else:
@@ -430,9 +437,12 @@ class Epoch:
         block: Block = made[vertex, batch]
         return block
 
-    def shared_block(self, vertex: Vertex, batch: int) -> Block:
-        """One batch that several batches behind it are cut from."""
-        block: Block = self._shared.get((vertex, batch), lambda: self.block(vertex, batch))
+    def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
+        """One batch that several batches behind it are cut from, for so many of its rows."""
+        whole = len(self.stream_of(vertex).rows_of(batch))
+        block: Block = self._shared.get(
+            (vertex, batch), lambda: self.block(vertex, batch), rows, whole
+        )
         return block
 
 

@@ -152,7 +152,10 @@ class Batches(Protocol):
     """What a node may ask of the epoch that it makes a batch of."""
 
     number: int
-    key: np.ndarray
+
+    @property
+    def key(self) -> np.ndarray:
+        """uint32 [2], the data of the key that the records' keys are folded from."""
 
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Batches:
         """An epoch of what stands before a vertex, perhaps another one and of another shard."""
@@ -169,8 +172,9 @@ class Batches(Protocol):
     def block(self, vertex: Vertex, batch: int) -> Block:
         """One batch at a vertex."""
 
-    def shared_block(self, vertex: Vertex, batch: int) -> Block:
-        """One batch that several batches behind it are cut from."""
+    def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
+        """One batch that several batches behind it are cut from, for so many of its rows; each of
+        them is asked for once."""
 
     def numbered(self, number: int) -> Batches:
         """Another epoch of the same plan."""

@@ -173,14 +173,14 @@ class Rebatch(PipelineNode):
         parts: list[tuple[Data, np.ndarray | slice]] = []
         records: list[np.ndarray] = []
         for source in range(rows.start // size, max(-(-end // size), 1)):
-            block = epoch.shared_block(before, source)
-            kept = slice(max(rows.start - source * size, 0), end - source * size)
+            kept = slice(max(rows.start - source * size, 0), min(end - source * size, size))
+            block = epoch.shared_block(before, source, max(kept.stop - kept.start, 0))
             parts.append((block.data, kept))
             records.append(block.records[kept])
         missing = rows.stop - max(end, rows.start)
         if missing:
             # Padding of padding: repeats the last row of the stream.
-            last = epoch.shared_block(before, epoch.stream_of(before).batches - 1)
+            last = epoch.shared_block(before, epoch.stream_of(before).batches - 1, 0)
             again = np.full(missing, len(last.records) - 1)
             masked = {"mask": np.zeros(len(last.records), bool)} if "mask" in last.data else {}
             parts.append(({**last.data, **masked}, again))

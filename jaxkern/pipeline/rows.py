@@ -151,13 +151,21 @@ def scattered(
         return result
 
     datas = [data for data, _, _ in parts]
-    trees: list[Any] = [jax.tree.structure(data) for data in (out, datas[0])]
-    if out is None or trees[0] != trees[1]:
+    if out is None or not all(_is_alike(data, out) for data in datas):
         return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
     for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
         for value, (_, rows, places) in zip(values, parts, strict=True):
             target[places] = np.asarray(value)[rows]
     return out
+
+
+def _is_alike(one: Data, other: Data) -> bool:
+    """Whether batches have the same fields, of the same shapes and dtypes but for the rows."""
+    trees: list[Any] = [jax.tree.structure(data) for data in (one, other)]
+    return trees[0] == trees[1] and all(
+        (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
 def row_of(data: Data, row: int) -> Data:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.contexts import ThreadContexts
+from jaxkern.pipeline.combining import Combined
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint
@@ -43,6 +44,7 @@ class Workers:
         self._in_slots = not holds_ragged(first.joint)
         leaves = first.joint.leaves if self._in_slots else []
         struct = {"leaves": leaves, "records": first.records}
+        _keep_freed(first.nbytes)
         self.ring = Ring(struct, capacity, start=batches.start, device=device)
         # With the bytes that the ring does not know of.
         self._aside: dict[int, tuple[BatchUnit, int]] = {}
@@ -155,7 +157,7 @@ class Workers:
             self._in_slots
             and whole
             and not others
-            and isinstance(vertex.node, SourceNode | SequentialNode)
+            and isinstance(vertex.node, SourceNode | SequentialNode | Combined)
         ):
             (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
         unit = self._epoch.unit(index, out)
@@ -171,6 +173,17 @@ class Workers:
         slot["records"][...] = unit.records
         if unit.bad:
             self._bad[index] = unit.bad
+
+
+def _keep_freed(batch: int) -> None:
+    """Has glibc keep some freed batches of so many bytes for the next ones.
+
+    Otherwise it hands memory beyond a few hundred KiB, or beyond twice the largest array freed so
+    far, back to the system, and every batch would fault its pages in again: for a batch of images
+    that costs more than copying it. Freeing a larger array, never touched, raises that mark, for
+    good and at most to 32 MiB; other allocators take no notice.
+    """
+    np.empty(min(8 * batch, (32 << 20) - (64 << 10)), np.uint8)
 
 
 def holds_ragged(joint: Joint) -> bool:

@@ -4,6 +4,8 @@ workers, and inputs or states that do not fit and are taken."""
 
 from __future__ import annotations
 
+import weakref
+
 import jax
 import numpy as np
 import PIL.Image
@@ -149,6 +151,35 @@ def test_a_mixture_and_its_nodes_are_explained():
     assert [stage.name for stage in found.stages][-3:] == ["mix", "rebatch", "Compose"]
     with pytest.raises(ValueError, match="record 500 of 19"):
         pipe.explain(500)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_each_batch_of_an_input_is_made_once_and_let_go(num_workers):
+    """Of more inputs than any fixed number of them that is kept."""
+    made = []
+
+    def negative(batch):
+        result = -batch["id"]
+        made.append((abs(int(result[0])), weakref.ref(result)))
+        return {"id": result}
+
+    firsts = range(1, 2001, 100)
+    pipes = [numbers(at, at + 24, num_workers=num_workers) >> negative for at in firsts]
+    batches = iter(jk.mix([(pipe, 1) for pipe in pipes], stop="last"))
+    found = column([{"id": np.asarray(batch["id"])} for batch in batches], "id")
+    assert sorted(-found) == [at + k for at in firsts for k in range(24)]
+    assert len(made) == len(dict(made)) == len(firsts) * 5
+    assert [first for first, batch in made if batch() is not None] == []
+
+
+def test_batches_unlike_the_first_are_not_cast_to_it():
+    def halves(batch):
+        return {"id": batch["id"] if batch["id"][0] % 50 < 5 else batch["id"] / np.float32(2)}
+
+    pipes = [numbers(at, at + 15, shuffle=False, num_workers=2) >> halves for at in (0, 50)]
+    *_, last = jk.mix([(pipe, 1) for pipe in pipes])
+    expected = [half + at for half in (6, 6.5, 7) for at in (0, 25)]
+    assert set(np.asarray(last["id"]).tolist()) < set(expected)
 
 
 def test_a_cache_behind_a_mixture():

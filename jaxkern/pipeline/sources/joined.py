@@ -105,7 +105,7 @@ class JoinedSource(BatchSource):
         """(source, its records, their places)."""
         inner = records % self._ends[-1]
         which = np.searchsorted(self._ends, inner, side="right")
-        for source in np.unique(which).tolist():
+        for source in np.flatnonzero(np.bincount(which)).tolist():
             places = np.flatnonzero(which == source)
             yield source, inner[places] - self._starts[source], places
 
