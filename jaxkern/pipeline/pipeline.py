@@ -211,7 +211,7 @@ class Pipeline:
         if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
                 f"{node!r:.80} is no node; wanted OperatorNode(op), a Python function of a batch, "
-                "or a node of jaxkern.pipeline such as Rebatch(n), Filter(predicate) or Pack(length)"
+                "or a node of jaxkern.pipeline such as Rebatch(n), Filter(fn) or Pack(length)"
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
