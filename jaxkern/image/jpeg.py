@@ -49,7 +49,7 @@ def decode_jpeg(
         before the colours are interpolated.
 
     Returns:
-      (images uint8 [N, H, W, channels], sizes int32 [N, 2]: height and width).
+      Images, uint8 [N, H, W, channels], and their sizes, int32 [N, 2], height and width.
 
     Raises:
       TypeError, ValueError: for wrong dtypes, shapes or options.

@@ -146,6 +146,17 @@ def _read(
     return found
 
 
+def check_random_access(name: str, vertices: Sequence[Vertex]) -> None:
+    """Raises where rows of an input cannot be read at any place."""
+    for vertex in vertices:
+        if follows_sequential(vertex):
+            raise ValueError(
+                f"{name} reads rows of its inputs at any place, and how many rows come out of "
+                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes behind "
+                f"{name}, and let one stream give the records of several"
+            )
+
+
 def combined(
     name: str,
     vertices: Sequence[Vertex],
@@ -155,13 +166,6 @@ def combined(
     names: Sequence[str] | None = None,
 ) -> Vertex:
     """The vertex that arranges others: where these are sources, a source as well."""
-    for vertex in vertices:
-        if follows_sequential(vertex):
-            raise ValueError(
-                f"{name} reads rows of its inputs at any place, and how many rows come out of "
-                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes behind "
-                f"{name}"
-            )
     nodes = [vertex.node for vertex in vertices]
     sources = [node for node in nodes if isinstance(node, SourceNode)]
     node: PipelineNode = Combined(name, arrange, settings, seed, names)

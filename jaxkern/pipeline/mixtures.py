@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
-from jaxkern.pipeline.combining import Arrange, Settings, combined
+from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, combined
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.schedule import Schedule, whole_weights
 from jaxkern.pipeline.sources.as_source import as_source
@@ -168,6 +168,7 @@ def _combined(
     pipelines = _pipelines(name, given)
     first = pipelines[0]
     vertices = [pipe._output for pipe in pipelines]
+    check_random_access(name, vertices)
     settings = [Settings.of(vertex) for vertex in vertices]
     if batch_size is not None:
         size = whole_number("batch_size", batch_size, 1)

@@ -210,8 +210,8 @@ class Pipeline:
             raise TypeError("pipeline >> pipeline: wanted a node; merge branches with &")
         if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
-                f"{node!r:.80} is no node; wanted OperatorNode(op), Rebatch, Cache, Conditional, "
-                "Probabilistic, or a Python function of a batch"
+                f"{node!r:.80} is no node; wanted OperatorNode(op), a Python function of a batch, "
+                "or a node of jaxkern.pipeline such as Rebatch(n), Filter(fn) or Pack(length)"
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)

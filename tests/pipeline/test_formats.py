@@ -574,3 +574,13 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch, name, extra, module):
     path.touch()
     with pytest.raises(ImportError, match=rf"needs {module}: pip install 'jaxkern\[{extra}\]'"):
         getattr(jk.pipeline, name)(path)
+
+
+@libraries
+def test_a_column_that_a_parquet_file_lacks_is_told_beside_those_it_has(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(KeyError, match=r"no column 'z', or several; it has \['x', 'y'\]"):
+        jk.pipeline.ParquetSource(tmp_path / "a.parquet", columns=["x", "z"])

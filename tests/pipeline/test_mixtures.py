@@ -14,7 +14,7 @@ from batches import assert_same, column, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.pipeline import Cache, Filter, ImageFolder, Rebatch, Repeat, Take
+from jaxkern.pipeline import Cache, Filter, ImageFolder, Rebatch, Repeat, Take, Window
 from jaxkern.pipeline.schedule import Schedule
 
 
@@ -293,6 +293,8 @@ def test_fields_must_agree(node, workers):
         (lambda p: jk.zip(p, p >> Take(3), strict=True), ValueError, r"have \[20, 3\] records"),
         (lambda p: list(jk.zip(p, p)), ValueError, "'id' is in input 1 of zip and in one before"),
         (lambda p: jk.mix({p >> Filter(bool): 1}), ValueError, "put such nodes behind mix"),
+        (lambda p: jk.concat(p, p >> Window(2)), ValueError, "put such nodes behind concat"),
+        (lambda p: jk.zip(p, jk.from_stream([{"x": 1}], 4)), ValueError, "'stream' is known at"),
         (lambda p: Repeat(0), ValueError, "times"),
         (lambda p: Take(-1), ValueError, "records"),
     ],

@@ -224,7 +224,7 @@ def test_many_epochs_leave_nothing_behind(make):
     list(pipe)
     gc.collect()
     before = tasks(), files()
-    for _ in range(15):
+    for _ in range(4):
         list(pipe)
     assert settled(tasks, before[0]) <= before[0]
     assert settled(files, before[1]) <= before[1]

@@ -158,6 +158,7 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None) -> list[
             groups = []
             try:
                 with parquet.ParquetFile(path) as file:
+                    _check_names(str(path), file.schema_arrow.names, names)
                     for group in range(file.num_row_groups):
                         if largest > available_bytes():
                             raise MemoryError(
@@ -198,10 +199,7 @@ def columns_of(
     columns: dict[str, Column] = {}
     for name in first if names is None else names:
         for where, table, _ in parts:
-            if table.column_names.count(name) != 1:
-                raise KeyError(
-                    f"{where} has no column {name!r}, or several; it has {table.column_names}"
-                )
+            _check_names(where, table.column_names, [name])
         columns[name] = _column(name, parts, decoders.get(name), missing, images)
     if unknown := sorted(decoders.keys() - columns.keys()):
         raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
@@ -399,3 +397,9 @@ def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: boo
     return Bytes(
         blobs, np.concatenate(places or [np.empty((0, 3), np.int64)]), decode, paths == {True}
     )
+
+
+def _check_names(where: str, found: Sequence[str], names: Sequence[str] | None) -> None:
+    for name in () if names is None or isinstance(names, str) else names:
+        if found.count(name) != 1:
+            raise KeyError(f"{where} has no column {name!r}, or several; it has {[*found]}")

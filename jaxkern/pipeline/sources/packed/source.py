@@ -48,7 +48,6 @@ class PackedSource(BatchSource):
 
     Attributes:
       paths: of the files.
-      metadata: what the writer said of them: ``format``, ``max_side``, and a folder's ``classes``.
 
     Raises:
       FileNotFoundError: where there is no file, or a shard is missing.
@@ -104,7 +103,7 @@ class PackedSource(BatchSource):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the writer said of the whole."""
+        """What the writer said of the whole: ``format``, ``max_side``, a folder's ``classes``."""
         return {k: v for k, v in self.shard_metadata.items() if k not in ("shard", "set")}
 
     @property
