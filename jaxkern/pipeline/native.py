@@ -16,7 +16,7 @@ from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
-from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.sources.source import BatchSource
 from jaxkern.ring import Assembly, ProducerError, RingStats
 
 _RECORDS = 1024  # whose numbers are handed to the threads together

@@ -34,7 +34,7 @@ from jaxkern.pipeline import (
     Window,
     pack,
 )
-from jaxkern.pipeline.packed_files import PackedFile
+from jaxkern.pipeline.sources.packed.files import PackedFile
 
 RECORDS = 23
 BAD = 7  # the record that `breaks` cannot read

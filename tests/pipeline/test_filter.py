@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import threading
 import time
@@ -325,16 +326,18 @@ def wait_for_no_feeds():
 
 
 def test_threads_end_with_the_iteration():
-    pipe = KINDS["rebatched"](base(2))
-    batches = iter(pipe)
+    endless = jk.from_stream(lambda: ({"record": n} for n in itertools.count()), 6, num_workers=2)
+    endless = endless >> Filter(some) >> Rebatch(2)  # its threads are never done
+    batches = iter(endless)
     next(batches)
     assert feeds()
     batches.close()
     wait_for_no_feeds()
-    batches = iter(pipe)
+    batches = iter(endless)
     next(batches)
+    assert feeds()
     del batches
     gc.collect()
     wait_for_no_feeds()
-    list(pipe)
+    list(KINDS["rebatched"](base(2)))
     wait_for_no_feeds()

@@ -26,9 +26,10 @@ from written import (
 )
 
 import jaxkern as jk
-from jaxkern.pipeline.formats import arrow as arrow_format
-from jaxkern.pipeline.formats import files, tar_index
 from jaxkern.pipeline.rows import images_of
+from jaxkern.pipeline.sources import files
+from jaxkern.pipeline.sources.formats import arrow as arrow_format
+from jaxkern.pipeline.sources.formats import tar_index
 
 libraries = pytest.mark.skipif(
     sys.version_info >= (3, 14), reason="the test extra installs them below Python 3.14 only"

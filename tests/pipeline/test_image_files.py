@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -17,8 +18,10 @@ from batches import epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset, decoding
+from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset
 from jaxkern.pipeline.rows import images_of
+from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.images import decoding
 
 rng = np.random.default_rng(0)
 
@@ -74,13 +77,15 @@ OTHERS = {
 }
 
 
-@pytest.fixture(params=["native", "simplejpeg", "Pillow"])
+# The test extra has simplejpeg below Python 3.14 only.
+LIBRARIES = ["native", *(["simplejpeg"] if sys.version_info < (3, 14) else []), "Pillow"]
+
+
+@pytest.fixture(params=LIBRARIES)
 def decoder(request, monkeypatch):
     """Each of the decoders, with those before it missing."""
     if request.param != "native":
         monkeypatch.setattr(decoding, "_native", lambda: None)
-    if request.param == "simplejpeg":
-        pytest.importorskip("simplejpeg")
     if request.param == "Pillow":
         monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
     return request.param
@@ -208,7 +213,7 @@ def test_where_the_images_lie_is_told_to_native_threads(photos):
     labels = np.arange(len(files))
     part = [5, 2, 2, 7]
     in_files = ImageFiles(files, {"label": labels}, channels=1, max_pixels=5000)
-    in_memory = jk.pipeline.as_source.as_source(
+    in_memory = as_source(
         {"image": Encoded([path.read_bytes() for path in files]), "label": labels}
     )
     for source, records in (
