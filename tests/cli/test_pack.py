@@ -92,14 +92,6 @@ def test_another_packed_file_is_a_source(folder, tmp_path, capsys):
     assert PackedSource(path).metadata["classes"] == sources[0].metadata["classes"]
 
 
-def test_a_folder_that_is_no_folder_of_images(tmp_path, capsys):
-    zarr = pytest.importorskip("zarr")
-    group = zarr.create_group(tmp_path / "x.zarr")
-    group.create_array("x", data=np.arange(6), chunks=(2,))
-    assert main(["pack", str(tmp_path / "x.zarr"), str(tmp_path / "x.jkp"), "--format", "npy"]) == 0
-    assert [int(PackedSource(tmp_path / "x.jkp")[k]["x"]) for k in range(6)] == list(range(6))
-
-
 def test_files_that_do_not_decode(folder, tmp_path, capsys):
     (tmp_path / "f" / "cat").mkdir(parents=True)
     (tmp_path / "f" / "cat" / "0.jpg").write_bytes((folder / "cat" / "0.jpg").read_bytes())
