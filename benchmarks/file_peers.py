@@ -275,9 +275,21 @@ PEERS: dict[str, tuple[str, Callable[[FileWork], Arm], bool]] = {
 def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: FileWork) -> Arm:
     """ffcv in a Python of its own, from its own packed file; batches stay there."""
     script = Path(__file__).with_name("ffcv_epochs.py")
-    arguments = [root, packed, mode, side, work.size, work.batch]
+    images = len(work.paths) // work.batch * work.batch
+    return _program(images, python, script, root, packed, mode, side, work.size, work.batch)
+
+
+def regions_alone(binary: str, listing: Path, work: FileWork) -> Arm:
+    """`benchmarks/native/bench_jpeg`: the boxes decoded from memory, and nothing made of them."""
+    boxes = zip(work.paths, work.boxes.tolist(), strict=True)
+    listing.write_text("".join(f"{' '.join(map(str, box))} {path}\n" for path, box in boxes))
+    return _program(len(work.paths), binary, listing, THREADS)
+
+
+def _program(images: int, *command: Any) -> Arm:
+    """A program that does all the work for each line that it is given; it prints the number."""
     process = subprocess.Popen(
-        [python, str(script), *map(str, arguments)],
+        [str(part) for part in command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -291,8 +303,8 @@ def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: File
         sending.write("\n")
         sending.flush()
         count = int(receiving.readline())
-        assert count == len(work.paths) // work.batch * work.batch, count
-        return iter([None] * (count // work.batch))
+        assert count == images, count
+        return iter(())
 
     return epoch
 

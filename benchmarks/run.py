@@ -84,6 +84,7 @@ STEPS = (
     Step("open-files", (_script("open_files"),)),
     Step("packed-files", (_script("packed_files"),)),
     Step("token-packing", (_script("token_packing"),)),
+    Step("mixtures", (_script("mixtures"),)),
     Step("chosen-workers", (_script("chosen_workers"),)),
     Step("xpcs-kernels", (_script("xpcs_kernels"),)),
     Step("xpcs-fits", (_script("xpcs_fits"),)),

@@ -27,7 +27,7 @@ namespace image {
 void define_chain_producer(nanobind::module_& module);
 void define_image_files(nanobind::module_& module);
 void define_jpeg(nanobind::module_& module);
-}
+}  // namespace image
 namespace performance {
 void define_probes(nanobind::module_& module);         // of the CPU module
 void define_device_probes(nanobind::module_& module);  // of the CUDA module

@@ -95,7 +95,7 @@ struct Assembly::State {
   std::deque<std::shared_ptr<Making>> open;  // with parts that nobody has claimed
   int64_t next = 0;                          // the index of the next batch to be submitted
   bool finished = false, short_batch = false;
-  int64_t running = 0;
+  int64_t beginning = 0;  // threads that take a slot for a batch
   std::mutex joining;
   std::vector<std::thread> threads;
 
@@ -317,7 +317,10 @@ void Assembly::State::serve() {
   (void)pthread_setname_np(pthread_self(), kThreadName);
   std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
-    work.wait(lock, [this] { return stop.load() || !open.empty() || !jobs.empty() || finished; });
+    // The last batches are shared too: who has none of its own waits for what others begin.
+    work.wait(lock, [this] {
+      return stop.load() || !open.empty() || !jobs.empty() || (finished && beginning == 0);
+    });
     if (stop.load() || (open.empty() && jobs.empty())) break;
     if (!open.empty()) {
       make_part(lock);
@@ -326,34 +329,27 @@ void Assembly::State::serve() {
     Job job = std::move(jobs.front());
     jobs.pop_front();
     has_room.notify_all();
+    ++beginning;
     lock.unlock();
     std::shared_ptr<Making> batch;
     const bool wanted = begin(std::move(job), &batch).ok();
     lock.lock();
+    --beginning;
     if (!wanted) {
       give_up();
     } else if (batch != nullptr && !stop.load()) {
       if (batch->parts > 1) work.notify_all();
       open.push_back(std::move(batch));
     }
+    if (finished && beginning == 0) work.notify_all();
   }
-  --running;
-  has_room.notify_all();
 }
 
 void Assembly::State::start_threads() {
   for (int64_t i = 0; i < options.workers; ++i) {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      ++running;
-    }
     try {
       threads.emplace_back([this] { serve(); });
     } catch (...) {
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        --running;
-      }
       close();
       throw;
     }

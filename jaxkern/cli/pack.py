@@ -65,10 +65,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _pack(chosen: argparse.Namespace) -> int:
     from jaxkern.pipeline import ImageFolder, pack
-    from jaxkern.pipeline.as_source import as_source
+    from jaxkern.pipeline.sources.as_source import SUFFIXES, as_source
+    from jaxkern.pipeline.sources.files import suffix_of
 
     source: Any = chosen.source
-    if Path(source).is_dir():
+    if Path(source).is_dir() and suffix_of(source) not in SUFFIXES:  # a Zarr group is a folder
         source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
     try:
         source = as_source(source)
@@ -101,7 +102,10 @@ def _info(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json(found)
         return 0
-    print(f"{len(found['files'])} files, {found['records']:,} records, {found['bytes']:,} bytes")
+    files = len(found["files"])
+    print(
+        f"{files} file{'s' * (files != 1)}, {found['records']:,} records, {found['bytes']:,} bytes"
+    )
     for name, value in found["metadata"].items():
         text = ", ".join(value) if isinstance(value, list) else value
         print(f"{name}: {text!s:.200}")

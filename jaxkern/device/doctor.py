@@ -149,7 +149,7 @@ def doctor() -> Diagnosis:
 
 
 def _jpeg_decoder() -> str:
-    from jaxkern.pipeline.decoding import jpeg_decoding
+    from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
 
     name, native, reason = jpeg_decoding()
     if native:

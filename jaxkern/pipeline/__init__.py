@@ -1,29 +1,13 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
-from jaxkern.pipeline.columns import Encoded as Encoded
 from jaxkern.pipeline.combining import Repeat as Repeat
 from jaxkern.pipeline.combining import Take as Take
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
-from jaxkern.pipeline.encoded import EncodedImages as EncodedImages
-from jaxkern.pipeline.encoded_records import EncodedRecords as EncodedRecords
-from jaxkern.pipeline.expanding import FlatMap as FlatMap
-from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
-from jaxkern.pipeline.filtering import Filter as Filter
-from jaxkern.pipeline.formats import ArrayRecordSource as ArrayRecordSource
-from jaxkern.pipeline.formats import ArrowSource as ArrowSource
-from jaxkern.pipeline.formats import HuggingFaceSource as HuggingFaceSource
-from jaxkern.pipeline.formats import ParquetSource as ParquetSource
-from jaxkern.pipeline.formats import TFRecordSource as TFRecordSource
-from jaxkern.pipeline.formats import WebDatasetSource as WebDatasetSource
-from jaxkern.pipeline.formats import ZarrSource as ZarrSource
-from jaxkern.pipeline.hdf5 import HDF5Source as HDF5Source
-from jaxkern.pipeline.images import ImageFiles as ImageFiles
-from jaxkern.pipeline.images import ImageFolder as ImageFolder
 from jaxkern.pipeline.iteration import PipelineIterator as PipelineIterator
 from jaxkern.pipeline.mixtures import concat as concat
 from jaxkern.pipeline.mixtures import mix as mix
@@ -33,8 +17,7 @@ from jaxkern.pipeline.nodes import Rebatch as Rebatch
 from jaxkern.pipeline.operators import Conditional as Conditional
 from jaxkern.pipeline.operators import OperatorNode as OperatorNode
 from jaxkern.pipeline.operators import Probabilistic as Probabilistic
-from jaxkern.pipeline.packed import PackedSource as PackedSource
-from jaxkern.pipeline.packing import pack as pack
+from jaxkern.pipeline.packing.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.pipeline import from_stream as from_stream
@@ -42,11 +25,28 @@ from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
 from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarning
-from jaxkern.pipeline.source import ArraySource as ArraySource
-from jaxkern.pipeline.source import BatchSource as BatchSource
-from jaxkern.pipeline.subset import Subset as Subset
+from jaxkern.pipeline.sequential.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.sequential.expanding import Window as Window
+from jaxkern.pipeline.sequential.filtering import Filter as Filter
+from jaxkern.pipeline.sources.encoded import EncodedImages as EncodedImages
+from jaxkern.pipeline.sources.formats import ArrayRecordSource as ArrayRecordSource
+from jaxkern.pipeline.sources.formats import ArrowSource as ArrowSource
+from jaxkern.pipeline.sources.formats import HuggingFaceSource as HuggingFaceSource
+from jaxkern.pipeline.sources.formats import ParquetSource as ParquetSource
+from jaxkern.pipeline.sources.formats import TFRecordSource as TFRecordSource
+from jaxkern.pipeline.sources.formats import WebDatasetSource as WebDatasetSource
+from jaxkern.pipeline.sources.formats import ZarrSource as ZarrSource
+from jaxkern.pipeline.sources.hdf5 import HDF5Source as HDF5Source
+from jaxkern.pipeline.sources.images.fields import Encoded as Encoded
+from jaxkern.pipeline.sources.images.records import EncodedRecords as EncodedRecords
+from jaxkern.pipeline.sources.images.sources import ImageFiles as ImageFiles
+from jaxkern.pipeline.sources.images.sources import ImageFolder as ImageFolder
+from jaxkern.pipeline.sources.packed.source import PackedSource as PackedSource
+from jaxkern.pipeline.sources.source import ArraySource as ArraySource
+from jaxkern.pipeline.sources.source import BatchSource as BatchSource
+from jaxkern.pipeline.sources.subset import Subset as Subset
+from jaxkern.pipeline.sources.tokens import TokenSource as TokenSource
 from jaxkern.pipeline.token_packing import Pack as Pack
-from jaxkern.pipeline.token_source import TokenSource as TokenSource
 from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 
 __all__ = [

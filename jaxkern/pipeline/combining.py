@@ -20,12 +20,12 @@ from jaxkern.pipeline.arrangement import (
     Repetition,
 )
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
-from jaxkern.pipeline.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
-from jaxkern.pipeline.limits import SequentialRepeat, SequentialTake
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import follows_sequential
-from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.sequential.limits import SequentialRepeat, SequentialTake
+from jaxkern.pipeline.sequential.node import follows_sequential
+from jaxkern.pipeline.sources.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
+from jaxkern.pipeline.sources.source import BatchSource
 
 #: from the inputs' orders and a seed to that of them all
 Arrange = Callable[[tuple[Order, ...], int], Arrangement]

@@ -21,13 +21,13 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Continuation, Shard, Span
 from jaxkern.pipeline.combining import Combined
 from jaxkern.pipeline.feed import Feed
-from jaxkern.pipeline.flows import Flows
 from jaxkern.pipeline.graph import Block, Derivation, Stream, Vertex
 from jaxkern.pipeline.native_work import NativeWork, native_work
 from jaxkern.pipeline.nodes import Merge, SourceNode, check_batches
 from jaxkern.pipeline.program import BatchUnit, Joint, NodeProgram, halves, salt_of
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialNode
+from jaxkern.pipeline.sequential.flows import Flows
+from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.pipeline.shared import Shared
 
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads

@@ -15,7 +15,7 @@ from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.graph import Batches, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialNode
+from jaxkern.pipeline.sequential.node import SequentialNode
 
 
 @dataclasses.dataclass(frozen=True)

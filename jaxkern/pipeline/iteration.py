@@ -18,7 +18,7 @@ from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
 from jaxkern.pipeline.native import NativeBatches, native_batches
 from jaxkern.pipeline.program import BatchUnit, NodeProgram
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialNode
+from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
-from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.combining import Arrange, Settings, combined
-from jaxkern.pipeline.joined import JoinedSource, ZippedSource
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.schedule import Schedule, whole_weights
-from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.joined import JoinedSource, ZippedSource
+from jaxkern.pipeline.sources.source import BatchSource
 
 
 def mix(

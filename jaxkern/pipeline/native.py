@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,8 @@ from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
-from jaxkern.pipeline.source import BatchSource
-from jaxkern.ring import Assembly, RingStats
+from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.ring import Assembly, ProducerError, RingStats
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
 
@@ -67,7 +68,12 @@ class NativeBatches:
 
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """The next unit, or the error in its place; see `Ring._outcome`."""
-        return self._assembly._outcome(timeout, self._unit)
+        index, error, unit = self._assembly._outcome(timeout, self._unit)
+        if isinstance(error, ProducerError):
+            record = re.search(r"\brecord (\d+): ", str(error))
+            if record and (name := self._reader.name_of(int(record[1]))):
+                note(error, "while reading record {} of {!r}: {}", record[1], self._reader, name)
+        return index, error, unit
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.graph import Derivation, SeededProducer, Vertex
 from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.ring import RowParts
 
 

@@ -17,8 +17,8 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Continuation, Order, SourceOrder
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialNode, SequentialRebatch, follows_sequential
-from jaxkern.pipeline.source import BatchSource
+from jaxkern.pipeline.sequential.node import SequentialNode, SequentialRebatch, follows_sequential
+from jaxkern.pipeline.sources.source import BatchSource
 
 
 @dataclasses.dataclass(eq=False)

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer
 from jaxkern.pipeline.element import Element, ElementOperator
-from jaxkern.pipeline.encoded import EncodedImages
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
+from jaxkern.pipeline.sources.encoded import EncodedImages
 
 
 class OperatorNode(PipelineNode):

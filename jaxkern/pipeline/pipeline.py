@@ -10,7 +10,6 @@ import jax
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.image import Compose
-from jaxkern.pipeline.as_source import as_source
 from jaxkern.pipeline.combining import Repeat, Take
 from jaxkern.pipeline.element import ElementOperator
 from jaxkern.pipeline.epoch import PipelinePlan, Placement
@@ -21,7 +20,8 @@ from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
 from jaxkern.pipeline.placement import cpu_device
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.streaming import StreamNode
+from jaxkern.pipeline.sequential.streaming import StreamNode
+from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.pipeline.workers import holds_ragged

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from jaxkern.pipeline.arrangement import Continuation, Span
 from jaxkern.pipeline.epoch import PipelinePlan, Placement, Remains
-from jaxkern.pipeline.sequential import SequentialNode
+from jaxkern.pipeline.sequential.node import SequentialNode
 
 VERSION = 1
 

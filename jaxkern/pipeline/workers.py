@@ -15,7 +15,7 @@ from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint
 from jaxkern.pipeline.rows import is_ragged
-from jaxkern.pipeline.sequential import SequentialNode
+from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.ring import Ring, RingClosed, RingStats
 
 

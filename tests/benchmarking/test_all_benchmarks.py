@@ -6,8 +6,13 @@ import re
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# The command itself; profiles of one fit, which are no comparison; what xpcs_fits.py starts.
-NO_STEPS = {"run", "profile_fit", "xpcs_cases"}
+# The command itself; profiles of one fit, which are no comparison; what steps start or import.
+NO_STEPS = {"run", "profile_fit"}
+PARTS = {
+    "xpcs_cases": "xpcs_fits",
+    "photographs": "file_batches",
+    "ffcv_epochs": "file_peers",
+}
 
 
 def test_every_program_is_a_step():
@@ -15,4 +20,9 @@ def test_every_program_is_a_step():
     programs = {name for name, text in texts.items() if '__name__ == "__main__"' in text}
     steps = texts["run"].partition("STEPS = (")[2].partition("\n)\n")[0]
     assert "execution" in programs
-    assert programs - NO_STEPS <= set(re.findall(r'"(\w+)"', steps))
+    assert programs - NO_STEPS - set(PARTS) <= set(re.findall(r'"(\w+)"', steps))
+
+
+def test_every_part_is_used_by_another_file():
+    for part, user in PARTS.items():
+        assert part in (BENCHMARKS / f"{user}.py").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from jaxkern.cli import main
 from jaxkern.pipeline import ImageFolder, PackedSource, pack
-from jaxkern.pipeline.packed_files import PackedFile
+from jaxkern.pipeline.sources.packed.files import PackedFile
 
 
 @pytest.fixture(scope="module")

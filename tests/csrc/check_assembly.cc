@@ -1,11 +1,15 @@
 // Batch assembly under closes, refusing producers and casts at random, against plain indexing;
 // build it with -fsanitize=thread and with address: usage: check_assembly [rounds] [seed].
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -325,6 +329,44 @@ void check_close_beside_finish(int rounds) {
 }
 
 // An image chain's producer refuses bad plans and bad parameters, and gives its memory back.
+// The last batch waits for its slot while nothing else is left to do: threads that went home by
+// then would leave it to one of them.
+void check_last_batch_is_shared() {
+  static std::mutex mutex;
+  static std::condition_variable arrived;
+  static std::set<std::thread::id> makers;  // of the last batch
+  constexpr int64_t kBatch = 32;
+  const Data data(2 * kBatch);
+  Adder adder;
+  JaxkernProducer abi = adder.abi();
+  abi.run = [](void*, const JaxkernRecords* records, char*, size_t) -> int32_t {
+    int64_t last = 0;
+    std::memcpy(&last, records->operands[0], sizeof last);
+    std::unique_lock<std::mutex> lock(mutex);
+    if (last == 0) return 0;
+    makers.insert(std::this_thread::get_id());
+    arrived.notify_all();
+    arrived.wait_for(lock, std::chrono::seconds(2), [] { return makers.size() > 1; });
+    return 0;
+  };
+  std::vector<AssemblyLeaf> leaves = data.leaves(adder);
+  leaves[2].producer = Producer(abi);
+  const std::shared_ptr<Ring> ring = make_ring(kBatch, 1);
+  Assembly assembly(ring, leaves, {kBatch, true, 0, 3});
+  std::vector<int64_t> records(2 * kBatch), is_last(2 * kBatch);
+  for (int64_t k = kBatch; k < 2 * kBatch; ++k) is_last[static_cast<size_t>(k)] = 1;
+  assembly.submit(records.data(), 2 * kBatch, {{}, {}, {{is_last.data(), 2 * kBatch, 8}}});
+  assembly.finish();
+  {
+    Batch first;
+    expect(ring->take(kNoDeadline, &first).ok(), "the first batch");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // in which the others would go
+  }
+  Batch second;
+  expect(ring->take(kNoDeadline, &second).ok(), "the last batch");
+  expect(makers.size() > 1, "one thread made all of the last batch");
+}
+
 void check_chain() {
   using namespace jaxkern::image;  // NOLINT
   Plan plan{};
@@ -368,6 +410,7 @@ int main(int count, char** arguments) {
   check_refusals();
   check_chain();
   check_no_memory();
+  check_last_batch_is_shared();
   check_close_beside_finish(10 * rounds);
   for (int i = 0; i < rounds; ++i) run(seed * 1000003 + static_cast<uint64_t>(i) * 17);
   if (g_failures == 0) std::printf("check_assembly: %d rounds\n", rounds);

@@ -13,7 +13,7 @@ import PIL.ImageOps
 
 from jaxkern.image import Ragged
 from jaxkern.pipeline import BatchSource
-from jaxkern.pipeline.encoded import EncodedImages
+from jaxkern.pipeline.sources.encoded import EncodedImages
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 

@@ -13,7 +13,7 @@ from batches import assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.pipeline import Cache, ImageFolder, Rebatch, Subset
+from jaxkern.pipeline import Cache, Encoded, ImageFiles, ImageFolder, Rebatch, Subset
 
 BAD = {3: "truncated", 9: "empty", 10: "text"}
 SIZE = im.Compose([im.RandomResizedCrop(6), im.Normalize(0.5, 0.5)])
@@ -182,3 +182,34 @@ def test_what_could_not_be_read_is_an_error(folders, tmp_path):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="no image that can be decoded"):
         _ = ImageFolder(root, on_bad_record="mask").max_size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_bad_record", ["raise", "mask"])
+def test_what_is_no_regular_file_is_not_waited_for(folders, tmp_path, workers, on_bad_record):
+    """A pipe would be read until somebody writes, and /dev/zero until memory ends."""
+    os.mkfifo(tmp_path / "pipe.jpg")
+    paths = [*ImageFolder(folders[0]).files[:2], tmp_path / "pipe.jpg", "/dev/zero"]
+    source = ImageFiles(paths, max_size=(40, 40), on_bad_record=on_bad_record)
+    batches = iter(jk.from_source(source, 2, num_workers=workers))
+    assert len(next(batches)["image"]) == 2
+    with pytest.raises(OSError, match=r"it is no regular file: '.*pipe\.jpg'"):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bytes_that_were_cut_while_they_are_mapped(folders, tmp_path, workers):
+    """Reading them would end the process."""
+    files = [path.read_bytes() for path in ImageFolder(folders[0]).files[:4]]
+    path = tmp_path / "bytes"
+    path.write_bytes(b"".join(files))
+    values = np.memmap(path, np.uint8, "r")
+    column = Encoded((values, np.cumsum([0, *map(len, files)])))
+    pipe = jk.from_source({"image": column}, 2, num_workers=workers) >> SIZE
+    assert len(epoch_of(pipe)) == 2
+    os.truncate(path, 3)
+    with pytest.raises(OSError, match="which has 3 bytes now"):
+        epoch_of(pipe)
+    again = Encoded((values, np.cumsum([0, *map(len, files)])))
+    with pytest.raises(OSError, match="which has 3 bytes now"):
+        again.max_size  # noqa: B018 - reads the headers

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import threading
 import time
@@ -340,17 +341,18 @@ def wait_for_no_feeds():
 
 
 def test_threads_end_with_the_iteration():
-    # One batch ahead of many, so that the threads are not at the end of the epoch by themselves.
-    pipe = base(2, batch_size=1, prefetch_size=1) >> Filter(some) >> Rebatch(2) >> Filter(some)
-    batches = iter(pipe)
+    endless = jk.from_stream(lambda: ({"record": n} for n in itertools.count()), 6, num_workers=2)
+    endless = endless >> Filter(some) >> Rebatch(2)  # its threads are never done
+    batches = iter(endless)
     next(batches)
     assert feeds()
     batches.close()
     wait_for_no_feeds()
-    batches = iter(pipe)
+    batches = iter(endless)
     next(batches)
+    assert feeds()
     del batches
     gc.collect()
     wait_for_no_feeds()
-    list(pipe)
+    list(KINDS["rebatched"](base(2)))
     wait_for_no_feeds()

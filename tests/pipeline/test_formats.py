@@ -24,9 +24,10 @@ from written import (
 )
 
 import jaxkern as jk
-from jaxkern.pipeline.formats import arrow as arrow_format
-from jaxkern.pipeline.formats import files, tar_index
 from jaxkern.pipeline.rows import images_of
+from jaxkern.pipeline.sources import files
+from jaxkern.pipeline.sources.formats import arrow as arrow_format
+from jaxkern.pipeline.sources.formats import tar_index
 
 libraries = pytest.mark.skipif(
     sys.version_info >= (3, 14), reason="the test extra installs them below Python 3.14 only"
@@ -190,6 +191,35 @@ def test_images_that_do_not_decode_are_masked(tmp_path, photos):
     batches = iter(jk.from_source(source, 4))
     assert column(epoch_of(batches), "valid").tolist() == [k != 5 for k in range(12)]
     assert batches.bad_records == 1
+    assert list(source.bad_images) == [("image", 5)]
+
+
+def test_native_threads_decode_images_where_they_lie(tmp_path, photos):
+    jpegs = [encoded(pillow(data), "jpeg") for data in photos]
+    crop = jk.OperatorNode(jk.image.Compose([jk.image.RandomResizedCrop(6)]), on="host")
+
+    def batches(data, **options):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # others are mapped into memory
+        folder.mkdir()
+        source = jk.pipeline.WebDatasetSource(shards(folder, data), **options)
+        return source, jk.from_source(source, 4, shuffle=True, seed=1) >> crop
+
+    source, pipe = batches(jpegs)
+    found = epoch_of(pipe)
+    order = jk.pipeline.order.Permutation(12, 1, 0)(ALL)
+    data = source.gather(order)
+    chain = jk.image.Compose([jk.image.RandomResizedCrop(6)])
+    np.testing.assert_array_equal(
+        column(found, "image"), chain(jk.random.record_keys(1, 0, order), data["image"])
+    )
+    assert column(found, "label").tolist() == [k * k for k in order]
+    broken = [data[: len(data) // 2] if k == 5 else data for k, data in enumerate(jpegs)]
+    iterator = iter(batches(broken)[1])
+    with pytest.raises((OSError, jk.ring.ProducerError)) as caught:
+        list(iterator)
+    assert any("x-01.tar: a/005" in note for note in caught.value.__notes__)
+    source, masked = batches(broken, on_bad_record="mask")
+    assert column(epoch_of(masked), "valid").tolist() == [k != 5 for k in order]
     assert list(source.bad_images) == [("image", 5)]
 
 

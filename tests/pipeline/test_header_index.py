@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import numpy as np
 import PIL.Image
 import pytest
 
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder, header_index, headers
+from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder
+from jaxkern.pipeline.sources.images import header_index, headers
 
 OLD = 1_600_000_000  # seconds: a file that has just changed may change again unseen
 
@@ -111,6 +113,29 @@ def test_a_file_that_has_just_changed_is_read_next_time_too(root, read):
         sizes(ImageFolder(root, index=True))
     assert read.count(path.name) == 2
     assert len(read) == 41
+
+
+def test_nor_is_it_trusted_where_reading_took_long(root, monkeypatch):
+    """It may have changed again, unseen, behind the look at its header."""
+    path = ImageFolder(root).files[5]
+    os.utime(path)
+    when = path.stat().st_mtime_ns
+    read = header_index.read_headers
+
+    def slowly(images):
+        found = read(images)
+        later = time.time_ns() + 60_000_000_000
+        patched.setattr(header_index.time, "time_ns", lambda: later)
+        size = path.stat().st_size
+        PIL.Image.fromarray(np.zeros((7, 9, 3), np.uint8)).save(path)
+        path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+        os.utime(path, ns=(when, when))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(header_index, "read_headers", slowly)
+        assert sizes(ImageFolder(root, index=True))[5] != [7, 9]
+    assert sizes(ImageFolder(root, index=True))[5] == [7, 9]
 
 
 def test_lists_of_files_share_an_index(root, read):

@@ -17,8 +17,10 @@ from batches import epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.core import registry
-from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset, decoding
+from jaxkern.pipeline import Encoded, EncodedRecords, ImageFiles, ImageFolder, Subset
 from jaxkern.pipeline.rows import images_of
+from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.images import decoding
 
 rng = np.random.default_rng(0)
 
@@ -208,7 +210,7 @@ def test_where_the_images_lie_is_told_to_native_threads(photos):
     labels = np.arange(len(files))
     part = [5, 2, 2, 7]
     in_files = ImageFiles(files, {"label": labels}, channels=1, max_pixels=5000)
-    in_memory = jk.pipeline.as_source.as_source(
+    in_memory = as_source(
         {"image": Encoded([path.read_bytes() for path in files]), "label": labels}
     )
     for source, records in (

@@ -262,7 +262,6 @@ def test_fields_must_agree(node, workers):
         (lambda p: jk.zip(p, p >> Take(3), strict=True), ValueError, r"have \[20, 3\] records"),
         (lambda p: list(jk.zip(p, p)), ValueError, "'id' is in input 1 of zip and in one before"),
         (lambda p: jk.mix({p >> Filter(bool): 1}), ValueError, "put such nodes behind mix"),
-        (lambda p: p >> Filter(bool) >> Take(3), ValueError, "put take before it"),
         (lambda p: Repeat(0), ValueError, "times"),
         (lambda p: Take(-1), ValueError, "records"),
     ],

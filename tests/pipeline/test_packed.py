@@ -221,7 +221,7 @@ def test_shards_are_the_records_one_behind_the_other(tmp_path):
 
 def stored(name, field):
     """The bytes of each record."""
-    from jaxkern.pipeline.packed_files import PackedFile
+    from jaxkern.pipeline.sources.packed.files import PackedFile
 
     file = PackedFile(name)
     return [file.stored(field, row).tobytes() for row in range(file.index.records)]

@@ -17,8 +17,8 @@ from batches import assert_same, epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import ImageFolder, PackedSource, pack
-from jaxkern.pipeline.packed_files import PackedFile
-from jaxkern.pipeline.packed_format import encode_header, encode_index
+from jaxkern.pipeline.sources.packed.files import PackedFile
+from jaxkern.pipeline.sources.packed.layout import encode_header, encode_index
 
 BAD = 5
 

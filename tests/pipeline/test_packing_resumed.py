@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-import jaxkern.pipeline.packed_writer as writer
+import jaxkern.pipeline.packing.writer as writer
 from jaxkern.pipeline import PackedSource, pack
 
 COUNT = 40
@@ -154,7 +154,7 @@ def test_a_file_that_was_finished_meanwhile(tmp_path, monkeypatch):
 
 SCRIPT = """\
 import sys, time
-import jaxkern.pipeline.packed_writer as writer
+import jaxkern.pipeline.packing.writer as writer
 from test_packing_resumed import Photos
 from jaxkern.pipeline import pack
 writer._STEP_BYTES = 20_000

@@ -285,6 +285,7 @@ for name, pipe, iterator, first in running:
 """
 
 
+@pytest.mark.slow  # all cases; one of them in make test: test_interrupts.py
 def test_a_forked_child_begins_its_own():
     here = Path(__file__).parent
     done = subprocess.run(

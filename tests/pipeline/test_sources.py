@@ -286,3 +286,19 @@ def test_image_folder_errors(folder, tmp_path):
     iterator = iter(jk.from_source(ImageFolder(folder[0], max_size=(9, 9)), 12))
     with pytest.raises(ValueError, match=r"max_size is \(9, 9\); wanted the \(height"):
         next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (np.arange(10), "wanted a dict that names it"),
+        (({"x": n} for n in range(3)), "jaxkern.from_stream reads what"),
+        (lambda: iter([]), "jaxkern.from_stream takes a function"),
+        ("photos/1.jpg", r"ImageFiles\(paths\) for a list of them"),
+        ({"image": [b"\xff\xd8", b"\xff\xd8"]}, "a list of encoded images to jaxkern.pipeline.Enc"),
+    ],
+    ids=["array", "generator", "function", "image", "bytes"],
+)
+def test_what_from_source_does_not_take_is_told_where_it_goes(source, told):
+    with pytest.raises(TypeError, match=told):
+        jk.from_source(source, 2)

@@ -404,3 +404,11 @@ def test_an_interrupted_call_takes_nothing():
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert ids(found + list(batches)) == list(range(10))
+
+
+def test_an_error_names_the_record_that_is_wrong():
+    records = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": "text"}, {"x": np.zeros(2)}]
+    for shard in [(0, 1), (0, 2)]:
+        with pytest.raises(TypeError, match="of record 2") as caught:
+            list(jk.from_stream(records, 1, shard=shard, num_workers=0))
+        assert "while reading record 2 of the stream" in caught.value.__notes__

@@ -1,0 +1,1 @@
+"""Packed files (.jkp), as they are written."""

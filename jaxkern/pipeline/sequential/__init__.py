@@ -1,0 +1,1 @@
+"""Nodes whose batches depend on those before."""

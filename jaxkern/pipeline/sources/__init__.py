@@ -1,0 +1,1 @@
+"""Where records come from: arrays, files, data sets, each as a source of batches."""

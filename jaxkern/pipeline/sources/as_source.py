@@ -1,0 +1,102 @@
+"""What `from_source` takes, as a source of batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from jaxkern.pipeline.sources import formats
+from jaxkern.pipeline.sources.files import suffix_of
+from jaxkern.pipeline.sources.hdf5 import HDF5Source
+from jaxkern.pipeline.sources.images.fields import ImageColumn
+from jaxkern.pipeline.sources.images.sources import EncodedSource
+from jaxkern.pipeline.sources.packed.layout import SUFFIX
+from jaxkern.pipeline.sources.packed.source import PackedSource
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RecordSource
+
+#: the suffix of a path -> the source that reads it
+SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
+    ".array_record": formats.ArrayRecordSource,
+    ".arrayrecord": formats.ArrayRecordSource,
+    ".arrow": formats.ArrowSource,
+    ".feather": formats.ArrowSource,
+    ".parquet": formats.ParquetSource,
+    ".tar": formats.WebDatasetSource,
+    ".tfrecord": formats.TFRecordSource,
+    ".tfrecords": formats.TFRecordSource,
+    ".zarr": formats.ZarrSource,
+    SUFFIX: PackedSource,
+}
+#: the library that an object is of, and its class there -> the source that reads it
+_OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
+    ("datasets", "Dataset"): formats.huggingface_source,
+    ("datasets", "DatasetDict"): formats.huggingface_source,
+    ("datasets", "IterableDataset"): formats.huggingface_source,
+    ("pyarrow", "Table"): formats.ArrowSource,
+    ("zarr", "Array"): formats.ZarrSource,
+    ("zarr", "Group"): formats.ZarrSource,
+}
+
+
+@runtime_checkable
+class RandomAccessSource(Protocol):
+    """Anything with a length whose items 0..len-1 are records: dicts of arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def as_source(source: Any) -> BatchSource:
+    """What `from_source` was given, as a source of batches."""
+    if isinstance(source, BatchSource):
+        return source
+    for kind in type(source).__mro__:
+        if found := _OBJECTS.get((kind.__module__.split(".")[0], kind.__name__)):
+            return found(source)
+    if isinstance(source, Mapping):
+        images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
+        if images:
+            return EncodedSource(images, {k: v for k, v in source.items() if k not in images})
+        if any(_is_hdf5(value) for value in source.values()):
+            return HDF5Source(source)
+        return ArraySource(source)
+    if (path := _path_of(source)) is not None:
+        if suffix_of(path) in SUFFIXES:
+            return SUFFIXES[suffix_of(path)](source)
+        raise TypeError(
+            f"source is {source!r:.80}; wanted a path or pattern with one of the suffixes "
+            f"{', '.join(sorted(SUFFIXES))}; jaxkern.pipeline.ImageFolder(...) for a folder of "
+            "images, ImageFiles(paths) for a list of them; a dict of fields for .npy files: "
+            "{'x': 'x.npy'}"
+        )
+    if isinstance(source, np.ndarray | jax.Array):
+        raise TypeError(
+            f"source is an array of shape {source.shape}; wanted a dict that names it: {{'x': array}}"
+        )
+    if isinstance(source, Iterable) and not isinstance(source, RandomAccessSource):
+        raise TypeError(
+            f"source is {source!r:.80}, which has no len() and [i]; jaxkern.from_stream reads what "
+            "can only be iterated, best as a function that opens it anew for each epoch"
+        )
+    if not isinstance(source, RandomAccessSource):
+        raise TypeError(
+            f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
+            "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
+            "HDF5Source and ImageFolder, and jaxkern.from_stream takes a function that opens a stream"
+        )
+    return RecordSource(source)
+
+
+def _path_of(source: Any) -> str | os.PathLike[str] | None:
+    """The path, or the first of a list of paths."""
+    first = source[0] if isinstance(source, list | tuple) and source else source
+    return first if isinstance(first, str | os.PathLike) else None
+
+
+def _is_hdf5(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "h5py"

@@ -1,0 +1,381 @@
+"""Arrow tables and files, and Parquet files: their columns as NumPy sees them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from jaxkern.core.memory import available_bytes
+from jaxkern.core.progress import ProgressBar
+from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.formats.columns import (
+    Bytes,
+    Chunks,
+    Column,
+    ColumnSource,
+    Decode,
+    ImageOptions,
+    masks,
+)
+from jaxkern.pipeline.sources.formats.extras import extra
+from jaxkern.pipeline.sources.source import check_numeric
+
+#: of a column of numbers in several pieces that is copied into one, so that native threads take it
+_COPIED = 2**28
+
+
+class ArrowSource(ColumnSource):
+    """Rows of Arrow tables, or of Arrow files (IPC, also as streams; Feather).
+
+    Files are mapped into memory and read where they lie, unless they are compressed, as Feather
+    files are by default: then they are decompressed into memory at once.
+
+    =========================================== ==========================================
+    column                                      field of a batch
+    =========================================== ==========================================
+    numbers, bools                              [N]
+    lists of one length, fixed-size lists of    [N, length, ...]
+    numbers, tensors of one shape
+    binary, struct of bytes and path            `jaxkern.image.Ragged`: an encoded image, which a
+                                                Compose takes
+    =========================================== ==========================================
+
+    Args:
+      tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
+      columns: which; all by default.
+      decoders: column of bytes or text -> function from its bytes to a number, an array or a dict
+        of those, of the same shapes in every record.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
+
+    Attributes:
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
+
+    Raises: ImportError without pyarrow; FileNotFoundError; ValueError that names the file for one
+      that is damaged, and the column for missing values and lists of different lengths; TypeError
+      for columns of other types; KeyError for one that is not there.
+    """
+
+    def __init__(
+        self,
+        tables: Any,
+        columns: Sequence[str] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
+        **images: Unpack[ImageOptions],
+    ) -> None:
+        arrow = extra("pyarrow", "parquet")
+        if isinstance(tables, arrow.Table):
+            parts: list[Part] = [("the table", tables, None)]
+        else:
+            files = files_of(tables, (".arrow", ".feather"), "Arrow")
+            parts = [(str(file), *_mapped_table(file)) for file in files]
+        _init(self, parts, columns, decoders, images)
+
+
+class ParquetSource(ColumnSource):
+    """Rows of Parquet files, read into memory at once: the columns that are taken, decoded.
+
+    A shuffle of all rows reads them in any order, and Parquet can only be decoded in groups of
+    many thousand. Where the columns do not fit into memory, write them into an Arrow file, which is
+    read where it lies, or `jaxkern.pipeline.pack` them.
+
+    Args:
+      paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``.
+      columns, decoders, images: as for `ArrowSource`, and so are the fields.
+
+    Attributes:
+      bad_images: (field, record) -> error of each image that did not decode, where masked.
+
+    Raises: as `ArrowSource`; MemoryError for columns that take more than there is.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
+        **images: Unpack[ImageOptions],
+    ) -> None:
+        extra("pyarrow", "parquet")
+        files = files_of(paths, (".parquet",), "Parquet")
+        parts = _parquet_tables(files, columns)
+        _init(self, parts, columns, decoders, images)
+
+
+#: where a table is from, the table, and the file in memory that its values may lie in
+Part = tuple[str, Any, np.ndarray | None]
+
+
+def _init(
+    source: ColumnSource,
+    parts: Sequence[Part],
+    names: Sequence[str] | None,
+    decoders: Mapping[str, Decode] | None,
+    images: ImageOptions,
+) -> None:
+    columns = columns_of(parts, names, decoders or {}, masks(images))
+    ends = np.cumsum([table.num_rows for _, table, _ in parts])
+    if ends[-1] == 0:
+        raise ValueError(f"{parts[0][0]} has no rows")
+    name_of = functools.partial(_row_name, [where for where, _, _ in parts], ends)
+    ColumnSource.__init__(source, columns, name_of, **images)
+
+
+def _row_name(wheres: Sequence[str], ends: np.ndarray, record: int) -> str:
+    part = int(np.searchsorted(ends, record, "right"))
+    return f"row {record - (ends[part - 1] if part else 0)} of {wheres[part]}"
+
+
+def _mapped_table(file: Path) -> tuple[Any, np.ndarray]:
+    """The table of a file that is mapped into memory, and the file."""
+    arrow = extra("pyarrow", "parquet")
+    if file.stat().st_size == 0:
+        raise ValueError(f"{file} is empty; wanted an Arrow file")
+    data = np.memmap(file, np.uint8, "r")
+    opened = arrow.ipc.open_file if data[:6].tobytes() == b"ARROW1" else arrow.ipc.open_stream
+    try:
+        table = opened(arrow.BufferReader(arrow.py_buffer(data))).read_all()
+        table.validate()
+        table.column_names  # noqa: B018 they may be no text
+    except (arrow.ArrowException, OSError, UnicodeError) as error:
+        raise ValueError(
+            f"{file} is no Arrow file that can be read: {error}; wanted one in the IPC format, "
+            "whole, a stream, or Feather version 2"
+        ) from error
+    return table, data
+
+
+def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None) -> list[Part]:
+    arrow = extra("pyarrow", "parquet")
+    parquet = extra("pyarrow.parquet", "parquet")
+    found: list[Part] = []
+    largest = 0
+    with ProgressBar(True, "Parquet", "files") as bar:
+        for number, path in enumerate(files):
+            groups = []
+            try:
+                with parquet.ParquetFile(path) as file:
+                    for group in range(file.num_row_groups):
+                        if largest > available_bytes():
+                            raise MemoryError(
+                                f"there is no memory for more of {path} than {group} of its "
+                                f"{file.num_row_groups} row groups: choose columns=[...], or write "
+                                "them into an Arrow file, which is read where it lies"
+                            )
+                        groups.append(
+                            file.read_row_group(group, None if names is None else [*names])
+                        )
+                        groups[-1].validate()
+                        largest = max(largest, groups[-1].nbytes)
+                    table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
+            except (arrow.ArrowException, OSError, UnicodeError) as error:
+                raise ValueError(f"{path} is no Parquet file that can be read: {error}") from error
+            found.append((str(path), table, None))
+            bar.update(number + 1, len(files))
+    return found
+
+
+def columns_of(
+    parts: Sequence[Part],
+    names: Sequence[str] | None,
+    decoders: Mapping[str, Decode],
+    missing: bool,
+    images: Sequence[str] | None = None,
+) -> dict[str, Column]:
+    """The columns of tables that stand one behind the other.
+
+    Args:
+      names: of the columns to take; None for all.
+      missing: whether a missing image is one that does not decode, and not an error.
+      images: the columns that hold encoded images; None for all of bytes not in `decoders`.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"columns is {names!r}; wanted a sequence of names")
+    first = parts[0][1].column_names
+    columns: dict[str, Column] = {}
+    for name in first if names is None else names:
+        for where, table, _ in parts:
+            if table.column_names.count(name) != 1:
+                raise KeyError(
+                    f"{where} has no column {name!r}, or several; it has {table.column_names}"
+                )
+        columns[name] = _column(name, parts, decoders.get(name), missing, images)
+    if unknown := sorted(decoders.keys() - columns.keys()):
+        raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
+    return columns
+
+
+def _column(
+    name: str,
+    parts: Sequence[Part],
+    decode: Decode | None,
+    missing: bool,
+    images: Sequence[str] | None,
+) -> Column:
+    kind = parts[0][1].schema.field(name).type
+    is_image = decode is None and (images is None or name in images)
+    text = _is_text(kind)
+    binary = (_is_file(kind) or _is_binary(kind)) and (is_image or decode is not None)
+    if binary or (text and decode is not None):
+        return _bytes(name, parts, decode, missing)
+    pieces: list[np.ndarray] = []
+    for where, table, data in parts:
+        for chunk in table.column(name).chunks:
+            if len(chunk):
+                values = _on_file(_values(chunk, f"column {name!r} of {where}"), data)
+                check_numeric(values, f"column {name!r} of {where}")
+                if pieces and (values.shape[1:], values.dtype) != (
+                    pieces[0].shape[1:],
+                    pieces[0].dtype,
+                ):
+                    raise ValueError(
+                        f"column {name!r} of {where} has rows {values.dtype}"
+                        f"{list(values.shape[1:])} behind {pieces[0].dtype}"
+                        f"{list(pieces[0].shape[1:])}; wanted one shape and type in all rows"
+                    )
+                pieces.append(values)
+    if not pieces:
+        return np.empty(0, np.float32)
+    chunks = Chunks(pieces)
+    return chunks.whole() if len(pieces) == 1 or chunks.nbytes <= _COPIED else chunks
+
+
+def _is_file(kind: Any) -> bool:
+    """Whether it is a struct of bytes and path, as Hugging Face's `Image`."""
+    if not extra("pyarrow", "parquet").types.is_struct(kind):
+        return False
+    where = [kind.get_field_index(name) for name in ("bytes", "path")]
+    if min(where) < 0:
+        return False
+    data, path = (kind.field(index).type for index in where)
+    null = extra("pyarrow", "parquet").types.is_null
+    return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
+
+
+def _is_binary(kind: Any) -> bool:
+    types = extra("pyarrow", "parquet").types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    types = extra("pyarrow", "parquet").types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _values(array: Any, what: str) -> np.ndarray:
+    """The values [N, ...] of numbers or of lists of them; a view where Arrow has them so."""
+    arrow = extra("pyarrow", "parquet")
+    kind, types = array.type, arrow.types
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise ValueError(
+            f"{what} has {array.null_count} missing values, the first {row} rows into a chunk; "
+            "wanted a number in every row: fill or drop them (pyarrow.compute.fill_null)"
+        )
+    if isinstance(kind, arrow.FixedShapeTensorType):
+        tensors: np.ndarray = array.to_numpy_ndarray()
+        return tensors
+    if isinstance(array, arrow.ExtensionArray):
+        return _values(array.storage, what)
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode(), what)
+    if types.is_fixed_size_list(kind):
+        inner = array.values[array.offset * kind.list_size :][: len(array) * kind.list_size]
+        values = _values(inner, what)
+        return values.reshape(len(array), kind.list_size, *values.shape[1:])
+    if types.is_list(kind) or types.is_large_list(kind):
+        starts = _offsets(array, len(array.values), what)
+        lengths = np.diff(starts)
+        if (odd := np.flatnonzero(lengths != lengths[0])).size:
+            raise ValueError(
+                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]}; wanted one length: "
+                "pad or cut them"
+            )
+        values = _values(array.values[int(starts[0]) : int(starts[-1])], what)
+        return values.reshape(len(array), int(lengths[0]), *values.shape[1:])
+    if types.is_boolean(kind):
+        return np.asarray(array.to_numpy(zero_copy_only=False), bool)
+    if types.is_integer(kind) or types.is_floating(kind):
+        numbers: np.ndarray = array.to_numpy(zero_copy_only=True)
+        return numbers
+    raise TypeError(
+        f"{what} is {kind}; wanted numbers, lists of them or encoded images: choose columns=[...] "
+        "without it, or give decoders={column: a function of bytes} for bytes and text"
+    )
+
+
+def _offsets(array: Any, limit: int, what: str) -> np.ndarray:
+    """Where each of the lists or bytes begins, and the last one ends; [N + 1]."""
+    wide = str(array.type).startswith("large_")
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    buffer = array.buffers()[1]
+    offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+    if offsets[0] < 0 or offsets[-1] > limit or (np.diff(offsets) < 0).any():
+        raise ValueError(f"{what} is damaged: its offsets do not rise from 0 to {limit}")
+    return offsets
+
+
+def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
+    """The same values as a part of the file that they lie in, whose length is then watched."""
+    if data is None or not values.flags.c_contiguous:
+        return values
+    start = values.__array_interface__["data"][0] - data.__array_interface__["data"][0]
+    if not 0 <= start <= len(data) - values.nbytes:
+        return values
+    return data[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+
+
+def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
+    """Where the bytes of a column lie."""
+    arrow = extra("pyarrow", "parquet")
+    blobs: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    paths: set[bool] = set()
+    for where, table, data in parts:
+        file = None
+        for chunk in table.column(name).chunks:
+            if not len(chunk):
+                continue
+            what = f"column {name!r} of {where}"
+            array = chunk
+            if arrow.types.is_struct(chunk.type):
+                array = chunk.field("bytes")
+                in_files = array.null_count == len(array) and not chunk.field("path").null_count
+                array = chunk.field("path") if in_files else array
+                paths.add(in_files)
+            if (chunk.null_count or array.null_count) and not missing:
+                raise ValueError(
+                    f"{what} has {max(chunk.null_count, array.null_count)} missing values; wanted "
+                    "bytes in every row, or on_bad_record='mask' for images"
+                )
+            if str(array.type).endswith("_view") or arrow.types.is_null(array.type):
+                array = array.cast(arrow.large_binary())
+            stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+            offsets = _offsets(array, len(stored), what).astype(np.int64)
+            place = np.empty((len(array), 3), np.int64)
+            place[:, 1], place[:, 2] = offsets[:-1], np.diff(offsets)
+            for given in (array, chunk):  # a row of zero bytes does not decode
+                if given.null_count:
+                    place[given.is_null().to_numpy(zero_copy_only=False), 2] = 0
+            placed = _on_file(stored, data)
+            if placed is not stored and data is not None:
+                place[:, 1] += placed.ctypes.data - data.ctypes.data
+                if file is None:
+                    file = len(blobs)
+                    blobs.append(data)
+                place[:, 0] = file
+            else:
+                place[:, 0] = len(blobs)
+                blobs.append(stored)
+            places.append(place)
+    if len(paths) > 1:
+        raise ValueError(
+            f"column {name!r} has images of which some are bytes and some paths of files; wanted "
+            "one of both in all rows"
+        )
+    return Bytes(
+        blobs, np.concatenate(places or [np.empty((0, 3), np.int64)]), decode, paths == {True}
+    )

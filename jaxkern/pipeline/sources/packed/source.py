@@ -1,0 +1,412 @@
+"""Packed files (.jkp) as a source: records in memory maps, checked when they are first read."""
+
+from __future__ import annotations
+
+import bisect
+import concurrent.futures
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from jaxkern.core.arguments import whole_number
+from jaxkern.core.mapped import check_mapped
+from jaxkern.core.threads import num_threads
+from jaxkern.pipeline.rows import Data, canonical, ragged_of
+from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.sources.files import Paths
+from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, decoded, jpeg_decoding
+from jaxkern.pipeline.sources.images.sources import is_of_the_image
+from jaxkern.pipeline.sources.packed.files import Damage, PackedFile, check_one_set, packed_paths
+from jaxkern.pipeline.sources.packed.layout import PackedField
+from jaxkern.pipeline.sources.source import BatchSource
+
+# Columns of several files become one array in memory up to so many bytes.
+_MOST_JOINED = 1 << 28
+_CHECKED_ALONE = 64  # records that are not worth a thread
+
+
+class PackedSource(BatchSource):
+    """Records of a packed file, or of a set of them, which are mapped into memory.
+
+    A field's batches are one array where all records have the same shape; images (uint8
+    [H, W, C], or JPEG) of different sizes are `jaxkern.image.Ragged`. Each record's checksum is
+    compared when the process reads it for the first time, see docs/packed.md.
+
+    Args:
+      path: of a file; or of several, one behind the other: a pattern,
+        ``"train-*-of-00064.jkp"``, a folder, or a list. Shards must be all of one set.
+      channels: of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the source
+        that was packed.
+      verify: "first", or "never" to trust the files.
+      on_bad_record: "raise": a damaged record is an error in its batch's place. "mask": it is
+        zeros, and False in a field "valid" (bool).
+      max_pixels: height * width above which a JPEG image is refused, before it is decoded.
+
+    Attributes:
+      paths: of the files.
+      metadata: what the writer said of them: ``format``, ``max_side``, and a folder's ``classes``.
+
+    Raises:
+      FileNotFoundError: where there is no file, or a shard is missing.
+      ValueError: where a file is no packed one, of a newer version, cut short or damaged, with its
+        name; likewise when a record is read.
+
+    >>> import tempfile, numpy as np, jaxkern as jk
+    >>> path = tempfile.mkdtemp() + "/x.jkp"
+    >>> _ = jk.pipeline.pack({"x": np.arange(8).reshape(4, 2)}, path, progress=False)
+    >>> jk.pipeline.PackedSource(path)[3]["x"].tolist()
+    [6, 7]
+    """
+
+    fresh = True
+
+    def __init__(
+        self,
+        path: Paths,
+        channels: int | None = None,
+        verify: Literal["first", "never"] = "first",
+        on_bad_record: Literal["raise", "mask"] = "raise",
+        *,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        if channels not in (None, *CHANNELS):
+            raise ValueError(f"channels={channels}; wanted 1, 3, 4 or None")
+        if verify not in ("first", "never"):
+            raise ValueError(f"verify is {verify!r}; wanted 'first' or 'never'")
+        if on_bad_record not in ("raise", "mask"):
+            raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
+        self.paths = packed_paths(path)
+        self.channels = channels
+        self.max_pixels = whole_number("max_pixels", max_pixels, 1)
+        self.on_bad_record = on_bad_record
+        self._shards = [PackedFile(path) for path in self.paths]
+        check_one_set(self._shards)
+        self._ends = np.cumsum([shard.index.records for shard in self._shards]).tolist()
+        self._fields = self._shards[0].index.fields
+        self._shapes = {field.name: self._shape_of(field) for field in self._fields}
+        self._unread = None if verify == "never" else np.ones(len(self), bool)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        name = self.paths[0].name
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return f"PackedSource({name}{more}; {', '.join(self._shapes)}; {len(self)} records)"
+
+    def describe(self) -> str:
+        """With a digest of what is stored, which does not depend on the number of shards."""
+        return f"PackedSource#{self.digest}(channels={self.channels})"
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the writer said of the whole."""
+        return {k: v for k, v in self.shard_metadata.items() if k not in ("shard", "set")}
+
+    @property
+    def shard_metadata(self) -> Mapping[str, Any]:
+        """The same with what the first file says of its place in a set."""
+        self._check_open()
+        return self._shards[0].index.metadata
+
+    @property
+    def fields(self) -> tuple[PackedField, ...]:
+        """How each field is stored."""
+        return self._fields
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the values of all records: the same for every set of files that holds them."""
+        digest = hashlib.blake2b(digest_size=8)
+        for field in self._fields:
+            digest.update(f"{field.name} {field.codec} {field.dtype} {len(field.shape)}".encode())
+            for name in field.columns:
+                if name != "offset":
+                    for shard in self._shards:
+                        digest.update(shard.index.columns[field.name][name].tobytes())
+        return digest.hexdigest()
+
+    def info(self) -> dict[str, Any]:
+        """What the files hold, for people: JSON-able."""
+        self._check_open()
+        fields = []
+        for field in self._fields:
+            columns = [shard.index.columns[field.name] for shard in self._shards]
+            if field.codec == "column":
+                size = sum(part["value"].nbytes for part in columns)
+                least = most = list(field.shape)
+            else:
+                size = sum(int(part["size"].sum()) for part in columns)
+                least = np.min([part["shape"].min(axis=0) for part in columns], axis=0).tolist()
+                most = np.max([part["shape"].max(axis=0) for part in columns], axis=0).tolist()
+            shapes = str(least) if least == most else f"{least} to {most}"
+            fields.append({**field.described(), "shapes": shapes, "bytes": size})
+        return {
+            "files": [str(path) for path in self.paths],
+            "records": len(self),
+            "bytes": sum(shard.file.size for shard in self._shards),
+            "digest": self.digest,
+            "metadata": dict(self.metadata),
+            "fields": fields,
+        }
+
+    def close(self) -> None:
+        """Lets go of the files; arrays that were handed out keep theirs. Idempotent."""
+        self._shards = []
+        self.__dict__.pop("_native", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """The batch of these records, decoded."""
+        self._check_open()
+        valid = self._valid(records)
+        found: Data = {}
+        for field in self._fields:
+            place = None if out is None else out.get(field.name)
+            found[field.name] = self._gathered(field, records, valid, place)
+        if self.on_bad_record == "mask":
+            found["valid"] = valid & np.asarray(found.get("valid", True), bool)
+        return found
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """Views of the maps; columns of several files are joined in memory where they are small."""
+        return None if self._native is None else self._native[0]
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """The JPEG images, and arrays of images that are not one array."""
+        return {} if self._native is None else self._native[1]
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        """A record's JPEG file, checked as every record is."""
+        codecs = {field.name: field.codec for field in self._fields}
+        if codecs.get(field) != "jpeg":
+            return None
+        self.check(np.array([record]))
+        file, row = self._place(record)
+        return file.stored(field, row).tobytes()
+
+    def remarks(self) -> Sequence[str]:
+        """What decodes JPEG images, and why."""
+        found = jpeg_decoding()
+        why = f" ({found.reason})" if found.reason else ""
+        jpeg = [field.name for field in self._fields if field.codec == "jpeg"]
+        return [f"{name}: packed JPEG by {found.name}{why}" for name in jpeg]
+
+    def check(self, records: np.ndarray) -> None:
+        """Raises ValueError for the first of these records that is damaged.
+
+        Each is read once; native threads, which read the maps themselves, need no more.
+        """
+        self._check_open()
+        for number in np.unique(self._shard_numbers(records)).tolist():
+            check_mapped("the source", self._shards[number].file)
+        if self._unread is None:
+            return
+        unread = records[self._unread[records]]
+        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _CHECKED_ALONE))
+        if len(parts) == 1:
+            found = [self._first_damage(unread)]
+        else:  # of a disk, several records at once
+            with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+                found = list(threads.map(self._first_damage, parts))
+        for damage in found:
+            if damage is not None:
+                raise ValueError(str(damage))
+
+    def damaged(self, progress: Any = None) -> Iterator[Damage]:
+        """Every record whose bytes are damaged, in order; reads all of them, in several threads.
+
+        Args:
+          progress: called with the number of records that were read so far.
+        """
+        self._check_open()
+        blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
+        with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
+            damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
+            for block, found in zip(blocks, damages, strict=True):
+                yield from (damage for damage in found if damage)
+                if progress is not None:
+                    progress(block.stop)
+
+    def _check_open(self) -> None:
+        if not self._shards:
+            raise ValueError(f"{self.paths[0]} was closed")
+
+    def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
+        """The one shape of all records; None where they differ, and for JPEG."""
+        if field.codec == "column":
+            return field.shape
+        if field.codec == "jpeg":
+            return None
+        shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
+        first = shapes[0][0]
+        if all((part == first).all() for part in shapes):
+            return tuple(first.tolist())
+        return None
+
+    def _channels(self, field: PackedField) -> int:
+        if field.codec == "jpeg":
+            return self.channels or field.shape[2]
+        return int(self._shards[0].index.columns[field.name]["shape"][0, 2])
+
+    def _is_image(self, field: PackedField) -> bool:
+        """Whether its records are images of different sizes, of one number of channels."""
+        if field.codec == "jpeg":
+            return True
+        if field.codec != "array" or field.dtype != np.uint8 or len(field.shape) != 3:
+            return False
+        shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
+        channels = shapes[0][0, 2]
+        return channels in CHANNELS and all(
+            (part[:, 2] == channels).all() and (part > 0).all() for part in shapes
+        )
+
+    @functools.cached_property
+    def _largest(self) -> dict[str, tuple[int, int]]:
+        """(height, width) that no image of a field exceeds."""
+        found = {}
+        for field in self._fields:
+            if field.codec != "column" and len(field.shape) >= 2:
+                sides = [s.index.columns[field.name]["shape"].max(axis=0) for s in self._shards]
+                height, width, *_ = np.max(sides, axis=0).tolist()
+                found[field.name] = (height, width)
+        return found
+
+    def _shard_numbers(self, records: np.ndarray) -> np.ndarray:
+        outside = records[(records < 0) | (records >= len(self))]
+        if outside.size:
+            raise IndexError(f"record {outside[0]} of {self!r}")
+        return np.searchsorted(self._ends, records, side="right")
+
+    def _place(self, record: int) -> tuple[PackedFile, int]:
+        number = bisect.bisect_right(self._ends, record)
+        return self._shards[number], record - (self._ends[number - 1] if number else 0)
+
+    def _damage(self, record: int) -> Damage | None:
+        file, row = self._place(record)
+        found = file.damage(row)
+        return None if found is None else Damage(file.path, record, *found)
+
+    def _first_damage(self, records: np.ndarray) -> Damage | None:
+        assert self._unread is not None
+        for record in records.tolist():
+            if damage := self._damage(record):
+                return damage
+            self._unread[record] = False
+        return None
+
+    def _valid(self, records: np.ndarray) -> np.ndarray:
+        """bool [N]: which are not damaged; raises where those are errors."""
+        try:
+            self.check(records)
+        except ValueError:
+            if self.on_bad_record == "raise":
+                raise
+            return np.array([self._damage(record) is None for record in records.tolist()])
+        return np.ones(len(records), bool)
+
+    def _gathered(
+        self, field: PackedField, records: np.ndarray, valid: np.ndarray, out: np.ndarray | None
+    ) -> Any:
+        """A field's batch."""
+        shape = self._shapes[field.name]
+        if shape is None and self._is_image(field):
+            pixels = [self._image(field, r, row, valid) for row, r in enumerate(records.tolist())]
+            return ragged_of(pixels, *self._largest[field.name])
+        if shape is None:
+            first, row = self._place(int(records[0]))
+            shape = first.shape(field.name, row)
+        if out is None or out.shape != (len(records), *shape):
+            out = canonical(np.empty((len(records), *shape), field.dtype.newbyteorder("=")))
+        numbers = self._shard_numbers(records)
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            rows = records[here] - (self._ends[number - 1] if number else 0)
+            array = self._shards[number].rows(field, self._shapes[field.name])
+            if array is not None:
+                out[here] = array[rows]
+                continue
+            for place, row in zip(here.tolist(), rows.tolist(), strict=True):
+                value = self._shards[number].array(field, row)
+                if value.shape != shape:
+                    raise ValueError(
+                        f"record {records[place]} of {self!r} has {field.name!r} of shape "
+                        f"{value.shape} and record {records[0]} of shape {shape}; wanted one shape "
+                        "in a batch: read the records one by one, source[i], or in batches of 1"
+                    )
+                out[place] = value
+        if field.codec != "column":  # whose values are the index's, which is whole
+            out[~valid] = 0
+        return out
+
+    def _image(self, field: PackedField, record: int, row: int, valid: np.ndarray) -> np.ndarray:
+        """uint8 [H, W, C]; zeros where it is not valid, which is said where it does not decode."""
+        file, place = self._place(record)
+        shape = file.shape(field.name, place)
+        if field.codec == "array":
+            return file.array(field, place) if valid[row] else np.zeros(shape, np.uint8)
+        channels = self._channels(field)
+        if valid[row]:
+            name = f"record {record}, field {field.name!r}, of {file.path}"
+            try:
+                pixels = decoded(
+                    file.stored(field.name, place).data, channels, self.max_pixels, name
+                )
+                if pixels.shape[:2] == shape:
+                    return pixels
+                raise ValueError(f"{name}: it is {pixels.shape[:2]} and the index has {shape}")
+            except Exception as error:
+                if self.on_bad_record == "raise" or not is_of_the_image(error):
+                    raise
+                valid[row] = False
+        return np.zeros((*shape, channels), np.uint8)
+
+    @functools.cached_property
+    def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
+        """The fields that are rows of arrays, and the others, where native threads read them."""
+        if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
+            return None
+        rows, images = {}, {}
+        for field in self._fields:
+            array = self._one_array(field)
+            if array is not None:
+                rows[field.name] = array
+            elif self._is_image(field) and (field.codec == "array" or jpeg_decoding().native):
+                images[field.name] = self._encoded(field)
+            else:
+                return None
+        return rows, images
+
+    def _one_array(self, field: PackedField) -> np.ndarray | None:
+        """All of a field's records as one array, where it costs little memory."""
+        if len(self._shards) == 1:
+            return self._shards[0].rows(field, self._shapes[field.name])
+        if field.codec != "column":
+            return None
+        parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
+        return np.concatenate(parts) if sum(p.nbytes for p in parts) <= _MOST_JOINED else None
+
+    def _encoded(self, field: PackedField) -> EncodedImages:
+        columns = [shard.index.columns[field.name] for shard in self._shards]
+        place = [
+            np.stack([np.full_like(part["size"], n), part["offset"], part["size"]], axis=1)
+            for n, part in enumerate(columns)
+        ]
+        size = np.concatenate([part["shape"][:, :2] for part in columns])
+        return EncodedImages(
+            blobs=tuple(shard.file for shard in self._shards),
+            place=np.concatenate(place),
+            in_files=False,
+            size=size,
+            codec="jpeg" if field.codec == "jpeg" else "raw",
+            channels=self._channels(field),
+            max_pixels=self.max_pixels,
+        )
