@@ -4,6 +4,7 @@ that has the exit code of a whole file, and errors that are tracebacks."""
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import PIL.Image
@@ -132,3 +133,13 @@ def test_a_file_that_is_there_is_replaced_by_force_only(folder, tmp_path, capsys
     assert "is there already" in capsys.readouterr().err
     assert main([*arguments, "--format", "raw", "--force"]) == 0
     assert PackedSource(tmp_path / "x.jkp").metadata["format"] == "raw"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the test extra has no zarr there")
+def test_a_group_of_zarr_is_a_folder_and_none_of_images(tmp_path):
+    import zarr
+
+    zarr.create_group(tmp_path / "x.zarr").create_array("x", data=np.arange(4))
+    arguments = [str(tmp_path / "x.zarr"), str(tmp_path / "x.jkp"), "--format", "npy", "--quiet"]
+    assert main(["pack", *arguments]) == 0
+    assert PackedSource(tmp_path / "x.jkp")[3]["x"] == 3

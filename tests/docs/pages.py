@@ -53,6 +53,18 @@ BEFORE = {
     "README.md": {
         1: "def train(image, label): assert image.shape[1:] == (224, 224, 3)" + _IMAGES,
         2: """
+import pathlib, PIL.Image
+for k in range(20):
+    path = pathlib.Path(("photos", "drawings")[k % 2], "ab"[k // 10], f"{k:02}.jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(images[k]).save(path)
+np.save("tokens.npy", np.arange(90, dtype=np.uint16))
+np.save("offsets.npy", [0, 30, 50, 90])
+""",
+        3: """
+for feed in (from_files, mixture):
+    assert next(iter(feed))["image"].shape[1:] == (224, 224, 3)
+assert next(iter(tokens))["tokens"].shape == (1, 2048)
 import numpy as np
 t, phi = 0.1 * np.arange(60), np.array([0.0, 40.0])
 import jaxkern as jk

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -76,13 +77,15 @@ OTHERS = {
 }
 
 
-@pytest.fixture(params=["native", "simplejpeg", "Pillow"])
+# The test extra has simplejpeg below Python 3.14 only.
+LIBRARIES = ["native", *(["simplejpeg"] if sys.version_info < (3, 14) else []), "Pillow"]
+
+
+@pytest.fixture(params=LIBRARIES)
 def decoder(request, monkeypatch):
     """Each of the decoders, with those before it missing."""
     if request.param != "native":
         monkeypatch.setattr(decoding, "_native", lambda: None)
-    if request.param == "simplejpeg":
-        pytest.importorskip("simplejpeg")
     if request.param == "Pillow":
         monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
     return request.param

@@ -151,7 +151,8 @@ def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
 def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
     if PackedSource(path).shard_metadata != metadata:
         raise FileExistsError(
-            f"{path} is there already and is of another set; remove it, or use overwrite=True (--force)"
+            f"{path} is there already and is of another set; remove it, or use overwrite=True "
+            "(--force)"
         )
 
 

@@ -76,7 +76,8 @@ def as_source(source: Any) -> BatchSource:
         )
     if isinstance(source, np.ndarray | jax.Array):
         raise TypeError(
-            f"source is an array of shape {source.shape}; wanted a dict that names it: {{'x': array}}"
+            f"source is an array of shape {source.shape}; wanted a dict that names it: "
+            "{'x': array}"
         )
     if isinstance(source, Iterable) and not isinstance(source, RandomAccessSource):
         raise TypeError(
@@ -87,7 +88,7 @@ def as_source(source: Any) -> BatchSource:
         raise TypeError(
             f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
             "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
-            "HDF5Source and ImageFolder, and jaxkern.from_stream takes a function that opens a stream"
+            "HDF5Source and ImageFolder; jaxkern.from_stream takes a function that opens a stream"
         )
     return RecordSource(source)
 
