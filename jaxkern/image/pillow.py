@@ -67,6 +67,8 @@ def _decode_one(
         opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])
     except UnidentifiedImageError:
         raise ValueError("Pillow does not know it as a JPEG") from None
+    except Image.DecompressionBombError as error:  # twice Image.MAX_IMAGE_PIXELS and more
+        raise ValueError(str(error)) from None
     with opened:
         if opened.width * opened.height > max_pixels:
             raise ValueError(

@@ -353,3 +353,17 @@ def test_the_doctor_says_what_decodes():
     report = jk.doctor()
     assert f"{NATIVE.jpeg_decoder()}, linked" in str(report)
     assert [s.platform for s in report.ops if s.op == "jaxkern.image_decode_jpeg"] == ["cpu"]
+
+
+@pytest.mark.parametrize("backend", ["auto", "jax"])
+def test_a_header_that_claims_far_too_much_is_masked(backend):
+    """Pillow has a limit of its own, whose error is neither an OSError nor a ValueError."""
+    data = bytearray(encoded(picture()))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = b"\xff\xdc\xff\xdc"
+    with jk.backend(backend):
+        images, sizes = jk.image.decode_jpeg(
+            as_array(bytes(data)), [0, len(data)], size=(4, 5), on_bad="mask"
+        )
+    assert sizes.tolist() == [[0, 0]]
+    assert not images.any()
