@@ -20,6 +20,8 @@ namespace {
 
 // What libjpeg needs beside the coefficients of an image that has several scans.
 constexpr long kWorkingBytes = 64L << 20;
+// Of an image that was turned so much is kept for the next one.
+constexpr size_t kKeptBytes = size_t{2} << 20;
 
 bool ends_with_marker(const uint8_t* data, size_t begin, size_t end) {
   for (size_t at = end; at >= begin + 2; --at) {
@@ -76,6 +78,10 @@ struct JpegDecoder::State {
   }
   ~State() {
     if (created) jpeg_destroy_decompress(&cinfo);
+  }
+
+  void shrink() {
+    if (upright.size() > kKeptBytes) upright = std::vector<uint8_t>();
   }
 
   int32_t out_height() const { return transposed ? width : height; }
@@ -310,7 +316,12 @@ std::string JpegDecoder::open(const uint8_t* data, size_t size, int32_t channels
   if (!problem.empty() || state.streams()) return problem;
   state.upright.resize(static_cast<size_t>(state.height) * static_cast<size_t>(state.width) *
                        static_cast<size_t>(channels));
-  return state.read_rows(state.height, state.upright.data());
+  problem = state.read_rows(state.height, state.upright.data());
+  if (!problem.empty()) {
+    state.height = state.width = 0;
+    state.shrink();
+  }
+  return problem;
 }
 
 std::string JpegDecoder::read(int32_t rows, uint8_t* out) {
@@ -326,6 +337,7 @@ std::string JpegDecoder::read(int32_t rows, uint8_t* out) {
   memcpy(out, state.upright.data() + static_cast<size_t>(state.rows_read) * line,
          static_cast<size_t>(rows) * line);
   state.rows_read += rows;
+  if (state.rows_read == state.out_height()) state.shrink();
   return "";
 }
 

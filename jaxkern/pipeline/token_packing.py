@@ -267,11 +267,10 @@ class _Window:
         there; what stands before is let go."""
         while self._reads and self._reads[0].first + len(self._reads[0].lengths) <= oldest:
             self._reads.popleft()
-        if not self._reads:
-            return {"at": self._reader.place}, self._count
-        errors = sum(read.error is not None for read in self._reads)
-        found = {"at": self._reads[0].before}
-        return found | ({"errors": errors} if errors else {}), self._reads[0].first
+        errors = self._raised + sum(read.error is not None for read in self._reads)
+        found = {"at": self._reads[0].before if self._reads else self._reader.place}
+        first = self._reads[0].first if self._reads else self._count
+        return found | ({"errors": errors} if errors else {}), first
 
     def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin among the values that they were read with, and their lengths."""

@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 
 from jaxkern.cli import main
-from jaxkern.pipeline import ImageFolder, PackedSource, pack
+from jaxkern.pipeline import ImageFolder, PackedSource, Subset, pack
 from jaxkern.pipeline.sources.packed.files import PackedFile
 
 
@@ -86,6 +86,18 @@ def test_another_packed_file_is_a_source(folder, tmp_path, capsys):
     capsys.readouterr()
     sources = [PackedSource(name) for name in (arguments[0], arguments[1])]
     assert sources[0].digest == sources[1].digest  # JPEG is not compressed again
+    assert sources[0].metadata["classes"] == sources[1].metadata["classes"]
+    part = Subset(ImageFolder(folder), [2, 0])
+    (path,) = pack(part, tmp_path / "part.jkp", progress=False)
+    assert PackedSource(path).metadata["classes"] == sources[0].metadata["classes"]
+
+
+def test_a_folder_that_is_no_folder_of_images(tmp_path, capsys):
+    zarr = pytest.importorskip("zarr")
+    group = zarr.create_group(tmp_path / "x.zarr")
+    group.create_array("x", data=np.arange(6), chunks=(2,))
+    assert main(["pack", str(tmp_path / "x.zarr"), str(tmp_path / "x.jkp"), "--format", "npy"]) == 0
+    assert [int(PackedSource(tmp_path / "x.jkp")[k]["x"]) for k in range(6)] == list(range(6))
 
 
 def test_files_that_do_not_decode(folder, tmp_path, capsys):

@@ -8,6 +8,7 @@ libraries meet.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import os
@@ -105,6 +106,20 @@ def test_scaled_decodes_are_libjpegs(denominator):
     wanted = np.asarray(opened)
     assert wanted.shape[:2] == (-(-61 // denominator), -(-97 // denominator))
     np.testing.assert_array_equal(decode(data, wanted.shape, denominator=denominator), wanted)
+
+
+@pytest.mark.parametrize("kept", [None, -5000])
+def test_a_turned_image_is_not_kept_by_the_thread_that_decoded_it(kept):
+    """Held decoded while it is read: 48 MB, of the last large image of every thread otherwise."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    data = encoded(Image.new("RGB", (4000, 4000)), 6)[:kept]
+    before = resident()
+    with contextlib.suppress(ValueError):  # a cut one is as well
+        decode(data, (4000, 4000, 3), band=500)
+    assert resident() - before < 24 << 20
 
 
 def test_xmp_says_the_orientation_where_exif_does_not():

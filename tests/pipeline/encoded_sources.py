@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
+import pytest
 
 from jaxkern.image import Ragged
 from jaxkern.pipeline import BatchSource
 from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
 
+# Of tests of the native JPEG decoder; never skipped where JAXKERN_REQUIRE names it, as in .ci/run.
+native_jpeg = pytest.mark.skipif(
+    "jpeg" not in os.environ.get("JAXKERN_REQUIRE", "") and not jpeg_decoding().native,
+    reason="this installation has no native JPEG decoder",
+)
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from batches import assert_same, epoch_of
+from encoded_sources import native_jpeg
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -76,6 +77,7 @@ def test_no_other_row_changes(folders, workers, where):
         assert seen == len(bad)
 
 
+@native_jpeg
 @pytest.mark.parametrize("part", [False, True])
 def test_native_threads_name_them_too(folders, part):
     whole, damaged, bad = folders

@@ -16,13 +16,15 @@ import numpy as np
 import PIL.Image
 import pytest
 from batches import assert_same, epoch_of
-from encoded_sources import PillowSource, jpeg, photograph
+from encoded_sources import PillowSource, jpeg, native_jpeg, photograph
 
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern import performance
 from jaxkern.pipeline import pipeline
 from jaxkern.ring import ProducerError
+
+pytestmark = native_jpeg
 
 CHAINS = {
     "crop, flip, normalize": im.Compose(

@@ -131,6 +131,21 @@ def test_resumes_behind_every_batch(kind):
             assert_same(epoch_of(resumed), wanted[number:])
 
 
+def test_what_was_resumed_resumes_again():
+    """Each state is of an iteration that went on from the one before by a batch."""
+
+    def build():
+        return base() >> Filter(some) >> Rebatch(8) >> Rebatch(3)
+
+    wanted, state = epoch_of(build()), None
+    for batch in wanted:
+        iterator = iter(build())
+        if state is not None:
+            iterator.set_state(json.loads(state))
+        assert_same([next(iterator)], [batch])
+        state = json.dumps(iterator.get_state())
+
+
 def test_a_finished_state_ends_at_once_and_the_next_epoch_follows():
     pipe, wanted = KINDS["one"](base()), KINDS["one"](base())
     epochs = [epoch_of(wanted) for _ in range(2)]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import tarfile
 
 import jax
 import numpy as np
@@ -131,6 +133,17 @@ def test_a_tar_shard_that_was_cut_anywhere_is_named(tmp_path, photos):
         jk.pipeline.WebDatasetSource(cut)
 
 
+def test_a_tar_shard_that_is_cut_while_it_is_open(tmp_path, photos):
+    path = write_tar(tmp_path / "x.tar", [(f"{k}", {"jpg": photos[k]}) for k in range(12)])
+    for read in (0, 4):  # headers are read with the first batch
+        source = jk.pipeline.WebDatasetSource(shutil.copy(path, tmp_path / "cut.tar"))
+        if read:
+            source.gather(np.arange(read))
+        os.truncate(tmp_path / "cut.tar", 600)
+        with pytest.raises(OSError, match=r"which has 600 bytes now"):
+            source.gather(np.array([3]))
+
+
 def test_tar_shards_that_cannot_be_read(tmp_path, photos):
     import gzip
 
@@ -147,6 +160,17 @@ def test_tar_shards_that_cannot_be_read(tmp_path, photos):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"one"})])
     with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is no whole number"):
+        jk.pipeline.WebDatasetSource(path)
+    with tarfile.open(path, "w") as tar:
+        for name, kind in (("a.cls", tarfile.REGTYPE), ("b.cls", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a.cls"
+            tar.addfile(member, io.BytesIO())
+    with pytest.raises(ValueError, match=r"x\.tar is no tar file.*b\.cls does not lie in it"):
+        jk.pipeline.WebDatasetSource(path)
+    write_tar(path, [("a", {"cls": b"1"})])
+    path.write_bytes(path.read_bytes() * 2)  # by `cat`: its reader would end before the second
+    with pytest.raises(ValueError, match=r"x\.tar is .*several files in one"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [])
     with pytest.raises(ValueError, match="no samples"):
@@ -322,6 +346,13 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         source(x=[[1, 2], [3]])
     with pytest.raises(ValueError, match=r"missing values; wanted bytes in every row, or on_bad"):
         source(x=[b"a", None])
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), (2,)), pa.array([[1, None]], pa.list_(pa.int32(), 2))
+    )
+    with pytest.raises(ValueError, match="'x' of the table has 1 missing values"):
+        source(x=tensors)
+    with pytest.raises(TypeError, match="decoders has 'x', which is int64 in the table; wanted"):
+        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"x": len})
     with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decoders="):
         source(x=["a"])
     with pytest.raises(TypeError, match="'x' of the table is timestamp"):
@@ -340,6 +371,11 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         pa.table({"x": ["a", "bcd"]}), decoders={"x": lambda data: {"length": len(data)}}
     )
     assert text.gather(np.array([1, 0]))["x.length"].tolist() == [3, 1]
+    for values in (pa.array([b"a", b"b"], pa.binary(1)), pa.array(["a", "b"]).dictionary_encode()):
+        coded = jk.pipeline.ArrowSource(pa.table({"x": values}), decoders={"x": lambda d: d[0]})
+        assert coded.gather(np.array([1, 0]))["x"].tolist() == [98, 97]
+    empty = pa.array([[], []], pa.list_(pa.list_(pa.int32())))
+    assert source(x=empty).gather(np.array([1]))["x"].shape == (1, 0, 0)
     for number, data in enumerate(photos[:3]):
         (tmp_path / f"{number}.img").write_bytes(data)
     files = [{"bytes": None, "path": str(tmp_path / f"{k}.img")} for k in range(3)]

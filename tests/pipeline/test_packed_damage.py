@@ -166,6 +166,11 @@ def test_a_jpeg_that_is_none(tmp_path, sources):
     masked = PackedSource(forged, on_bad_record="mask")
     assert not masked[2]["valid"]
     assert not masked[2]["image"].any()
+    # Of sides that no memory has.
+    forged = forge(path, tmp_path, {"shape": np.full_like(index.columns["image"]["shape"], 2**30)})
+    masked = PackedSource(forged, on_bad_record="mask")[2]
+    assert not masked["valid"]
+    assert masked["image"].shape == (1, 1, 3)
 
 
 def test_any_damage_is_right_values_or_an_error(whole, tmp_path):
@@ -301,7 +306,13 @@ def test_an_index_may_say_any_order(sources, tmp_path):
 def test_a_file_that_is_cut_while_it_is_open(kind, sources, tmp_path):
     shutil.copy(sources[kind][0], tmp_path / "x.jkp")
     pipe = jk.from_source(tmp_path / "x.jkp", 4)
-    with open(tmp_path / "x.jkp", "r+b") as file:
-        file.truncate(5000)
-    with pytest.raises(OSError, match=r"which has 5000 bytes now"):
+    source = PackedSource(shutil.copy(sources[kind][0], tmp_path / "y.jkp"))
+    for path in ("x.jkp", "y.jkp"):
+        with open(tmp_path / path, "r+b") as file:
+            file.truncate(5000)
+    said = r"which has 5000 bytes now"
+    with pytest.raises(OSError, match=said):
         next(iter(pipe))
+    for look in (source.describe, source.info, lambda: list(source.damaged())):
+        with pytest.raises(OSError, match=said):
+            look()

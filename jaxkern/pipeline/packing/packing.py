@@ -22,6 +22,7 @@ from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.pipeline.sources.subset import Subset
 
 
 def pack(
@@ -161,8 +162,12 @@ def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
     about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
     if form.max_side is not None:
         about["max_side"] = form.max_side
-    if hasattr(source, "classes"):
-        about["classes"] = [str(name) for name in source.classes]
+    while isinstance(source, Subset):
+        source = source.source
+    packed = source.metadata if isinstance(source, PackedSource) else {}
+    classes = getattr(source, "classes", packed.get("classes"))
+    if classes is not None:
+        about["classes"] = [str(name) for name in classes]
     return about
 
 

@@ -180,8 +180,12 @@ class PackedWriter:
         with contextlib.suppress(OSError, ValueError):
             if kind is not None and self.done > self._kept[0]:
                 self._keep()
-        self._journal.close()
-        self._file.close()
+        for file in (self._journal, self._file):
+            try:
+                file.close()
+            except OSError:  # of a full disk, where closing writes what is left
+                if kind is None:
+                    raise
 
 
 def journal_of(path: Path) -> Path:

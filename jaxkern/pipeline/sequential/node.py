@@ -236,16 +236,17 @@ class RowReader:
     def place(self) -> dict[str, Any]:
         """Of the first row that was not let go; see `Flow.place`."""
         dropped = self._dropped
+        first, part = self._begin or (0, 0)  # where nothing was read, it is where it begins
         found: dict[str, Any] = {"at": self._given.place}
         if self._pieces:
             head = self._pieces[0]
             first = int(head.rows.origins[head.at])
             part = head.at - int(np.searchsorted(head.rows.origins, first))
-            errors = sum(piece.item.error is not None for piece in self._pieces)
-            found = {"at": head.item.before, "row": first}
-            found |= {"part": part} if part else {}
-            found |= {"errors": errors} if errors else {}
+            found["at"] = head.item.before
             dropped += first - head.at - head.skipped
+        errors = self._raised + sum(piece.item.error is not None for piece in self._pieces)
+        told = {"row": first, "part": part, "errors": errors}
+        found |= {name: value for name, value in told.items() if value}
         if self._passing:
             found["pass"] = self._passing
         if self._drops:

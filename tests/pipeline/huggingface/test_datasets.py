@@ -86,6 +86,10 @@ def test_images_stay_encoded_where_they_lie(data):
     assert [blob.ctypes.data for blob in images.blobs] == buffers
     wanted = data.cast_column("image", datasets.Image(decode=False))["image"]
     assert [bytes(images[k]) for k in range(17)] == [row["bytes"] for row in wanted]
+    gray = data.cast_column("image", datasets.Image(mode="L"))
+    np.testing.assert_array_equal(
+        HuggingFaceSource(gray)[3]["image"][..., 0], np.asarray(gray[3]["image"])
+    )
 
 
 def test_formats(data):
@@ -115,6 +119,10 @@ def test_epochs_resume_and_subsets(data):
     resumed = iter(jk.from_source(data, 4, shuffle=True, seed=2))
     resumed.set_state(state)
     assert_same(epoch_of(resumed), wanted[1:])
+    iterator = iter(jk.from_source(data.shuffle(seed=1), 4))
+    next(iterator)
+    with pytest.raises(ValueError, match="the state is of another pipeline"):
+        iter(jk.from_source(data.shuffle(seed=2), 4)).set_state(iterator.get_state())
     assert sorted(column(wanted, "grid")[:, 0, 0].tolist()) == list(range(17))
     part = Subset(data, [3, 1])
     np.testing.assert_array_equal(part.gather(np.array([0, 1]))["label"], [3, 1])

@@ -215,9 +215,13 @@ def _column(
 ) -> Column:
     kind = parts[0][1].schema.field(name).type
     is_image = decode is None and (images is None or name in images)
-    text = _is_text(kind)
-    binary = (_is_file(kind) or _is_binary(kind)) and (is_image or decode is not None)
-    if binary or (text and decode is not None):
+    if is_image and (_is_file(kind) or _is_binary(kind)):
+        return _bytes(name, parts, None, missing)
+    if decode is not None:
+        if not (_is_file(kind) or _is_binary(_plain(kind)) or _is_text(_plain(kind))):
+            raise TypeError(
+                f"decoders has {name!r}, which is {kind} in {parts[0][0]}; wanted bytes or text"
+            )
         return _bytes(name, parts, decode, missing)
     pieces: list[np.ndarray] = []
     for where, table, data in parts:
@@ -253,6 +257,19 @@ def _is_file(kind: Any) -> bool:
     return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
 
 
+def _plain(kind: Any) -> Any:
+    """The type, with offsets, as which bytes and text of another layout are read."""
+    arrow = extra("pyarrow", "parquet")
+    types = arrow.types
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if types.is_string_view(kind):
+        return arrow.large_string()
+    if types.is_binary_view(kind) or types.is_fixed_size_binary(kind) or types.is_null(kind):
+        return arrow.large_binary()
+    return kind
+
+
 def _is_binary(kind: Any) -> bool:
     types = extra("pyarrow", "parquet").types
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
@@ -274,6 +291,7 @@ def _values(array: Any, what: str) -> np.ndarray:
             "wanted a number in every row: fill or drop them (pyarrow.compute.fill_null)"
         )
     if isinstance(kind, arrow.FixedShapeTensorType):
+        _values(array.storage, what)  # missing numbers would be any
         tensors: np.ndarray = array.to_numpy_ndarray()
         return tensors
     if isinstance(array, arrow.ExtensionArray):
@@ -286,7 +304,7 @@ def _values(array: Any, what: str) -> np.ndarray:
         return values.reshape(len(array), kind.list_size, *values.shape[1:])
     if types.is_list(kind) or types.is_large_list(kind):
         starts = _offsets(array, len(array.values), what)
-        lengths = np.diff(starts)
+        lengths = np.diff(starts) if len(array) else np.zeros(1, np.int64)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             raise ValueError(
                 f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]}; wanted one length: "
@@ -307,6 +325,8 @@ def _values(array: Any, what: str) -> np.ndarray:
 
 def _offsets(array: Any, limit: int, what: str) -> np.ndarray:
     """Where each of the lists or bytes begins, and the last one ends; [N + 1]."""
+    if not len(array):
+        return np.zeros(1, np.int64)
     wide = str(array.type).startswith("large_")
     dtype = np.dtype(np.int64 if wide else np.int32)
     buffer = array.buffers()[1]
@@ -344,13 +364,13 @@ def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: boo
                 in_files = array.null_count == len(array) and not chunk.field("path").null_count
                 array = chunk.field("path") if in_files else array
                 paths.add(in_files)
+            if (plain := _plain(array.type)) != array.type:
+                array = array.cast(plain)
             if (chunk.null_count or array.null_count) and not missing:
                 raise ValueError(
                     f"{what} has {max(chunk.null_count, array.null_count)} missing values; wanted "
                     "bytes in every row, or on_bad_record='mask' for images"
                 )
-            if str(array.type).endswith("_view") or arrow.types.is_null(array.type):
-                array = array.cast(arrow.large_binary())
             stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
             offsets = _offsets(array, len(stored), what).astype(np.int64)
             place = np.empty((len(array), 3), np.int64)

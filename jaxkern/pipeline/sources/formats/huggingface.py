@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -20,6 +21,8 @@ from jaxkern.pipeline.sources.formats.columns import (
 from jaxkern.pipeline.sources.formats.extras import extra
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
 
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of what `Image(mode=...)` wants
+
 
 class HuggingFaceSource(ColumnSource):
     """The rows of a `datasets.Dataset`, read from its Arrow table without a copy.
@@ -34,7 +37,8 @@ class HuggingFaceSource(ColumnSource):
 
     Args:
       dataset: with a length: one split, no `DatasetDict` and no `IterableDataset`.
-      columns, decoders, images: as for `ArrowSource`.
+      columns, decoders, images: as for `ArrowSource`; `channels` are those of ``Image(mode=...)``
+        where they are not given.
 
     Attributes:
       bad_images: (field, record) -> error of each image that did not decode, where masked.
@@ -64,14 +68,23 @@ class HuggingFaceSource(ColumnSource):
         where = "the data set"
         table = dataset.data.table
         found = columns_of([(where, table, None)], names, decoders or {}, masks(images), of_images)
+        self._picked = ""
         if dataset._indices is not None:
             rows = dataset._indices.table.column(0).to_numpy().astype(np.int64)
             if len(rows) and rows.max() >= table.num_rows:
                 raise ValueError(f"{where} picks row {rows.max()} of {table.num_rows}")
             found = {name: _picked(column, rows) for name, column in found.items()}
+            self._picked = f"#{zlib.crc32(rows.tobytes()):08x}"
         if len(dataset) == 0:
             raise ValueError(f"{where} has no rows")
+        modes = [str(getattr(dataset.features[name], "mode", None)) for name in found]
+        if wanted := [_CHANNELS[mode] for mode in modes if mode in _CHANNELS]:
+            images.setdefault("channels", max(wanted))
         super().__init__(found, _name_of, **images)
+
+    def describe(self) -> str:
+        """With the rows that were picked: another shuffle is another source."""
+        return super().describe() + self._picked
 
 
 def huggingface_source(dataset: Any) -> BatchSource:

@@ -130,9 +130,10 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
                 folder, _, last = member.name.rpartition("/")
                 stem, dot, ending = last.partition(".")
-                if not member.isreg() or not dot or not stem or stem.startswith("__"):
+                is_link = member.islnk() or member.issym()
+                if not (member.isreg() or is_link) or not dot or not stem or stem.startswith("__"):
                     continue
-                if member.issparse() or member.offset_data + member.size > len(data):
+                if is_link or member.issparse() or member.offset_data + member.size > len(data):
                     raise tarfile.ReadError(f"{member.name} does not lie in it as it is")
                 key = f"{folder}/{stem}" if folder else stem
                 if not keys or keys[-1] != key:
@@ -162,11 +163,12 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
             f"{file} is no tar file that can be read: {error}"
             + ("; it is compressed: unpack it first, samples are read in any order" * packed)
         ) from error
-    if len(data) < end + 512 or data[end : end + 512].any():
-        # tarfile takes what it does not understand behind the first member for the end.
+    if len(data) < end + 512 or data[end:].any():
+        # tarfile takes what it does not understand behind the first member for the end, and does
+        # not see another tar file behind it.
         raise ValueError(
-            f"{file} is damaged or cut short: its members end at byte {end} of {len(data)}, where "
-            "the zeros that end a tar file are wanted"
+            f"{file} is damaged, cut short or several files in one: its members end at byte {end} "
+            f"of {len(data)}, where the zeros that end a tar file are wanted, and nothing else"
         )
     table = np.array(members, np.int64).reshape(-1, 6)
     names = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")

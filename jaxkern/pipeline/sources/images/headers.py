@@ -136,6 +136,8 @@ def read_headers(images: Places) -> Headers:
 
 def _filled(found: Headers, images: Places, records: np.ndarray) -> Headers:
     part = slice(int(records[0]), int(records[-1]) + 1)
+    for blob in np.unique(images.place[part, 0]).tolist():
+        check_mapped("images", images.blobs[blob])
     native = registry.module("cpu")
     if native is not None:
         place = images.place[part]

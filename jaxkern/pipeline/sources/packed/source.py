@@ -6,7 +6,8 @@ import bisect
 import concurrent.futures
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -119,6 +120,7 @@ class PackedSource(BatchSource):
     @functools.cached_property
     def digest(self) -> str:
         """Of the values of all records: the same for every set of files that holds them."""
+        self._check_mapped(range(len(self._shards)))
         digest = hashlib.blake2b(digest_size=8)
         for field in self._fields:
             digest.update(f"{field.name} {field.codec} {field.dtype} {len(field.shape)}".encode())
@@ -205,8 +207,7 @@ class PackedSource(BatchSource):
         Each is read once; native threads, which read the maps themselves, need no more.
         """
         self._check_open()
-        for number in np.unique(self._shard_numbers(records)).tolist():
-            check_mapped("the source", self._shards[number].file)
+        self._check_mapped(np.unique(self._shard_numbers(records)).tolist())
         if self._unread is None:
             return
         unread = records[self._unread[records]]
@@ -227,6 +228,7 @@ class PackedSource(BatchSource):
           progress: called with the number of records that were read so far.
         """
         self._check_open()
+        self._check_mapped(range(len(self._shards)))
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
             damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
@@ -238,6 +240,10 @@ class PackedSource(BatchSource):
     def _check_open(self) -> None:
         if not self._shards:
             raise ValueError(f"{self.paths[0]} was closed")
+
+    def _check_mapped(self, shards: Iterable[int]) -> None:
+        for number in shards:
+            check_mapped("the source", self._shards[number].file)
 
     def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
         """The one shape of all records; None where they differ, and for JPEG."""
@@ -366,6 +372,8 @@ class PackedSource(BatchSource):
                 if self.on_bad_record == "raise" or not is_of_the_image(error):
                     raise
                 valid[row] = False
+        if math.prod(shape) > self.max_pixels:  # as an index may say of an image that is none
+            shape = (1, 1)
         return np.zeros((*shape, channels), np.uint8)
 
     @functools.cached_property
