@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import jax
 
 from jaxkern.pipeline.iteration import PipelineIterator
+from jaxkern.pipeline.rows import Data
 
 _ROUNDS = 3
 _SECONDS = 0.3  # of batches, in each round and form
@@ -37,9 +38,10 @@ def batch_seconds(forms: Mapping[Form, Callable[[int], PipelineIterator]]) -> di
 def _one_round(start: Callable[[int], PipelineIterator], seconds: float) -> float:
     with contextlib.closing(start(0)) as batches:
         started = time.perf_counter()
-        jax.block_until_ready(next(batches))
+        whole = _without_errors(batches)
+        jax.block_until_ready(next(whole))
         taken, begin = 0, time.perf_counter()
-        for batch in batches:
+        for batch in whole:
             jax.block_until_ready(batch)
             taken += 1
             if taken >= _BATCHES and time.perf_counter() - begin >= seconds:
@@ -48,3 +50,20 @@ def _one_round(start: Callable[[int], PipelineIterator], seconds: float) -> floa
             return (time.perf_counter() - begin) / taken
         # Those few behind the first were made while that was waited for.
         return (time.perf_counter() - started) / (taken + 1)
+
+
+def _without_errors(batches: PipelineIterator) -> Iterator[Data]:
+    """The batches that do not raise; the error of the last one where all of them do."""
+    failed, found = None, False
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        except Exception as error:
+            failed = error
+            continue
+        found = True
+        yield batch
+    if failed is not None and not found:
+        raise failed

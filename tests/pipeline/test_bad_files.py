@@ -215,3 +215,9 @@ def test_bytes_that_were_cut_while_they_are_mapped(folders, tmp_path, workers):
     again = Encoded((values, np.cumsum([0, *map(len, files)])))
     with pytest.raises(OSError, match="which has 3 bytes now"):
         again.max_size  # noqa: B018 - reads the headers
+
+
+def test_explain_passes_over_what_does_not_decode(folders):
+    _, damaged = folders[:2]
+    pipe = jk.from_source(ImageFolder(damaged), 3) >> SIZE
+    assert "Compose" in str(pipe.explain())
