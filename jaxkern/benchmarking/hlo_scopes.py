@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# XSpace.planes; XPlane.name, .event_metadata (a map: its entries' value); XEventMetadata.stats;
-# XStat.bytes_value.
-_PLANES, _PLANE_NAME, _EVENT_METADATA, _MAP_VALUE, _STATS, _BYTES = 1, 2, 4, 2, 5, 6
-# HloProto.hlo_module; HloModuleProto.name, .computations; HloComputationProto.instructions;
+# XSpace.planes; XPlane.name, .event_metadata (a map: its entries' value); XEventMetadata.name,
+# .stats; XStat.bytes_value.
+_PLANES, _PLANE_NAME, _EVENT_METADATA, _MAP_VALUE, _PROGRAM, _STATS, _BYTES = 1, 2, 4, 2, 2, 5, 6
+# HloProto.hlo_module; HloModuleProto.computations; HloComputationProto.instructions;
 # HloInstructionProto.name, .metadata; OpMetadata.op_name.
-_MODULE, _NAME, _COMPUTATIONS, _INSTRUCTIONS, _METADATA, _OP_NAME = 1, 1, 3, 2, 7, 2
+_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _NAME, _METADATA, _OP_NAME = 1, 3, 2, 1, 7, 2
 _METADATA_PLANE = b"/host:metadata"
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -22,6 +22,9 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 def read_scopes(profile: bytes) -> dict[tuple[str, str], str]:
     """``{(program, instruction): scope}`` of a serialized XSpace.
+
+    A program is named with its number, ``jit_f(3)``: a process has many of one name, and the
+    profile holds all that are alive.
 
     Raises:
       ValueError: bytes that are no protocol buffer message.
@@ -32,19 +35,19 @@ def read_scopes(profile: bytes) -> dict[tuple[str, str], str]:
             continue
         for entry in _each(plane, _EVENT_METADATA):
             for metadata in _each(entry, _MAP_VALUE):
+                name = _text(metadata, _PROGRAM)
                 for stat in _each(metadata, _STATS):
                     for program in _each(stat, _BYTES):
-                        found.update(_program_scopes(program))
+                        found.update(_program_scopes(name, program))
     return found
 
 
-def _program_scopes(program: bytes) -> Iterator[tuple[tuple[str, str], str]]:
+def _program_scopes(name: str, program: bytes) -> Iterator[tuple[tuple[str, str], str]]:
     for module in _each(program, _MODULE):
-        module_name = _text(module, _NAME)
         for computation in _each(module, _COMPUTATIONS):
             for instruction in _each(computation, _INSTRUCTIONS):
                 for metadata in _each(instruction, _METADATA):
-                    yield (module_name, _text(instruction, _NAME)), _text(metadata, _OP_NAME)
+                    yield (name, _text(instruction, _NAME)), _text(metadata, _OP_NAME)
 
 
 def _text(message: bytes, field: int) -> str:

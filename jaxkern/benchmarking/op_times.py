@@ -150,7 +150,9 @@ def trace(
 def read_ops(path: Path) -> list[OpTime]:
     """The operations in a profile's ``.xplane.pb``, which other tools may have written too."""
     scopes = read_scopes(path.read_bytes())
-    found: dict[tuple[str, str, str], list[float]] = {}
+    # For events that do not say a program's number.
+    of_names = {(program.partition("(")[0], name): s for (program, name), s in scopes.items()}
+    found: dict[tuple[str, str, str, str], list[float]] = {}
     # JAX 0.10's classes have no __module__, of which Python 3.11 warns.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -159,33 +161,39 @@ def read_ops(path: Path) -> list[OpTime]:
                 # Sums that a device's profiler adds to what its streams show.
                 if line.name.startswith(("XLA ", "Steps", "Framework", "Source")):
                     continue
-                for key, seconds in own_seconds(_spans(line.events)):
-                    found.setdefault((*key, plane.name), []).append(seconds)
-    return [
-        OpTime(name, scopes.get((program, name), ""), program, place, len(seconds), sum(seconds))
-        for (program, name, place), seconds in found.items()
-    ]
+                for (program, number, name), seconds in own_seconds(_spans(line.events)):
+                    scope = (
+                        scopes.get((f"{program}({number})", name), "")
+                        if number
+                        else of_names.get((program, name), "")
+                    )
+                    found.setdefault((name, scope, program, plane.name), []).append(seconds)
+    return [OpTime(*key, len(seconds), sum(seconds)) for key, seconds in found.items()]
 
 
-Span = tuple[float, float, tuple[str, str]]
+# A program's name and its number in the process, and the operation.
+Key = tuple[str, str, str]
+Span = tuple[float, float, Key]
 
 
 def _spans(events: Iterable[Any]) -> list[Span]:
-    """(begin, end, (program, operation)) of the events that are operations of programs."""
+    """(begin, end, key) of the events that are operations of programs."""
     spans = []
     for event in events:
-        stats = {name: value for name, value in event.stats if name in ("hlo_op", "hlo_module")}
+        stats = dict(event.stats)
         if "hlo_op" in stats:
-            key = (str(stats.get("hlo_module", "")), str(stats["hlo_op"]))
+            module, number = stats.get("hlo_module", ""), stats.get("program_id", "")
+            key = (str(module), str(number), str(stats["hlo_op"]))
             spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
     return spans
 
 
-def own_seconds(spans: Iterable[Span]) -> list[tuple[tuple[str, str], float]]:
+def own_seconds(spans: Iterable[Span]) -> list[tuple[Key, float]]:
     """Each span's key and its seconds without the spans inside it, of one thread.
 
-    >>> own_seconds([(0, 10e9, ("f", "while")), (1e9, 4e9, ("f", "add")), (4e9, 9e9, ("f", "mul"))])
-    [(('f', 'while'), 2.0), (('f', 'add'), 3.0), (('f', 'mul'), 5.0)]
+    >>> loop, add = ("f", "1", "while"), ("f", "1", "add")
+    >>> own_seconds([(0, 10e9, loop), (1e9, 4e9, add), (4e9, 9e9, add)])
+    [(('f', '1', 'while'), 2.0), (('f', '1', 'add'), 3.0), (('f', '1', 'add'), 5.0)]
     """
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
     own = [end - begin for begin, end, _ in ordered]

@@ -108,11 +108,31 @@ def test_time_inside_a_loop_counts_once(tmp_path):
     assert sum(op.seconds for op in inside) > loop.seconds
 
 
+def test_programs_of_one_name_are_told_apart(tmp_path):
+    def product(scope):
+        def work(x):
+            with jax.named_scope(scope):
+                return x @ x
+
+        return jax.jit(work)
+
+    x = jnp.ones((32, 32))
+    works = [product(scope) for scope in ("first", "second", "third")]
+    for work in works:
+        work(x).block_until_ready()
+    with trace(tmp_path, top=0) as recorded:
+        for work, times in zip(works, (2, 3), strict=False):
+            for _ in range(times):
+                work(x).block_until_ready()
+    calls = {op.scope: op.calls for op in recorded.ops if op.scope.endswith("dot_general")}
+    assert calls == {"jit(work)/first/dot_general": 2, "jit(work)/second/dot_general": 3}
+
+
 def test_own_seconds_of_nested_spans():
     spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
-    found = own_seconds([(b * 1e9, e * 1e9, (k, "")) for b, e, k in spans])
+    found = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
     totals: dict[str, float] = {}
-    for (key, _), seconds in found:
+    for (key, *_), seconds in found:
         totals[key] = totals.get(key, 0) + seconds
     assert totals == {"a": 3.0, "b": 5.0, "c": 3.0}
 
