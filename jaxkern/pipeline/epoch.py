@@ -281,7 +281,7 @@ class Epoch:
     @functools.cached_property
     def key(self) -> np.ndarray:
         """uint32 [2], the data of the key that the records' keys are folded from."""
-        return np.asarray(jax.random.key_data(epoch_key(self._seed, self.number)))
+        return _key_data(self._seed, self.number)
 
     def name_of(self, vertex: Vertex) -> str:
         """A vertex's name."""
@@ -456,3 +456,12 @@ class _Together:
 
     def __exit__(self, *_: object) -> None:
         self._local.made = {}
+
+
+@functools.lru_cache(maxsize=256)
+def _key_data(seed: int, epoch: int) -> np.ndarray:
+    # Once, where an iteration begins: an epoch that is begun again while somebody waits for a batch
+    # calls no JAX, which a Ctrl-C inside of one of its calls leaves without a trace in that thread.
+    data = np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
+    data.flags.writeable = False
+    return data
