@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--ffcv", metavar="PYTHON", help="an interpreter that has ffcv")
     parser.add_argument("--native", metavar="BENCH_JPEG", help="decodes the boxes alone")
     options = parser.parse_args()
-    count, rounds = (256, 2) if options.quick else (COUNT, 9)
+    count, rounds = (256, 2) if options.quick else (COUNT, 5)
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
         paths = sorted(make_folder(root, count))
