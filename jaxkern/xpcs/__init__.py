@@ -2,6 +2,9 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.detectors.frames import Events, FrameSource
+from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
 from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
@@ -47,8 +50,10 @@ __all__ = [
     "Config",
     "ConfigError",
     "CustomModel",
+    "Events",
     "FitResult",
     "FitTimings",
+    "FrameSource",
     "Geometry",
     "LaminarFlow",
     "MemoryEstimate",
@@ -56,6 +61,7 @@ __all__ = [
     "NormalEquations",
     "Parameter",
     "Prepared",
+    "QMap",
     "Source",
     "Static",
     "Strategy",
@@ -77,6 +83,7 @@ __all__ = [
     "load_result",
     "log_likelihood",
     "memory_limit",
+    "multitau_delays",
     "normal_equations",
     "residual",
     "save_result",

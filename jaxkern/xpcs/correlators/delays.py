@@ -1,0 +1,31 @@
+"""The delays of multi-tau correlation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core.arguments import whole_number
+
+
+def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
+    """The delays, in frames, of `n_frames` frames with `dpl` delays a level.
+
+    Level 0 has 1 .. 2 dpl, level L >= 1 has (dpl + 1 .. 2 dpl) 2^L. The list ends before the first
+    delay that is not below (n_frames // 2^L) 2^L.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.multitau_delays(30).tolist()
+      [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24]
+    """
+    whole_number("n_frames", n_frames, 0)
+    whole_number("dpl", dpl, 1)
+    delays: list[int] = []
+    level = 0
+    while True:
+        for t in range(dpl + 1 if level else 1, 2 * dpl + 1):
+            if t >= n_frames >> level:
+                return np.array(delays, np.int64)
+            delays.append(t << level)
+        level += 1

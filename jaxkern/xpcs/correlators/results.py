@@ -1,0 +1,96 @@
+"""What the correlators give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.detectors.qmap import QMap
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """Sums over the frames that were correlated; whole counts are exact.
+
+    Attributes:
+      mean_image: [H, W] mean counts of a frame, also where the mask is 0.
+      intensity: [N] mean counts of a pixel of the map in each frame.
+      static_means: [n_static] mean counts of a static bin's pixels in a frame; NaN without pixels.
+      static_means_parts: [10, n_static] the same of ten parts in time.
+    """
+
+    mean_image: NDArray[np.float64]
+    intensity: NDArray[np.float64]
+    static_means: NDArray[np.float64]
+    static_means_parts: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class MultiTauResult:
+    """g2 of each dynamic bin at the multi-tau delays.
+
+    Attributes:
+      delay: [n_tau] in frames.
+      tau: [n_tau] in s, None where the time of a frame is not known.
+      bins: [n_bins] the dynamic bins, from 1.
+      g2: [n_tau, n_bins]; NaN at delays that were not reached.
+      g2_err: [n_tau, n_bins], the standard error over the bin's pixels.
+      q: [n_bins] in 1/Angstrom, or None.
+      phi: [n_bins] in degrees, or None.
+      n_pixels: [n_bins] pixels of each bin.
+      n_pairs: [n_tau] pairs of sums of frames that a pixel's product is a mean of.
+      n_frames: how many frames, or sums of frames, were correlated.
+      frame_time: from one of them to the next in s, or None.
+      qmap: what the bins are of.
+      overview: sums of the frames, for plots and files; None where they were not asked for.
+      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames.
+    """
+
+    delay: NDArray[np.int64]
+    tau: NDArray[np.float64] | None
+    bins: NDArray[np.int64]
+    g2: NDArray[np.float64]
+    g2_err: NDArray[np.float64]
+    q: NDArray[np.float64] | None
+    phi: NDArray[np.float64] | None
+    n_pixels: NDArray[np.int64]
+    n_pairs: NDArray[np.int64]
+    n_frames: int
+    frame_time: float | None
+    qmap: QMap
+    overview: Overview | None
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TwoTimeResult:
+    """Two-time correlations of each dynamic bin.
+
+    Attributes:
+      c2: [n_bins, N, N] with form "full"; [n_bins, n, n] with ("t1t2", n); [n_bins, n_age, n_lag]
+        with ("age-lag", ...), NaN where a bin has no pairs.
+      g2: [N, n_bins] the mean of each diagonal of the full matrix, from lag 0.
+      g2_parts: [5, N // 5, n_bins] the same of five equal parts in time.
+      bins: [n_bins] the dynamic bins, from 1.
+      t1: edges of c2's first axis in frames (ages with "age-lag"); [n + 1].
+      t2: edges of its second axis in frames (lags with "age-lag").
+      q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: as of `MultiTauResult`.
+    """
+
+    c2: NDArray[Any]
+    g2: NDArray[np.float64]
+    g2_parts: NDArray[np.float64]
+    bins: NDArray[np.int64]
+    t1: NDArray[np.float64]
+    t2: NDArray[np.float64]
+    q: NDArray[np.float64] | None
+    phi: NDArray[np.float64] | None
+    n_pixels: NDArray[np.int64]
+    n_frames: int
+    frame_time: float | None
+    qmap: QMap
+    overview: Overview | None
+    config: dict[str, Any]

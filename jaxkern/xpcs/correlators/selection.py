@@ -1,0 +1,67 @@
+"""Which frames of a run are correlated: a part of them, every n-th, sums of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core.arguments import whole_number
+
+
+class FrameSelection:
+    """Frames `begin` to `end` (exclusive), every `stride`-th, `average` neighbours summed.
+
+    What is correlated is N = (end - begin) // (stride * average) sums; sum k holds the frames
+    begin + (k * average + i) * stride, i < average. Frames at the end that fill no sum are left out.
+
+    Args:
+      total: how many frames there are.
+      bad_frames: numbers of frames, counted from the source's first, that are left out.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        begin: int = 0,
+        end: int | None = None,
+        stride: int = 1,
+        average: int = 1,
+        bad_frames: Sequence[int] | NDArray[Any] | None = None,
+    ):
+        end = total if end is None else end
+        self.begin = whole_number("begin", begin, 0)
+        self.end = whole_number("end", end, 0)
+        self.stride = whole_number("stride", stride, 1)
+        self.average = whole_number("average", average, 1)
+        if not self.begin <= self.end <= total:
+            raise ValueError(
+                f"begin is {begin} and end {end}; wanted 0 <= begin <= end <= {total}, the number "
+                "of frames"
+            )
+        bad = np.unique(np.asarray([] if bad_frames is None else bad_frames))
+        if bad.size and (bad.dtype.kind not in "ui" or bad[0] < 0 or bad[-1] >= total):
+            raise ValueError(
+                f"bad_frames is {bad_frames!r:.80}; wanted whole numbers from 0 to {total - 1}"
+            )
+        self.bad = bad.astype(np.int64)
+        self.n = (self.end - self.begin) // (self.stride * self.average)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every frame from `begin` on is one of its own, and none is bad."""
+        return self.stride == 1 and self.average == 1 and not self.good_counts_differ
+
+    @property
+    def good_counts_differ(self) -> bool:
+        return bool((self.good_counts() != self.average).any())
+
+    def good_counts(self) -> NDArray[np.uint32]:
+        """[N] how many good frames each sum holds."""
+        counts = np.full(self.n, self.average, np.uint32)
+        within = self.bad[self.bad >= self.begin] - self.begin
+        within = within[within % self.stride == 0] // self.stride // self.average
+        np.subtract.at(counts, within[within < self.n], 1)
+        return counts

@@ -1,0 +1,120 @@
+"""Where frames come from: an interface for dense and sparse detectors, and arrays behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Events(NamedTuple):
+    """Counts that are not zero, ordered by frame.
+
+    pixel: [M] int32, row * W + column. frame: [M] int32, from the source's first. count: [M].
+    """
+
+    pixel: NDArray[np.int32]
+    frame: NDArray[np.int32]
+    count: NDArray[Any]
+
+
+class FrameSource:
+    """Frames [N, H, W] that are read by parts; subclasses define `read` or `events`.
+
+    Attributes:
+      shape: (N, H, W).
+      dtype: of a dense frame's counts.
+      is_sparse: whether `events` is what the file holds, and `read` makes frames of them.
+      array: [N, H, W] where all frames lie in memory or in a memory map, else None.
+      words: [M] uint64 where events lie in memory or in a memory map as Rigaku's words, else None:
+        count in bits 0 to 11, pixel in 16 to 36, frame in 40 to 63.
+      pixel_base: what is subtracted from the pixels of `words`.
+      metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
+        and "pixel_size" in m, "start_time", as far as it is known.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+    is_sparse: bool = False
+    array: NDArray[Any] | None = None
+    words: NDArray[np.uint64] | None = None
+    pixel_base: int = 0
+    name: str = "frames"
+
+    def __init__(self) -> None:
+        self.metadata: Mapping[str, Any] = {}
+
+    def read(self, first: int, stop: int) -> NDArray[Any]:
+        """Frames first .. stop - 1, [stop - first, H, W]."""
+        events = self.events(first, stop)
+        frames = np.zeros((stop - first, self.shape[1] * self.shape[2]), self.dtype)
+        np.add.at(frames, (events.frame - first, events.pixel), events.count)
+        return frames.reshape(stop - first, *self.shape[1:])
+
+    def events(self, first: int, stop: int) -> Events:
+        """The counts of frames first .. stop - 1 that are not zero."""
+        frames = self.read(first, stop).reshape(stop - first, -1)
+        frame, pixel = np.nonzero(frames)
+        return Events(
+            pixel.astype(np.int32), (frame + first).astype(np.int32), frames[frame, pixel]
+        )
+
+    def check_range(self, first: int, stop: int) -> None:
+        """Raises IndexError for frames that are not there."""
+        if not 0 <= first <= stop <= self.shape[0]:
+            raise IndexError(
+                f"frames {first} to {stop} of {self.name}, which has {self.shape[0]} frames"
+            )
+
+    def close(self) -> None:
+        """Gives back what the source holds open."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind = "events" if self.is_sparse else self.dtype.name
+        return f"{type(self).__name__}({self.name}, {' x '.join(map(str, self.shape))}, {kind})"
+
+
+class ArrayFrames(FrameSource):
+    """An array [N, H, W], or [N, P] with `frame_shape` (H, W), in memory or in a memory map."""
+
+    def __init__(
+        self, array: Any, frame_shape: tuple[int, int] | None = None, name: str = "frames"
+    ):
+        super().__init__()
+        found = array if isinstance(array, np.ndarray) else np.asarray(array)
+        if found.ndim == 2:
+            height, width = frame_shape or (1, found.shape[1])
+            if height * width != found.shape[1]:
+                raise ValueError(
+                    f"{name} has the shape {found.shape}, and a frame {height} x {width}; wanted "
+                    f"[N, {height * width}] or [N, {height}, {width}]"
+                )
+            found = found.reshape(len(found), height, width)
+        if found.ndim != 3:
+            raise ValueError(f"{name} has the shape {found.shape}; wanted [N, H, W] or [N, P]")
+        if found.dtype.kind not in "uif":
+            raise ValueError(f"{name} is {found.dtype}; wanted whole or floating-point counts")
+        self.array, self.name = found, name
+        self.shape, self.dtype = found.shape, found.dtype
+
+    def read(self, first: int, stop: int) -> NDArray[Any]:
+        self.check_range(first, stop)
+        assert self.array is not None
+        return self.array[first:stop]
