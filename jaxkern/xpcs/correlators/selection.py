@@ -15,7 +15,7 @@ class FrameSelection:
     """Frames `begin` to `end` (exclusive), every `stride`-th, `average` neighbours summed.
 
     What is correlated is N = (end - begin) // (stride * average) sums; sum k holds the frames
-    begin + (k * average + i) * stride, i < average. Frames at the end that fill no sum are left out.
+    begin + (k * average + i) * stride, i < average. Frames that fill no sum are left out.
 
     Args:
       total: how many frames there are.
