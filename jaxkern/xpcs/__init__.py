@@ -3,6 +3,8 @@
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
 from jaxkern.xpcs.detectors.frames import Events, FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
@@ -58,7 +60,9 @@ __all__ = [
     "LaminarFlow",
     "MemoryEstimate",
     "Model",
+    "MultiTauResult",
     "NormalEquations",
+    "Overview",
     "Parameter",
     "Prepared",
     "QMap",
@@ -83,6 +87,7 @@ __all__ = [
     "load_result",
     "log_likelihood",
     "memory_limit",
+    "multitau",
     "multitau_delays",
     "normal_equations",
     "residual",

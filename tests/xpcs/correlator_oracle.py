@@ -2,8 +2,9 @@
 
 O(N^2) and without levels that know of each other: sums of neighbouring frames are made anew for
 each level from the frames. Whole counts are summed as Python's integers (object arrays), which
-never overflow, and divided as fractions, rounded to float64 once; floating-point counts are summed
-in float64. Nothing is shared with the code under test: bins are looked up pixel by pixel.
+never overflow, and rounded to float64 once: before they are divided, or after (two-time, by
+fractions). Floating-point counts are summed in float64. Nothing is shared with the code under test:
+bins are looked up pixel by pixel.
 """
 
 from __future__ import annotations
@@ -63,9 +64,17 @@ def exact(array):
     return array.astype(object) if array.dtype.kind in "uib" else array.astype(np.float64)
 
 
-def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=()):
-    """frames [N, ...] as `Selected`, pixels flat; bad frames count from the first of all."""
+def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=(), divided_by_mean_of=None):
+    """frames [N, ...] as `Selected`, pixels flat; bad frames count from the first of all.
+
+    divided_by_mean_of: [P], true at the pixels by whose mean each frame is divided, in float64; one
+    without light stays as it is.
+    """
     frames = exact(frames).reshape(len(frames), -1)
+    if divided_by_mean_of is not None:
+        chosen = np.flatnonzero(divided_by_mean_of)
+        mean = [float(sum(frame[chosen].tolist())) / len(chosen) for frame in frames]
+        frames = frames.astype(np.float64) / np.array([m or 1.0 for m in mean])[:, None]
     end = len(frames) if end is None else end
     n = (end - begin) // (stride * average)
     bad = {int(b) for b in bad_frames}
@@ -78,19 +87,6 @@ def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=()):
                 sums[k] = sums[k] + frames[number]
                 good[k] += 1
     return Selected(sums, good)
-
-
-def normalized(selected, mask):
-    """Each sum divided by its mean over the pixels with mask 1, in units of its good frames.
-
-    mask: [P]. A sum without light stays as it is.
-    """
-    sums = selected.sums.astype(np.float64)
-    means = [
-        float(math.fsum(row[np.flatnonzero(mask)].tolist())) / np.sum(mask) for row in selected.sums
-    ]
-    scale = [c / m if m else 1.0 for c, m in zip(selected.good, means, strict=True)]
-    return Selected(sums * np.array(scale)[:, None], selected.good)
 
 
 def delays(n, dpl=4):
@@ -133,12 +129,9 @@ def pixel_sums(selected, dpl=4):
 
 
 def ratio(G, IP, IF, weight, pixels=1):
-    """<G> / (<IP> <IF>) over `pixels` pixels, of their sums; 0 without light."""
-    below = IP * IF
-    if below == 0:
-        return 0.0
-    above = G * (weight * pixels)
-    return float(Fraction(above, below)) if isinstance(above, int) else above / below
+    """<G> / (<IP> <IF>) over `pixels` pixels, of their exact sums, each rounded once; 0 if dark."""
+    below = float(IP) * float(IF)
+    return float(G) * (float(weight) * pixels) / below if below else 0.0
 
 
 def multitau(
@@ -162,9 +155,8 @@ def multitau(
     dynamic = np.ravel(dynamic)
     static = dynamic if static is None else np.ravel(static)
     mask = np.ones(dynamic.shape, bool) if mask is None else np.ravel(mask).astype(bool)
-    selected = select(frames, begin, end, stride, average, bad_frames)
-    if normalize:
-        selected = normalized(selected, mask)
+    of = mask if normalize else None
+    selected = select(frames, begin, end, stride, average, bad_frames, divided_by_mean_of=of)
     sums = pixel_sums(selected, dpl)
     n_bins = int(dynamic.max(initial=0))
     g2 = np.full((len(sums.delay), n_bins), np.nan)
