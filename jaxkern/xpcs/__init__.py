@@ -4,7 +4,13 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeFitData,
+    TwoTimeResult,
+)
+from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.frames import Events, FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
@@ -39,6 +45,7 @@ from jaxkern.xpcs.model.normal import (
 )
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
@@ -66,11 +73,14 @@ __all__ = [
     "Parameter",
     "Prepared",
     "QMap",
+    "SimulatedFrames",
     "Source",
     "Static",
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoTimeFitData",
+    "TwoTimeResult",
     "accumulate",
     "as_source",
     "assemble",
@@ -95,9 +105,11 @@ __all__ = [
     "select_phi",
     "select_q",
     "simulate",
+    "simulate_frames",
     "simulate_photons",
     "simulate_to_file",
     "state_size",
     "template",
+    "twotime",
     "write_aps",
 ]
