@@ -3,7 +3,9 @@
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.delays import multitau_delays
-from jaxkern.xpcs.detectors.frames import Events, FrameSource
+from jaxkern.xpcs.detectors.events import EventFrames
+from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
@@ -50,6 +52,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "CustomModel",
+    "DetectorFileError",
+    "EventFrames",
     "Events",
     "FitResult",
     "FitTimings",
@@ -68,6 +72,7 @@ __all__ = [
     "StreamingOptions",
     "Tables",
     "accumulate",
+    "as_frames",
     "as_source",
     "assemble",
     "correct_diagonal",
@@ -85,6 +90,7 @@ __all__ = [
     "memory_limit",
     "multitau_delays",
     "normal_equations",
+    "open_frames",
     "residual",
     "save_result",
     "select_phi",
