@@ -3,6 +3,8 @@
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
@@ -62,7 +64,9 @@ __all__ = [
     "LaminarFlow",
     "MemoryEstimate",
     "Model",
+    "MultiTauResult",
     "NormalEquations",
+    "Overview",
     "Parameter",
     "Prepared",
     "QMap",
@@ -88,6 +92,7 @@ __all__ = [
     "load_result",
     "log_likelihood",
     "memory_limit",
+    "multitau",
     "multitau_delays",
     "normal_equations",
     "open_frames",

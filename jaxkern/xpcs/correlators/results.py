@@ -46,7 +46,9 @@ class MultiTauResult:
       frame_time: from one of them to the next in s, or None.
       qmap: what the bins are of.
       overview: sums of the frames, for plots and files; None where they were not asked for.
-      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames.
+      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames (all that were
+        left out), and what else the function was told.
+      parts: results of equal parts of the run, in time; empty where they were not asked for.
     """
 
     delay: NDArray[np.int64]
@@ -63,6 +65,33 @@ class MultiTauResult:
     qmap: QMap
     overview: Overview | None
     config: dict[str, Any]
+    parts: tuple[MultiTauResult, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arrays and numbers, as lists and Python's own for `json`; NaN stays NaN.
+
+        Without the map and the overview, which have files of their own.
+        """
+        names = ["delay", "tau", "bins", "g2", "g2_err", "q", "phi", "n_pixels", "n_pairs"]
+        arrays = {name: getattr(self, name) for name in names}
+        return {
+            **{name: None if x is None else x.tolist() for name, x in arrays.items()},
+            "n_frames": self.n_frames,
+            "frame_time": self.frame_time,
+            "config": dict(self.config),
+            "parts": [part.to_dict() for part in self.parts],
+        }
+
+    def __repr__(self) -> str:
+        delays = f"{len(self.delay)} delays"
+        if len(self.delay):
+            unit, last = ("frames", self.delay[-1]) if self.tau is None else ("s", self.tau[-1])
+            delays += f" to {last:.6g} {unit}"
+        parts = f", {len(self.parts)} parts" if self.parts else ""
+        return (
+            f"MultiTauResult({len(self.bins)} bins of {self.n_pixels.sum()} pixels, {delays}, "
+            f"{self.n_frames} frames{parts})"
+        )
 
 
 @dataclass(frozen=True, eq=False)

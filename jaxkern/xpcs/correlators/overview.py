@@ -1,0 +1,76 @@
+"""Sums over frames and pixels beside a correlation: mean image, intensity in time, static means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.correlators.results import Overview
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.qmap import QMap
+
+#: of the static means in time
+PARTS = 10
+
+
+class OverviewSums:
+    """Adds up blocks of a selection's frames, in any order; whole counts exactly.
+
+    Args:
+      whole: whether counts are whole numbers.
+    """
+
+    def __init__(self, qmap: QMap, selection: FrameSelection, whole: bool) -> None:
+        self._qmap, self._selection = qmap, selection
+        self._bad = selection.bad_places()
+        self._dtype = np.dtype(np.int64 if whole else np.float64)
+        self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
+        self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
+        self._intensity = np.zeros(selection.n, self._dtype)
+
+    def add(self, first: int, frames: NDArray[Any]) -> None:
+        """Adds the frames [T * average, H * W] of the sums first .. first + T - 1."""
+        average = self._selection.average
+        stop = first + len(frames) // average
+        good = ~self._bad[first * average : stop * average]
+        light = np.where(good, totals(frames, self._qmap.pixels), 0)
+        self._intensity[first:stop] = light.reshape(stop - first, average).sum(axis=1)
+        for part, (begin, end) in enumerate(zip(self._edges[:-1], self._edges[1:], strict=True)):
+            if begin < stop and first < end:
+                at = slice(max(begin - first, 0) * average, (end - first) * average)
+                inside = frames[at] if good[at].all() else frames[at][good[at]]
+                self._images[part] += inside.sum(axis=0, dtype=self._dtype)
+
+    def overview(self) -> Overview:
+        """Means of what was added; NaN where there were no good frames, or no pixels."""
+        qmap, counts = self._qmap, self._selection.good_counts().astype(np.int64)
+        good = np.array(
+            [counts[a:b].sum() for a, b in zip(self._edges[:-1], self._edges[1:], strict=True)]
+        )
+        of_static = np.zeros((qmap.n_static, PARTS), self._dtype)
+        static = qmap.static.ravel()[qmap.pixels] - 1
+        np.add.at(of_static, static, self._images[:, qmap.pixels].T)
+        pixels = qmap.pixels_of_static
+        return Overview(
+            _over(self._images.sum(axis=0), good.sum()).reshape(qmap.shape),
+            _over(self._intensity, counts * qmap.n_pixels),
+            _over(of_static.sum(axis=1), pixels * good.sum()),
+            _over(of_static.T, pixels * good[:, None]),
+        )
+
+
+def totals(frames: NDArray[Any], pixels: NDArray[np.int32]) -> NDArray[Any]:
+    """[T] sums of some pixels of frames [T, H * W]; whole counts as int64, exact."""
+    dtype = np.dtype(np.float64 if frames.dtype.kind == "f" else np.int64)
+    if len(pixels) == frames.shape[1]:
+        return np.asarray(frames.sum(axis=1, dtype=dtype))
+    return np.asarray(frames[:, pixels].sum(axis=1, dtype=dtype))
+
+
+def _over(above: NDArray[Any], below: Any) -> NDArray[np.float64]:
+    below = np.broadcast_to(below, above.shape)
+    means = np.full(above.shape, np.nan)
+    np.divide(above, below, out=means, where=below != 0)
+    return means
