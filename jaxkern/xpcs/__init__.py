@@ -11,7 +11,9 @@ from jaxkern.xpcs.correlators.results import (
     TwoTimeResult,
 )
 from jaxkern.xpcs.correlators.two_time import twotime
-from jaxkern.xpcs.detectors.frames import Events, FrameSource
+from jaxkern.xpcs.detectors.events import EventFrames
+from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
@@ -59,6 +61,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "CustomModel",
+    "DetectorFileError",
+    "EventFrames",
     "Events",
     "FitResult",
     "FitTimings",
@@ -82,6 +86,7 @@ __all__ = [
     "TwoTimeFitData",
     "TwoTimeResult",
     "accumulate",
+    "as_frames",
     "as_source",
     "assemble",
     "correct_diagonal",
@@ -100,6 +105,7 @@ __all__ = [
     "multitau",
     "multitau_delays",
     "normal_equations",
+    "open_frames",
     "residual",
     "save_result",
     "select_phi",
