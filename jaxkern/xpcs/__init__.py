@@ -6,7 +6,9 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
-from jaxkern.xpcs.detectors.frames import Events, FrameSource
+from jaxkern.xpcs.detectors.events import EventFrames
+from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
@@ -56,6 +58,8 @@ __all__ = [
     "ConfigError",
     "CorrelationResults",
     "CustomModel",
+    "DetectorFileError",
+    "EventFrames",
     "Events",
     "FitResult",
     "FitTimings",
@@ -76,6 +80,7 @@ __all__ = [
     "StreamingOptions",
     "Tables",
     "accumulate",
+    "as_frames",
     "as_source",
     "assemble",
     "correct_diagonal",
@@ -94,6 +99,7 @@ __all__ = [
     "multitau",
     "multitau_delays",
     "normal_equations",
+    "open_frames",
     "plot_correlations",
     "read_results",
     "residual",
