@@ -5,7 +5,13 @@ from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, templ
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeFitData,
+    TwoTimeResult,
+)
+from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
@@ -44,6 +50,7 @@ from jaxkern.xpcs.model.normal import (
 )
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
@@ -74,11 +81,14 @@ __all__ = [
     "Parameter",
     "Prepared",
     "QMap",
+    "SimulatedFrames",
     "Source",
     "Static",
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoTimeFitData",
+    "TwoTimeResult",
     "accumulate",
     "as_frames",
     "as_source",
@@ -107,10 +117,12 @@ __all__ = [
     "select_phi",
     "select_q",
     "simulate",
+    "simulate_frames",
     "simulate_photons",
     "simulate_to_file",
     "state_size",
     "template",
+    "twotime",
     "write_aps",
     "write_results",
 ]
