@@ -2,6 +2,7 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import (
@@ -26,6 +27,8 @@ from jaxkern.xpcs.files.prepare import (
     select_phi,
     select_q,
 )
+from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
+from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError
@@ -60,6 +63,7 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "CorrelationResults",
     "CustomModel",
     "DetectorFileError",
     "EventFrames",
@@ -106,6 +110,8 @@ __all__ = [
     "multitau_delays",
     "normal_equations",
     "open_frames",
+    "plot_correlations",
+    "read_results",
     "residual",
     "save_result",
     "select_phi",
@@ -118,4 +124,5 @@ __all__ = [
     "template",
     "twotime",
     "write_aps",
+    "write_results",
 ]
