@@ -4,6 +4,13 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.live import (
+    MultiTauState,
+    PixelCorrelations,
+    multitau_init,
+    multitau_result,
+    multitau_update,
+)
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
@@ -76,9 +83,11 @@ __all__ = [
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
+    "MultiTauState",
     "NormalEquations",
     "Overview",
     "Parameter",
+    "PixelCorrelations",
     "Prepared",
     "QMap",
     "SimulatedFrames",
@@ -108,6 +117,9 @@ __all__ = [
     "memory_limit",
     "multitau",
     "multitau_delays",
+    "multitau_init",
+    "multitau_result",
+    "multitau_update",
     "normal_equations",
     "open_frames",
     "plot_correlations",

@@ -17,6 +17,7 @@ from jaxkern.image import ops
 from jaxkern.image.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
+from jaxkern.xpcs.correlators.ops import multitau_update_op
 
 SCALE = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
 
@@ -182,6 +183,26 @@ def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict
     return make
 
 
+def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """States of runs of different lengths, with blocks of frames that complete several levels."""
+
+    def make() -> dict[str, Any]:
+        samples, pixels, dpl = [], 5, 2
+        for k in range(8):
+            random = np.random.default_rng(k)
+            real = np.dtype(dtype).kind == "f"
+            most = 9 if dtype == np.uint8 else 70000 % np.iinfo(dtype).max if not real else 1
+            draw = random.uniform if real else functools.partial(random.integers, endpoint=True)
+            frames = np.asarray(draw(0, most, (40, pixels))).astype(dtype)
+            state = jk.xpcs.multitau_init(pixels, 64, dtype, dpl)
+            state = jk.xpcs.multitau_update(state, frames[: 3 * k])
+            arrays = (state.seen, state.total, state.g, state.head, state.history)
+            samples.append((frames[-13:], *map(np.asarray, arrays)))
+        return {"op": multitau_update_op, "samples": samples, "static": {"dpl": dpl}}
+
+    return make
+
+
 def _images(dtype: Any) -> Any:
     levels = np.random.default_rng(4).integers(0, 256, (8, 10, 12, 3))
     return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
@@ -246,6 +267,11 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
             "two_time_g2_at",
         )
         for dtype, rows in ((np.float64, _ROWS), (np.float32, _DTYPE_ROWS))
+    },
+    "multitau_update-u8": (multitau_update(np.uint8), _ROWS),
+    **{
+        f"multitau_update-{np.dtype(dtype).name}": (multitau_update(dtype), _KERNEL_ROWS)
+        for dtype in (np.uint16, np.uint32, np.int32, np.float32, np.float64)
     },
     "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _DTYPE_ROWS),
     "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _DTYPE_ROWS),
