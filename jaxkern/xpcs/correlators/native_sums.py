@@ -83,6 +83,7 @@ class NativeSums:
     """Sums of pixels in a state that blocks of frames are added to.
 
     Args:
+      pixels: one or more.
       missing: [N] bad frames in each of the N sums of frames that will be added.
       whole: whether counts are whole numbers.
     """
@@ -97,14 +98,14 @@ class NativeSums:
         whole: bool,
     ) -> None:
         self._native, self._pixels = native, pixels
-        first, last = (int(pixels.pixel[k]) for k in (0, -1)) if len(pixels) else (0, -1)
-        width = last + 1 - first
+        first, last = pixels.pixel[[0, -1]]
+        width = int(last) + 1 - int(first)
         # Frames are taken as they are where most of their pixels are wanted.
-        self._columns: Any = pixels.pixel if width > 2 * len(pixels) else slice(first, last + 1)
+        self._columns: Any = slice(first, last + 1)
+        self._places = pixels.pixel - first
         if width > 2 * len(pixels):
-            width, self._places = len(pixels), np.arange(len(pixels), dtype=np.int32)
-        else:
-            self._places = pixels.pixel - np.int32(first)
+            self._columns, width = pixels.pixel, len(pixels)
+            self._places = np.arange(width, dtype=np.int32)
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
