@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.blocks import blocks
+from jaxkern.xpcs.correlators.blocks import frame_blocks
 from jaxkern.xpcs.correlators.overview import totals
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -28,7 +28,7 @@ class FrameMeans:
         self._masked = np.flatnonzero(qmap.mask).astype(np.int32)
         of_map, of_mask = [], []
         bar.begin(selection.n * selection.average, frame_bytes(source))
-        for _, block in blocks(source, selection):
+        for _, block in frame_blocks(source, selection):
             of_map.append(totals(block, qmap.pixels))
             of_mask.append(totals(block, self._masked))
             bar.advance(len(block))

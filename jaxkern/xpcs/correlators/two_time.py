@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
-from jaxkern.xpcs.correlators.blocks import blocks, is_whole
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.overview import OverviewSums
@@ -138,7 +138,7 @@ def twotime(
         seen = None
         if overview:
             seen = OverviewSums(qmap, selection, is_whole(source))
-            for first, block in blocks(source, selection):
+            for first, block in frame_blocks(source, selection):
                 seen.add(first, block)
     config = {
         "smoothing": smoothing,
