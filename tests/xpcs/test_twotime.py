@@ -5,6 +5,10 @@ left out or counted twice at the edge of a tile, and a bit that depends on tiles
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import correlator_oracle as oracle
 import h5py
 import numpy as np
@@ -68,6 +72,17 @@ def test_the_definition(dtype, most, smoothing):
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_small_cases(data):
+    random_case(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_a_thousand_random_small_cases(data):
+    random_case(data)
+
+
+def random_case(data):
     n = data.draw(st.integers(1, 24))
     shape = data.draw(st.sampled_from([(1, 1), (3, 4), (2, 9)]))
     dynamic, static = bins_of(shape, *data.draw(st.sampled_from([(1, 1), (3, 2)])), seed=n)
@@ -292,3 +307,30 @@ def test_what_results_say_besides():
         jk.xpcs.twotime(frames, qmap).fit_data(0.01)
     with pytest.raises(ValueError, match="ages and lags"):
         jk.xpcs.twotime(frames, qmap, form=("age-lag", 2, 2, 2), frame_time=1).fit_data(0.01)
+
+
+RUN = """
+import sys, hashlib, numpy as np, jaxkern as jk
+draw = np.random.default_rng(0)
+for dtype in ("uint8", "uint16", "float64"):
+    frames = draw.gamma(1.0, 30, (700, 1, 1500)).astype(dtype)
+    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones((1, 1500), int)), progress=False)
+    print(hashlib.sha256(c.c2.tobytes() + c.g2.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_threads_change_no_bit():
+    """XLA's own threads, whose number NPROC is."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", RUN],
+            env={**os.environ, "NPROC": str(threads)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 3, 64)
+    ]
+    assert len(runs[0].split()) == 3
+    assert runs[0] == runs[1] == runs[2]
