@@ -2,9 +2,16 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeFitData,
+    TwoTimeResult,
+)
+from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
@@ -20,6 +27,8 @@ from jaxkern.xpcs.files.prepare import (
     select_phi,
     select_q,
 )
+from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
+from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError
@@ -41,6 +50,7 @@ from jaxkern.xpcs.model.normal import (
 )
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
@@ -53,6 +63,7 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "CorrelationResults",
     "CustomModel",
     "DetectorFileError",
     "EventFrames",
@@ -70,11 +81,14 @@ __all__ = [
     "Parameter",
     "Prepared",
     "QMap",
+    "SimulatedFrames",
     "Source",
     "Static",
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoTimeFitData",
+    "TwoTimeResult",
     "accumulate",
     "as_frames",
     "as_source",
@@ -96,14 +110,19 @@ __all__ = [
     "multitau_delays",
     "normal_equations",
     "open_frames",
+    "plot_correlations",
+    "read_results",
     "residual",
     "save_result",
     "select_phi",
     "select_q",
     "simulate",
+    "simulate_frames",
     "simulate_photons",
     "simulate_to_file",
     "state_size",
     "template",
+    "twotime",
     "write_aps",
+    "write_results",
 ]

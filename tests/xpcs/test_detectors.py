@@ -176,6 +176,9 @@ def test_dead_pixels_are_left_out(tmp_path):
     wanted = jk.xpcs.multitau(frames, jk.xpcs.QMap(bins, mask=mask), progress=False)
     np.testing.assert_array_equal(found.g2, wanted.g2)
     assert found.n_pixels.tolist() == [11, 12]
+    c2 = jk.xpcs.twotime(tmp_path / "run.h5", jk.xpcs.QMap(bins), progress=False).c2
+    less = jk.xpcs.twotime(frames, jk.xpcs.QMap(bins, mask=mask), progress=False).c2
+    np.testing.assert_array_equal(c2, less)
 
 
 def test_numbers_below_zero_mark_dead_pixels_or_are_refused(tmp_path):

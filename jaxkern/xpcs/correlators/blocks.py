@@ -16,6 +16,7 @@ from jaxkern.xpcs.detectors.frames import FrameSource
 #: what kernels read: whole counts in at most 32 bits, or floating-point numbers
 COUNT_DTYPES = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "i4", "f4", "f8"))
 BLOCK_BYTES = 32 * 2**20
+_WIDE = {"f": np.float64, "i": np.int64, "u": np.uint64}
 
 
 def as_counts(frames: NDArray[Any], name: str = "frames") -> NDArray[Any]:
@@ -69,7 +70,7 @@ def selected_frames(
     return as_counts(frames.reshape(count, -1), source.name)
 
 
-def blocks(
+def frame_blocks(
     source: FrameSource,
     selection: FrameSelection,
     n_bytes: int = BLOCK_BYTES,
@@ -100,6 +101,35 @@ def blocks(
             yield first, now.result()
 
 
+def blocks(
+    source: FrameSource,
+    selection: FrameSelection,
+    n_bytes: int = BLOCK_BYTES,
+    size: int | None = None,
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """All sums of a selection in order, as (number of the first, [T, H * W]).
+
+    Bad frames count as zeros. A block is a view of the source's array where nothing has to be done.
+
+    Args:
+      n_bytes, size: see `frame_blocks`.
+
+    Raises:
+      ValueError: where a sum of whole counts does not fit 32 bits.
+    """
+    bad, average = selection.bad_places(), selection.average
+    for first, frames in frame_blocks(source, selection, n_bytes, size):
+        inside = bad[first * average : first * average + len(frames)]
+        yield first, as_counts(summed(frames, average, inside), f"a sum of {source.name}")
+
+
+def count_dtype(dtype: np.dtype[Any], average: int = 1) -> np.dtype[Any]:
+    """The dtype of `blocks` of sums of `average` frames of a dtype."""
+    if average > 1:
+        dtype = np.dtype(_WIDE[dtype.kind])
+    return as_counts(np.zeros(0, dtype)).dtype
+
+
 def summed(
     frames: NDArray[Any],
     average: int,
@@ -121,6 +151,6 @@ def summed(
         frames[bad] = 0
     if average == 1:
         return frames
-    wide = np.float64 if frames.dtype.kind == "f" else np.int64
+    wide = _WIDE[frames.dtype.kind]
     of_sum = frames.reshape(len(frames) // average, average, frames.shape[1])
     return np.asarray(of_sum.sum(axis=1, dtype=wide))

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
 
+#: a level, of the kernels
+MOST_DELAYS = 64
+
 
 def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
     """The delays, in frames, of `n_frames` frames with `dpl` delays a level.

@@ -68,3 +68,21 @@ def static_ratios(sums: BinSums, qmap: QMap) -> NDArray[np.float64]:
     ratios = np.zeros(below.shape)
     np.divide(above, below, out=ratios, where=below != 0)
     return ratios
+
+
+def together(parts: list[BinSums]) -> BinSums:
+    """The sums of several sets of pixels; no static bin is in two of them."""
+    first, *others = parts
+    for other in others:
+        # Means and squares of two sets as those of both (Chan, Golub and LeVeque, 1983).
+        both = first.pixels + other.pixels
+        own = other.pixels / np.maximum(both, 1)
+        step = other.mean - first.mean
+        first = BinSums(
+            first.weight,
+            first.sums + other.sums,
+            first.mean + step * own,
+            first.squares + other.squares + step * step * (first.pixels * own),
+            both,
+        )
+    return first

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums, g2_of_sums
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -51,7 +51,6 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
 
 def multitau_result(
     sums: BinSums,
-    n_pairs: NDArray[np.int64],
     selection: FrameSelection,
     labels: BinLabels,
     frame_time: float | None,
@@ -75,7 +74,7 @@ def multitau_result(
         q=labels.q,
         phi=labels.phi,
         n_pixels=labels.n_pixels,
-        n_pairs=n_pairs,
+        n_pairs=pair_weights(selection.good_counts(), config["dpl"])[1],
         n_frames=selection.n,
         frame_time=step,
         qmap=labels.qmap,

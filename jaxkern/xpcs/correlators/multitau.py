@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.blocks import blocks, is_whole, summed
-from jaxkern.xpcs.correlators.delays import pair_weights
+from jaxkern.xpcs.correlators.blocks import is_whole
+from jaxkern.xpcs.correlators.delays import MOST_DELAYS
+from jaxkern.xpcs.correlators.dense_sums import DenseSums
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
-from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
-from jaxkern.xpcs.correlators.numpy_sums import BinTotals, PixelSums, ordered_pixels
 from jaxkern.xpcs.correlators.overview import OverviewSums
-from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
+from jaxkern.xpcs.correlators.pixels import BinnedPixels
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
-from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.opening import as_frames
 from jaxkern.xpcs.detectors.qmap import QMap
-
-# Pixels whose sums are made, and reduced to those of bins, at a time.
-TILE = 4096
 
 
 def multitau(
@@ -64,7 +58,7 @@ def multitau(
       frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A pixel of NaN makes its
         bins NaN: mask it in `qmap`.
       qmap: the bins of the pixels.
-      dpl: delays a level, see `multitau_delays`.
+      dpl: delays a level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.
       bad_frames: numbers of frames, from the first of the source, that are left out of all sums
         and pairs.
@@ -103,7 +97,7 @@ def multitau(
             f"map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
         )
     qmap = qmap.without(source.dead)
-    whole_number("dpl", dpl, 1)
+    whole_number("dpl", dpl, 1, MOST_DELAYS)
     selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
     least = 2 * max(whole_number("parts", parts, 0), 1)
     if selection.n < least:
@@ -125,79 +119,12 @@ def multitau(
         seen = OverviewSums(qmap, selection, is_whole(source)) if overview else None
         size = selection.n // max(parts, 1)
         ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
-        run = _Run(source, selection, ranges, qmap, dpl, divisor)
-        sums = run.sums(ordered_pixels(qmap, labels.bins), seen, bar)
+        dense = DenseSums(
+            source, selection, ranges, BinnedPixels.of(qmap, labels.bins), dpl, divisor
+        )
+        sums = dense.run(seen, bar)
     whole, *others = (
-        multitau_result(x, n_pairs, selection.part(*of), labels, step, config)
-        for x, n_pairs, of in zip(sums, run.pairs, ranges, strict=True)
+        multitau_result(x, selection.part(*of), labels, step, config)
+        for x, of in zip(sums, ranges, strict=True)
     )
     return replace(whole, overview=seen.overview() if seen else None, parts=tuple(others))
-
-
-class _Run:
-    """Goes over the frames, for some ranges of a selection's sums at once."""
-
-    def __init__(
-        self,
-        source: FrameSource,
-        selection: FrameSelection,
-        ranges: Sequence[tuple[int, int]],
-        qmap: QMap,
-        dpl: int,
-        divisor: NDArray[np.float64] | None,
-    ) -> None:
-        self._source, self._selection, self._ranges = source, selection, ranges
-        self._qmap, self._dpl, self._divisor = qmap, dpl, divisor
-        self._whole = is_whole(source) and divisor is None
-        self._good, self._bad = selection.good_counts(), selection.bad_places()
-        weights = [pair_weights(self._good[slice(*x)], dpl) for x in ranges]
-        self._weights = [weight for weight, _ in weights]
-        #: [n_tau] of each range, how many pairs of sums have good frames in both
-        self.pairs = [pairs for _, pairs in weights]
-
-    def sums(
-        self, pixels: NDArray[np.int32], seen: OverviewSums | None, bar: CorrelationProgress
-    ) -> list[BinSums]:
-        """Sums of the bins of some pixels, as `ordered_pixels` gives them, of each range."""
-        result = [BinTotals(self._qmap, weight, self._whole) for weight in self._weights]
-        tiles = [pixels[k : k + TILE] for k in range(0, len(pixels), TILE)]
-        passes = list(self._passes(tiles)) or [[]]
-        frames = self._selection.n * self._selection.average
-        bar.begin(len(passes) * frames, frame_bytes(self._source) / len(passes))
-        for number, group in enumerate(passes):
-            states = [[PixelSums(x, self._dpl, self._whole) for x in group] for _ in self._ranges]
-            for first, block in blocks(self._source, self._selection):
-                if seen is not None and number == 0:
-                    seen.add(first, block)
-                for (begin, end), of_range in zip(self._ranges, states, strict=True):
-                    self._add(of_range, block, first, begin, end)
-                bar.advance(len(block))
-            for total, of_range in zip(result, states, strict=True):
-                for state in of_range:
-                    total.add(state)
-        return [total.bin_sums() for total in result]
-
-    def _add(
-        self, states: list[PixelSums], block: NDArray[Any], first: int, begin: int, end: int
-    ) -> None:
-        """Adds what a block that begins with sum `first` has of the sums begin .. end - 1."""
-        average = self._selection.average
-        begin, end = max(begin, first), min(end, first + len(block) // average)
-        if begin >= end:
-            return
-        inside = block[(begin - first) * average : (end - first) * average]
-        frames = slice(begin * average, end * average)
-        divisor = None if self._divisor is None else self._divisor[frames]
-        for state in states:
-            taken = summed(inside[:, state.pixels], average, self._bad[frames], divisor)
-            state.add(taken, self._good[begin:end])
-
-    def _passes(self, tiles: list[NDArray[np.int32]]) -> Iterator[list[NDArray[np.int32]]]:
-        """Tiles whose sums are made in one pass over the frames."""
-        if self._source.array is not None:  # passes cost nothing
-            yield from ([tile] for tile in tiles)
-            return
-        of_pixel = PixelSums.bytes_of_pixel(self._selection.n, self._dpl) * len(self._ranges)
-        most = max(int(available_bytes() // 3 // (of_pixel * TILE)), 1)
-        for k in range(0, len(tiles), most):
-            yield tiles[k : k + most]

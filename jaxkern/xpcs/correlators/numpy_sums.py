@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.blocks import summed
+from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums
-from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.correlators.pixels import BinnedPixels
 
 #: what the counts of a pixel add up to is below this, so that all sums of products fit 63 bits
 MOST_COUNTS = 2**32 - 1
+# Pixels whose sums are made, and reduced to those of bins, at a time.
+_TILE = 4096
 
 
 @dataclass
@@ -25,6 +28,58 @@ class _Level:
     odd_counts: NDArray[Any]  # [0 or 1, P]
     odd_good: NDArray[np.int64]
     products: dict[int, NDArray[Any]] = field(default_factory=dict)  # t -> [3, P]
+
+
+class NumpySums:
+    """Sums of pixels to which blocks of frames are added; sums of bins in the end.
+
+    Args:
+      missing: [N] bad frames in each of the N sums of frames that will be added.
+      whole: whether counts are whole numbers.
+    """
+
+    def __init__(
+        self,
+        pixels: BinnedPixels,
+        dpl: int,
+        average: int,
+        missing: NDArray[np.uint32],
+        whole: bool,
+    ) -> None:
+        self._pixels, self._dpl, self._average, self._whole = pixels, dpl, average, whole
+        self._good = average - missing.astype(np.int64)
+        order = pixels.by_bin()
+        tiles = [np.sort(order[k : k + _TILE]) for k in range(0, len(order), _TILE)]
+        self._tiles = [PixelSums(pixels.pixel[tile], dpl, whole) for tile in tiles]
+        self._bins = [pixels.taken(tile) for tile in tiles]
+        self._seen = 0
+
+    @staticmethod
+    def bytes_of_pixel(n: int, dpl: int, whole: bool, weighted: bool) -> int:
+        """Memory of a pixel's sums over n sums of frames."""
+        levels = max(n, 1).bit_length()
+        return 8 * (3 * len(multitau_delays(n, dpl)) + (2 * dpl + 1) * levels)
+
+    def add(
+        self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
+    ) -> None:
+        """Adds frames [T * average, H * W], of which `bad` are left out.
+
+        Args:
+          divisor: [T * average] what each is divided by.
+        """
+        good = self._good[self._seen : self._seen + len(frames) // self._average]
+        for tile in self._tiles:
+            tile.add(summed(frames[:, tile.pixels], self._average, bad, divisor), good)
+        self._seen += len(good)
+
+    def bin_sums(self) -> BinSums:
+        """The sums of what was added."""
+        weight, _ = pair_weights(self._good[: self._seen], self._dpl)
+        total = _BinTotals(self._pixels, weight, self._whole)
+        for tile, bins in zip(self._tiles, self._bins, strict=True):
+            total.add(bins, tile.sums())
+        return total.bin_sums()
 
 
 class PixelSums:
@@ -43,12 +98,6 @@ class PixelSums:
         self._dtype = np.dtype(np.int64 if whole else np.float64)
         self._levels: list[_Level] = []
         self._total = np.zeros(len(pixels), self._dtype)
-
-    @staticmethod
-    def bytes_of_pixel(n_frames: int, dpl: int) -> int:
-        """Memory of a pixel's sums over `n_frames` frames."""
-        levels = max(n_frames, 1).bit_length()
-        return 8 * (3 * len(multitau_delays(n_frames, dpl)) + (2 * dpl + 1) * levels)
 
     def add(self, frames: NDArray[Any], good: NDArray[Any]) -> None:
         """Adds sums of frames [T, P] with `good` [T] good ones in each; zeros without any.
@@ -103,62 +152,53 @@ class PixelSums:
         return np.stack(found, axis=1)
 
 
-class BinTotals:
+class _BinTotals:
     """Adds up the sums of pixels to those of bins.
 
     The result depends, in the last bits of `mean` and `squares`, on which pixels are added
     together, and on nothing else.
     """
 
-    def __init__(self, qmap: QMap, weight: NDArray[np.float64], whole: bool) -> None:
-        self._qmap, self._weight = qmap, weight
+    def __init__(self, pixels: BinnedPixels, weight: NDArray[np.float64], whole: bool) -> None:
+        self._weight = weight
         # Python's integers, which have any size.
-        self._sums = np.zeros((3, len(weight), qmap.n_static), object if whole else np.float64)
-        self._pixels = np.zeros(qmap.n_dynamic, np.int64)
-        self._mean = np.zeros((len(weight), qmap.n_dynamic))
+        self._sums = np.zeros((3, len(weight), pixels.n_static), object if whole else np.float64)
+        self._pixels = np.zeros(pixels.n_dynamic, np.int64)
+        self._mean = np.zeros((len(weight), pixels.n_dynamic))
         self._squares = self._mean.copy()
 
-    def add(self, state: PixelSums) -> None:
-        """Adds the pixels of a state, which are ordered as by `ordered_pixels`."""
-        sums = state.sums()
+    def add(self, pixels: BinnedPixels, sums: NDArray[Any]) -> None:
+        """Adds G, IP and IF [3, n_tau, P] of some pixels."""
         if not sums.size:
             return
-        static = self._qmap.static.ravel()[state.pixels]
+        order = pixels.by_bin()
+        static, dynamic, sums = pixels.static[order], pixels.dynamic[order], sums[:, :, order]
         starts = _starts(static)
-        self._sums[:, :, static[starts] - 1] += _added(sums, starts)
+        self._sums[:, :, static[starts]] += _added(sums, starts)
         G, IP, IF = sums.astype(np.float64)
         ratios = np.zeros(G.shape)
         np.divide(G * self._weight[:, None], IP * IF, out=ratios, where=IP * IF != 0)
-        self._add_ratios(self._qmap.dynamic.ravel()[state.pixels], ratios)
+        self._add_ratios(dynamic, ratios)
 
     def _add_ratios(self, dynamic: NDArray[np.int32], ratios: NDArray[np.float64]) -> None:
         starts = _starts(dynamic)
-        columns = dynamic[starts] - 1
-        count = np.diff(np.append(starts, len(dynamic)))
+        bins, count = dynamic[starts], np.diff(np.append(starts, len(dynamic)))
         mean = np.add.reduceat(ratios, starts, axis=1) / count
         distance = ratios - np.repeat(mean, count, axis=1)
         squares = np.add.reduceat(distance * distance, starts, axis=1)
         # Means and squares of two sets as those of both (Chan, Golub and LeVeque, 1983).
-        before = self._pixels[columns]
+        before = self._pixels[bins]
         both = before + count
-        step = mean - self._mean[:, columns]
-        self._mean[:, columns] += step * (count / both)
-        self._squares[:, columns] += squares + step * step * (before * count / both)
-        self._pixels[columns] = both
+        step = mean - self._mean[:, bins]
+        self._mean[:, bins] += step * (count / both)
+        self._squares[:, bins] += squares + step * step * (before * count / both)
+        self._pixels[bins] = both
 
     def bin_sums(self) -> BinSums:
         """The sums of all pixels that were added."""
         return BinSums(
             self._weight, self._sums.astype(np.float64), self._mean, self._squares, self._pixels
         )
-
-
-def ordered_pixels(qmap: QMap, bins: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Numbers of the pixels that count in some dynamic bins, by dynamic bin, then static bin."""
-    dynamic = qmap.dynamic.ravel()[qmap.pixels]
-    wanted = np.isin(dynamic, bins)
-    order = np.argsort(dynamic[wanted], kind="stable")  # they are ordered by static bin
-    return qmap.pixels[wanted][order]
 
 
 def _starts(labels: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,8 @@ class TwoTimeResult:
       t1: edges of c2's first axis in frames (ages with "age-lag"); [n + 1].
       t2: edges of its second axis in frames (lags with "age-lag").
       q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: as of `MultiTauResult`.
+      n_pairs: [N] pairs of good frames at each lag, which the means of diagonals are of.
+      c2_pairs: of the shape of c2, pairs of good frames in each cell; None with form "full".
     """
 
     c2: NDArray[Any]
@@ -123,3 +125,78 @@ class TwoTimeResult:
     qmap: QMap
     overview: Overview | None
     config: dict[str, Any]
+    n_pairs: NDArray[np.int64] | None = None
+    c2_pairs: NDArray[np.int64] | None = None
+
+    @property
+    def delay(self) -> NDArray[np.int64]:
+        """[N] the lags of `g2`, in frames."""
+        return np.arange(self.n_frames)
+
+    @property
+    def tau(self) -> NDArray[np.float64] | None:
+        """[N] the lags of `g2` in s; None where the time of a frame is not known."""
+        step = self.frame_time
+        return None if step is None else (self.delay * step).astype(np.float64)
+
+    def fit_data(self, q: float | None = None, tolerance: float = 0.1) -> TwoTimeFitData:
+        """The matrices of one ring of q, as `jaxkern.xpcs.fit` takes them.
+
+        Args:
+          q: in 1/Angstrom; the ring nearest to it is taken. None where all bins have one q.
+          tolerance: the most that the ring may differ from `q`, as a part of it.
+
+        Raises:
+          ValueError: for a form of which fits know nothing, an unknown time of a frame, and a q
+            that no bin has.
+
+        Example:
+          >>> import jaxkern as jk, numpy as np
+          >>> frames = np.random.default_rng(0).poisson(2.0, (50, 4, 6)).astype(np.uint8)
+          >>> bins = np.repeat([[1, 2]], 4, axis=0).repeat(3, axis=1)
+          >>> qmap = jk.xpcs.QMap(bins, q=[0.005, 0.005], phi=[0.0, 90.0])
+          >>> found = jk.xpcs.twotime(frames, qmap, frame_time=0.1).fit_data(0.005)
+          >>> found.data.shape, found.phi.tolist(), found.dt
+          ((2, 50, 50), [0.0, 90.0], 0.1)
+          >>> t = found.t
+          >>> geometry = jk.xpcs.Geometry(found.q, gap=None, dt=found.dt, t=t, phi=found.phi)
+        """
+        if self.config["form"] == "full":
+            step = 1.0
+        elif self.config["form"][0] == "t1t2":
+            step = float(self.t1[1] - self.t1[0])
+        else:
+            raise ValueError('c2 is of ages and lags; wanted form "full" or ("t1t2", n) for fits')
+        if self.frame_time is None:
+            raise ValueError(
+                "the time of a frame is not known: give frame_time= to what correlates the frames"
+            )
+        if self.q is None:
+            raise ValueError("the qmap has no q; wanted QMap(..., q=[n_dynamic] in 1/Angstrom)")
+        value = self.q[0] if q is None else q
+        ring = self.q[np.argmin(np.abs(self.q - value))]
+        if abs(ring - value) > tolerance * abs(value) or (q is None and np.any(self.q != ring)):
+            there = ", ".join(f"{x:.6g}" for x in np.unique(self.q))
+            raise ValueError(
+                f"q is {q!r}; wanted one within {tolerance:.3g} (relative) of what the bins have: "
+                f"{there} 1/Angstrom"
+            )
+        places = np.flatnonzero(np.abs(self.q - ring) <= 1e-6 * abs(ring))
+        phi = np.zeros(len(places)) if self.phi is None else self.phi[places]
+        dt = step * self.frame_time
+        t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
+        return TwoTimeFitData(np.asarray(self.c2[places]), float(ring), phi, t, dt)
+
+
+class TwoTimeFitData(NamedTuple):
+    """What `jaxkern.xpcs.fit` and its `Geometry` need of one ring.
+
+    data: [n_phi, n, n] the matrices. q: in 1/Angstrom. phi: [n_phi] in degrees, zeros where they
+    are not known. t: [n] times in s from the first frame. dt: from one to the next in s.
+    """
+
+    data: NDArray[Any]
+    q: float
+    phi: NDArray[np.float64]
+    t: NDArray[np.float64]
+    dt: float

@@ -1,0 +1,170 @@
+"""Multi-tau sums of dense frames by the native kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core.backend import current_backend
+from jaxkern.core.registry import missing as why_missing
+from jaxkern.core.registry import module
+from jaxkern.core.threads import num_threads
+from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.g2 import BinSums
+from jaxkern.xpcs.correlators.pixels import BinnedPixels
+
+
+def native_module() -> ModuleType | None:
+    """The native library where its kernels are to be used, else None.
+
+    Raises:
+      RuntimeError: where `jaxkern.backend` asks for them and they are not there.
+    """
+    if current_backend() == "jax":
+        return None
+    native = module("cpu")
+    if not hasattr(native, "multitau"):
+        native = None
+    if native is None and current_backend() == "native":
+        raise RuntimeError(
+            "jaxkern.backend('native') is asked for, and there are no native kernels: "
+            f"{why_missing('multitau', 'cpu')}"
+        )
+    return native
+
+
+def sums_in_place(
+    native: ModuleType,
+    frames: NDArray[Any],
+    pixels: BinnedPixels,
+    dpl: int,
+    average: int,
+    bad: NDArray[np.bool_],
+    divisor: NDArray[np.float64] | None,
+    watch: Callable[[float], None],
+) -> BinSums:
+    """The sums of frames [N, P] that lie in memory.
+
+    Args:
+      bad: [N] which of them are left out.
+      divisor: [N] what each is divided by.
+      watch: called now and then with the part that is done; what it raises ends the work.
+    """
+    done = np.zeros(2, np.int64)  # and whether to stop
+    strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
+    total = max(strips * (len(frames) // average), 1)
+    with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
+        call = worker.submit(
+            native.multitau,
+            frames,
+            *_arguments(pixels),
+            dpl=dpl,
+            average=average,
+            bad=bad.view(np.uint8) if bad.any() else None,
+            divisor=divisor,
+            threads=num_threads(),
+            progress=done,
+        )
+        try:
+            while not wait([call], timeout=0.1).done:
+                watch(done[0] / total)
+        except BaseException:
+            done[1] = 1
+            raise
+        return _bin_sums(call.result(), pixels)
+
+
+class NativeSums:
+    """Sums of pixels in a state that blocks of frames are added to.
+
+    Args:
+      missing: [N] bad frames in each of the N sums of frames that will be added.
+      whole: whether counts are whole numbers.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        pixels: BinnedPixels,
+        dpl: int,
+        average: int,
+        missing: NDArray[np.uint32],
+        whole: bool,
+    ) -> None:
+        self._native, self._pixels = native, pixels
+        first, last = (int(pixels.pixel[k]) for k in (0, -1)) if len(pixels) else (0, -1)
+        width = last + 1 - first
+        # Frames are taken as they are where most of their pixels are wanted.
+        self._columns: Any = pixels.pixel if width > 2 * len(pixels) else slice(first, last + 1)
+        if width > 2 * len(pixels):
+            width, self._places = len(pixels), np.arange(len(pixels), dtype=np.int32)
+        else:
+            self._places = pixels.pixel - np.int32(first)
+        self._options = {
+            "most_frames": len(missing),
+            "dpl": dpl,
+            "average": average,
+            "missing": missing if missing.any() else None,
+            "real": not whole,
+            "threads": num_threads(),
+        }
+        shapes = _state_shapes(len(missing), dpl, whole, bool(missing.any()))
+        self._state = [np.zeros((rows, width), dtype) for rows, dtype in shapes]
+        self._width, self._seen, self._average = width, 0, average
+
+    @staticmethod
+    def bytes_of_pixel(n: int, dpl: int, whole: bool, weighted: bool) -> int:
+        """Memory of a pixel's state for n sums of frames."""
+        shapes = _state_shapes(n, dpl, whole, weighted)
+        return sum(rows * dtype.itemsize for rows, dtype in shapes)
+
+    def add(
+        self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
+    ) -> None:
+        """Adds frames [T * average, H * W]; `bad` and `divisor` as of `sums_in_place`."""
+        self._native.multitau_update(
+            frames[:, self._columns],
+            self._seen,
+            self._state,
+            bad=bad.view(np.uint8) if bad.any() else None,
+            divisor=divisor,
+            **self._options,
+        )
+        self._seen += len(frames) // self._average
+
+    def bin_sums(self) -> BinSums:
+        """The sums of what was added."""
+        found = self._native.multitau_reduce(
+            self._state,
+            self._seen,
+            self._width,
+            self._places,
+            *_arguments(self._pixels)[1:],
+            **self._options,
+        )
+        return _bin_sums(found, self._pixels)
+
+
+def _arguments(pixels: BinnedPixels) -> tuple[Any, ...]:
+    return pixels.pixel, pixels.static, pixels.dynamic, pixels.n_static, pixels.n_dynamic
+
+
+def _bin_sums(found: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> BinSums:
+    weight, sums, mean, squares = found
+    counts = np.bincount(pixels.dynamic, minlength=pixels.n_dynamic).astype(np.int64)
+    return BinSums(weight, sums, mean, squares, counts)
+
+
+def _state_shapes(n: int, dpl: int, whole: bool, weighted: bool) -> list[tuple[int, np.dtype[Any]]]:
+    """(rows, dtype) of the arrays of a state, as `multitau_update` describes them."""
+    delays = len(multitau_delays(n, dpl))
+    levels = 1 + max(-(-(delays - 2 * dpl) // dpl), 0)
+    wide = np.dtype(np.uint64 if whole else np.float64)
+    narrow = np.dtype(np.uint32 if whole else np.float64)
+    shapes = [(1, wide), (delays, wide), (delays, narrow), (levels * 2 * dpl, narrow)]
+    return shapes + ([(delays, wide)] * 2 if weighted else [])
