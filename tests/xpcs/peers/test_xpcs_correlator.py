@@ -46,13 +46,13 @@ def sparse(frames, dynamic, form, **options):
 def test_full_matrices():
     frames, dynamic = case()
     qmap = jk.xpcs.QMap(dynamic)
-    ours = jk.xpcs.twotime(frames, qmap, smoothing="none")
+    ours = jk.xpcs.twotime(frames, qmap, smoothing="none", progress=False)
     theirs = xpcscorr.correlator_dense_reference(frames, dynamic, ttcf_format="t1,t2")
     np.testing.assert_allclose(theirs.ttcf, ours.c2, rtol=1e-12)
     pixel, frame = np.nonzero(frames.reshape(len(frames), -1).T)
     events = jk.xpcs.twotime_events(
         pixel, frame, frames.reshape(len(frames), -1)[frame, pixel], len(frames), qmap,
-        smoothing="none",
+        smoothing="none", progress=False,
     )  # fmt: skip
     # The kernel for events leaves the lower triangle as it is.
     kernel = sparse(frames, dynamic, "t1,t2")
@@ -63,22 +63,19 @@ def test_full_matrices():
         )
 
 
-@pytest.mark.parametrize("n", [8, 13])
-def test_bins_of_t1_and_t2(n):
+@pytest.mark.parametrize("form", [("t1t2", 8), ("t1t2", 13), ("age-lag", 7, 10, 4)])
+def test_bins(form):
+    """Its full matrix in our bins; its own end at N - 1 and keep their first triangle only."""
     frames, dynamic = case()
-    ours = jk.xpcs.twotime(frames, jk.xpcs.QMap(dynamic), smoothing="none", form=("t1t2", n))
-    theirs = xpcscorr.correlator_dense_reference(
-        frames, dynamic, ttcf_format="t1,t2", t1_t2_binning=n
+    ours = jk.xpcs.twotime(
+        frames, jk.xpcs.QMap(dynamic), smoothing="none", form=form, progress=False
     )
-    np.testing.assert_allclose(theirs.ttcf, ours.c2, rtol=1e-9)
-    np.testing.assert_allclose(theirs.t1, (ours.t1[1:] + ours.t1[:-1]) / 2)
-
-
-def test_bins_of_age_and_lag():
-    frames, dynamic = case()
-    form = ("age-lag", 7, 1, 9)
-    ours = jk.xpcs.twotime(frames, jk.xpcs.QMap(dynamic), smoothing="none", form=form)
-    theirs = xpcscorr.correlator_dense_reference(
-        frames, dynamic, ttcf_format="age,lag", age_binning=form[1], lag_binning=form[2:]
-    )
-    np.testing.assert_allclose(theirs.ttcf, ours.c2, rtol=1e-9)
+    theirs = xpcscorr.correlator_dense_reference(frames, dynamic, ttcf_format="t1,t2").ttcf
+    t1, t2 = np.triu_indices(len(frames))
+    x, y = (t1, t2) if form[0] == "t1t2" else ((t1 + t2) / 2, t2 - t1)
+    pairs, *_ = np.histogram2d(x, y, (ours.t1, ours.t2))
+    for c2, full in zip(ours.c2, theirs, strict=True):
+        sums, *_ = np.histogram2d(x, y, (ours.t1, ours.t2), weights=full[t1, t2])
+        there = pairs > 0
+        np.testing.assert_allclose(c2[there], sums[there] / pairs[there], rtol=1e-9)
+        assert form[0] == "t1t2" or np.isnan(c2[~there]).all()
