@@ -34,6 +34,7 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::correlators::define_multitau(m);
   jaxkern::image::define_chain_producer(m);
   jaxkern::image::define_image_files(m);
   jaxkern::image::define_jpeg(m);
