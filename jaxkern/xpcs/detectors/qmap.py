@@ -157,6 +157,16 @@ class QMap:
             )
         )
 
+    def without(self, pixels: Any) -> Self:
+        """This map without the pixels that are true in [H, W]; itself where that is None."""
+        if pixels is None:
+            return self
+        left_out = np.asarray(pixels).astype(bool)
+        _check_shape("pixels", left_out, self.shape)
+        mask = self.mask & ~left_out
+        layout = None if self._layout is None else {**self._layout, "mask": mask.astype(np.uint8)}
+        return type(self)(self.dynamic, self.static, mask, self.q, self.phi, self.blemish, layout)
+
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
         """Writes the map into a new HDF5 file, as pysimplemask does.
 
