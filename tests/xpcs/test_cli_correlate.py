@@ -1,7 +1,7 @@
 """`python -m jaxkern xpcs correlate`: from files of frames to results, plots and a fit, in process.
 
-Would catch: a flag that does not reach the correlators, a time between frames that is lost, raw data
-that are overwritten, an error that is a traceback.
+Would catch: a flag that does not reach the correlators, a time between frames that is lost, raw
+data that are overwritten, an error that is a traceback.
 """
 
 from __future__ import annotations

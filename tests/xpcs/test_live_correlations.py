@@ -1,8 +1,8 @@
 """Frames that are still being taken: g2 as they come, and `python -m jaxkern xpcs watch`.
 
 Would catch: g2 of frames in parts that has other bits than g2 of all, a file that is half written
-and taken for whole, frames of a folder in the order of the alphabet, a watch that never ends, results
-that Ctrl-C loses.
+and taken for whole, frames of a folder in the order of the alphabet, a watch that never ends,
+results that Ctrl-C loses.
 """
 
 from __future__ import annotations

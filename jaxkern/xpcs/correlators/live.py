@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
-from jaxkern.xpcs.correlators.overview import totals
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -128,7 +128,7 @@ class LiveMultiTau:
         qmap = qmap.without(source.dead)
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
-        self._masked = np.flatnonzero(qmap.mask).astype(np.int32)
+        self._mask = qmap.mask.ravel()
         whole = is_whole(source) and not self._config["normalize"]
         pixels = BinnedPixels.of(qmap, self._labels.bins)
         missing = self._all.average - self._all.good_counts()
@@ -145,7 +145,7 @@ class LiveMultiTau:
         frames, bad = selected_frames(source, self._all, first, stop), selection.bad_places()
         divisor = None
         if self._config["normalize"]:
-            mean = totals(frames, self._masked) / max(len(self._masked), 1)
+            mean = frame_sums(frames, [self._mask])[0] / max(int(self._mask.sum()), 1)
             divisor = np.where(mean == 0, 1.0, mean)
         self._state.add(frames, bad, divisor)
         self._overview.add(frames, bad, selection)
@@ -166,7 +166,7 @@ class _GrowingOverview:
     """
 
     def __init__(self, qmap: QMap, whole: bool) -> None:
-        self._qmap = qmap
+        self._qmap, self._used = qmap, qmap.used.ravel()
         self._dtype = np.dtype(np.int64 if whole else np.float64)
         self._image = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
         self._light: list[NDArray[np.float64]] = []
@@ -179,17 +179,17 @@ class _GrowingOverview:
 
     def add(self, frames: NDArray[Any], bad: NDArray[np.bool_], selection: FrameSelection) -> None:
         average, counts = selection.average, selection.good_counts()
-        light = np.where(bad, 0, totals(frames, self._qmap.pixels))
-        light = light.reshape(-1, average).sum(axis=1)
-        self._light.append(_over(light, counts * np.float64(self._qmap.n_pixels)))
         first = 0
         while first < len(counts):
             if not self._static or self._filled == self._length:
                 self._next_part()
             stop = min(first + self._length - self._filled, len(counts))
             at = slice(first * average, stop * average)
-            inside = frames[at] if not bad[at].any() else frames[at][~bad[at]]
-            image = inside.sum(axis=0, dtype=self._dtype)
+            image = np.zeros_like(self._image)
+            (light,) = frame_sums(frames[at], [self._used], image, bad[at])
+            light[bad[at]] = 0
+            pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
+            self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
             self._image += image
             self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
             self._good[-1] += int(counts[first:stop].sum())
@@ -216,6 +216,10 @@ class _GrowingOverview:
         whole[self._there] = _over(sum(self._static), pixels * good.sum())
         image = _over(self._image, np.full(self._image.shape, good.sum()))
         return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
+
+
+def _neighbours(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def _over(above: Any, below: NDArray[Any]) -> NDArray[np.float64]:
