@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.blocks import blocks
-from jaxkern.xpcs.correlators.overview import totals
+from jaxkern.xpcs.correlators.blocks import frame_blocks
+from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
+from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -25,14 +26,17 @@ class FrameMeans:
         self, source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
     ) -> None:
         self._selection = selection
-        self._masked = np.flatnonzero(qmap.mask).astype(np.int32)
-        of_map, of_mask = [], []
+        masks = [qmap.used.ravel(), qmap.mask.ravel()]
+        self._masked = int(qmap.mask.sum())
+        found = []
         bar.begin(selection.n * selection.average, frame_bytes(source))
-        for _, block in blocks(source, selection):
-            of_map.append(totals(block, qmap.pixels))
-            of_mask.append(totals(block, self._masked))
+        if source.is_sparse and source.dtype.kind != "f":
+            self._of_map, self._of_mask = _totals_of_events(source, qmap, selection)
+            return
+        for _, block in frame_blocks(source, selection):
+            found.append(frame_sums(block, masks))
             bar.advance(len(block))
-        self._of_map, self._of_mask = np.concatenate(of_map), np.concatenate(of_mask)
+        self._of_map, self._of_mask = np.concatenate(found, axis=1)
 
     def beyond(self, low: float, high: float) -> NDArray[np.int64]:
         """Numbers of the good frames outside `low` to `high` times the median good frame."""
@@ -44,8 +48,21 @@ class FrameMeans:
 
     def divisors(self) -> NDArray[np.float64]:
         """[N * average] each frame's mean over the pixels with mask 1; 1 for one without light."""
-        mean = self._of_mask / max(len(self._masked), 1)
+        mean = self._of_mask / max(self._masked, 1)
         return np.where(mean == 0, 1.0, mean)
+
+
+def _totals_of_events(
+    source: FrameSource, qmap: QMap, selection: FrameSelection
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[N * average] sums of each frame over the map's pixels, and over those with mask 1."""
+    length = selection.n * selection.average
+    sums = np.zeros((2, length), np.int64)
+    for place, pixel, count in event_blocks(source, selection):
+        for total, wanted in zip(sums, (qmap.used, qmap.mask), strict=True):
+            inside = wanted.ravel()[pixel]
+            total += exact_sums(place[inside], count[inside], length)
+    return sums[0], sums[1]
 
 
 def intensity_limits(given: Any) -> Limits | None:

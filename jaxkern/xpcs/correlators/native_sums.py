@@ -1,10 +1,11 @@
-"""Multi-tau sums of dense frames by the native kernel."""
+"""Multi-tau sums of frames and of events by the native kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.backend import current_backend
+from jaxkern.core.memory import available_bytes
 from jaxkern.core.registry import missing as why_missing
 from jaxkern.core.registry import module
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
+from jaxkern.xpcs.correlators.selection import FrameSelection
 
 
 def native_module() -> ModuleType | None:
@@ -29,8 +33,6 @@ def native_module() -> ModuleType | None:
     if current_backend() == "jax":
         return None
     native = module("cpu")
-    if not hasattr(native, "multitau"):
-        native = None
     if native is None and current_backend() == "native":
         raise RuntimeError(
             "jaxkern.backend('native') is asked for, and there are no native kernels: "
@@ -56,34 +58,58 @@ def sums_in_place(
       divisor: [N] what each is divided by.
       watch: called now and then with the part that is done; what it raises ends the work.
     """
-    done = np.zeros(2, np.int64)  # and whether to stop
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    total = max(strips * (len(frames) // average), 1)
+    call = partial(
+        native.multitau,
+        frames,
+        *_arguments(pixels),
+        dpl=dpl,
+        average=average,
+        bad=bad.view(np.uint8) if bad.any() else None,
+        divisor=divisor,
+    )
+    return _bin_sums(watched(call, strips * (len(frames) // average), watch), pixels)
+
+
+def sums_of_events(
+    native: ModuleType,
+    events: EventMemory,
+    selection: FrameSelection,
+    pixels: BinnedPixels,
+    dpl: int,
+    watch: Callable[[float], None],
+) -> BinSums:
+    """The same sums, bit by bit, of events that lie in memory; `watch` as of `sums_in_place`."""
+    call = partial(
+        native.multitau_events,
+        *events.arguments(),
+        *events.frames(selection),
+        *_arguments(pixels),
+        dpl=dpl,
+        bytes=available_bytes() / 2,
+    )
+    return _bin_sums(watched(call, events.size, watch), pixels)
+
+
+def watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
+    """What a native function gives that counts to `total` what is done, as `sums_in_place`."""
+    done = np.zeros(2, np.int64)  # and whether to stop
     with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
-        call = worker.submit(
-            native.multitau,
-            frames,
-            *_arguments(pixels),
-            dpl=dpl,
-            average=average,
-            bad=bad.view(np.uint8) if bad.any() else None,
-            divisor=divisor,
-            threads=num_threads(),
-            progress=done,
-        )
+        running = worker.submit(call, threads=num_threads(), progress=done)
         try:
-            while not wait([call], timeout=0.1).done:
-                watch(done[0] / total)
+            while not wait([running], timeout=0.1).done:
+                watch(done[0] / max(total, 1))
         except BaseException:
             done[1] = 1
             raise
-        return _bin_sums(call.result(), pixels)
+        return running.result()
 
 
 class NativeSums:
     """Sums of pixels in a state that blocks of frames are added to.
 
     Args:
+      pixels: one or more.
       missing: [N] bad frames in each of the N sums of frames that will be added.
       whole: whether counts are whole numbers.
     """
@@ -98,14 +124,14 @@ class NativeSums:
         whole: bool,
     ) -> None:
         self._native, self._pixels = native, pixels
-        first, last = (int(pixels.pixel[k]) for k in (0, -1)) if len(pixels) else (0, -1)
-        width = last + 1 - first
+        first, last = pixels.pixel[[0, -1]]
+        width = int(last) + 1 - int(first)
         # Frames are taken as they are where most of their pixels are wanted.
-        self._columns: Any = pixels.pixel if width > 2 * len(pixels) else slice(first, last + 1)
-        if width > 2 * len(pixels):
-            width, self._places = len(pixels), np.arange(len(pixels), dtype=np.int32)
-        else:
-            self._places = pixels.pixel - np.int32(first)
+        self._first, self._gathered = int(first), width > 2 * len(pixels)
+        self._places = pixels.pixel - first
+        if self._gathered:
+            width = len(pixels)
+            self._places = np.arange(width, dtype=np.int32)
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
@@ -128,8 +154,12 @@ class NativeSums:
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
     ) -> None:
         """Adds frames [T * average, H * W]; `bad` and `divisor` as of `sums_in_place`."""
+        if self._gathered:
+            taken = np.take(frames, self._pixels.pixel, axis=1)
+        else:
+            taken = frames[:, self._first : self._first + self._width]
         self._native.multitau_update(
-            frames[:, self._columns],
+            taken,
             self._seen,
             self._state,
             bad=bad.view(np.uint8) if bad.any() else None,
