@@ -4,6 +4,7 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.events import multitau_events
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
@@ -108,6 +109,7 @@ __all__ = [
     "memory_limit",
     "multitau",
     "multitau_delays",
+    "multitau_events",
     "normal_equations",
     "open_frames",
     "plot_correlations",
