@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
+from jaxkern.core.memory import anonymous_bytes
 
 FRAMES = photons(60)
 EXPECTED = oracle.multitau(FRAMES, DYNAMIC, STATIC)
@@ -154,6 +155,27 @@ def test_wrong_frames_are_refused(backend):
     wide[3, 0, 0] = 2**40
     with pytest.raises(ValueError, match="int64 and has counts from 0 to 1099511627776"):
         jk.xpcs.multitau(wide, QMAP)
+
+
+@pytest.mark.slow
+def test_memory_goes_with_tiles_of_pixels():
+    """Sums of all pixels at all delays would take 700 MB."""
+    frames = np.random.default_rng(0).integers(0, 3, (200, 1024, 1024), np.uint8)
+    qmap = jk.xpcs.QMap(1 + np.arange(1024 * 1024).reshape(1024, 1024) // 2**17)
+    jk.xpcs.multitau(frames[:20], qmap)
+    before, most, ended = anonymous_bytes(), [], threading.Event()
+
+    def watch():
+        while not ended.wait(0.002):
+            most.append(anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = jk.xpcs.multitau(frames, qmap)
+    ended.set()
+    watcher.join()
+    assert max(most) - before < 100e6
+    assert np.isfinite(result.g2).all()
 
 
 def test_a_readers_error_is_told():
