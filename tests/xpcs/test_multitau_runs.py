@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.core.memory import anonymous_bytes
+from jaxkern.core.progress import ProgressBar
 
 FRAMES = photons(60)
 EXPECTED = oracle.multitau(FRAMES, DYNAMIC, STATIC)
@@ -100,6 +102,7 @@ def test_an_intensity_cut_finds_flashes_and_dumps(backend, average):
     check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, **expected))
     low = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.5, None))
     assert low.config["bad_frames"] == [21]
+    assert low.config["intensity_cut"] == (0.5, np.inf)
 
 
 def test_the_overview_leaves_bad_frames_out():
@@ -176,6 +179,16 @@ def test_memory_goes_with_tiles_of_pixels():
     watcher.join()
     assert max(most) - before < 100e6
     assert np.isfinite(result.g2).all()
+
+
+def test_progress_counts_frames_and_bytes(monkeypatch):
+    told = []
+    monkeypatch.setattr(ProgressBar, "update", lambda _, *what, **more: told.append((what, more)))
+    jk.xpcs.multitau(Blocks(FRAMES), QMAP)
+    assert ((0, 60), {}) in told
+    (done,), text = told[-1]
+    assert done == 60
+    assert re.fullmatch(r"multi-tau: .* [kMGT]?B/s", text["text"])
 
 
 def test_a_readers_error_is_told():
