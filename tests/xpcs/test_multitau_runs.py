@@ -72,6 +72,20 @@ def test_results_say_what_they_are_of():
     assert jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, frame_time=2.0).tau[1] == 4.0
 
 
+@pytest.mark.parametrize("kind", ["array", "blocks"])
+def test_dead_pixels_of_a_file_are_left_out(backend, kind):
+    frames = FRAMES.copy()
+    dead = np.zeros(DYNAMIC.shape, bool)
+    dead[0, 1] = dead[3, 3] = True
+    frames[:, dead] = 65535
+    source = Blocks(frames) if kind == "blocks" else jk.xpcs.as_frames(frames)
+    source.dead = dead
+    r = jk.xpcs.multitau(source, QMAP, overview=True)
+    check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, ~dead))
+    assert r.n_pixels[0] == QMAP.pixels_of_bin[0] - 1
+    assert r.overview.intensity.max() < 100
+
+
 @pytest.mark.parametrize("source", [FRAMES, Blocks(FRAMES)], ids=["array", "blocks"])
 def test_parts_are_runs_of_their_own(backend, source):
     r = jk.xpcs.multitau(source, QMAP, begin=3, average=2, parts=4, frame_time=0.1)
