@@ -226,8 +226,8 @@ def test_a_readers_error_is_told():
 
 def test_a_long_run_is_interrupted():
     """Ctrl-C ends the native work, which does not hold the interpreter."""
-    frames = np.ones((60_000, 64, 64), np.uint8)
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    frames = np.ones((10_000, 64, 64), np.uint8)
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
 
