@@ -13,9 +13,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
-from jaxkern.xpcs.correlators.blocks import blocks, is_whole
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
+from jaxkern.xpcs.correlators.event_memory import event_blocks
+from jaxkern.xpcs.correlators.event_rows import EventRows
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
+from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.results import TwoTimeResult
@@ -133,13 +136,22 @@ def twotime(
                 selection = selection.leaving_out(means.beyond(*limits))
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
-        run = _Dense(source, selection, divisor, qmap, smoothing, labels.bins, reduction, bar)
+        native = native_module() if source.is_sparse and divisor is None else None
+        run: EventRows | _Dense
+        if native is not None:
+            run = EventRows(native, source, selection, qmap, smoothing, labels.bins, reduction, bar)
+        else:
+            run = _Dense(source, selection, divisor, qmap, smoothing, labels.bins, reduction, bar)
         run.correlate()
         seen = None
         if overview:
             seen = OverviewSums(qmap, selection, is_whole(source))
-            for first, block in blocks(source, selection):
-                seen.add(first, block)
+            if native is not None:
+                for events in event_blocks(source, selection):
+                    seen.add_events(*events)
+            else:
+                for first, block in frame_blocks(source, selection):
+                    seen.add(first, block)
     config = {
         "smoothing": smoothing,
         "form": reduction.form,
@@ -196,9 +208,7 @@ class _Dense:
         self._bins = [b for b in found if b.pieces]
         self._room = min(_STAGED_BYTES, max(available_bytes() // 4, 1))
         self._waiting: list[tuple[int, int, int, jax.Array]] = []
-        # Tiles as parts of the frames that are gone over.
-        tiles = max(len(self._bins) * self._tiles.count * (self._tiles.count + 1) // 2, 1)
-        self._frames_of_tile = self._n / tiles
+        self._taken, self._frames_told = 0, 0
         bar.begin(self._n, frame_bytes(source))
 
     def correlate(self) -> None:
@@ -280,8 +290,13 @@ class _Dense:
             height, width = (min(size, self._n - k * size) for k in (i, j))
             block = np.asarray(tile)[:height, :width]
             self._reduction.add(place, i * size, j * size, block)
-            self._bar.advance(self._frames_of_tile)
+            self._taken += 1
         self._waiting = []
+        # What is done of all tiles, as frames.
+        tiles = len(self._bins) * self._tiles.count * (self._tiles.count + 1) // 2
+        frames = self._n * self._taken // max(tiles, 1)
+        self._bar.advance(frames - self._frames_told)
+        self._frames_told = frames
 
     def _zeros(self) -> jax.Array:
         return jnp.zeros((self._tiles.size, self._tiles.size), np.float64)
