@@ -113,9 +113,9 @@ def twotime_events(
     they make, but for the last bits.
 
     Events are sorted by pixel, and C comes row by row from pairs of events of a pixel: the work
-    goes with the pairs. `.g2`, the mean of each diagonal, has all linear delays; with a `form` other
-    than "full" no N x N matrix is kept on the way to it. `normalize` together with `average`, and
-    Python without the native kernels, make frames of them block by block.
+    goes with the pairs. `.g2`, the mean of each diagonal, has all linear delays; with a `form`
+    other than "full" no N x N matrix is kept on the way to it. `normalize` together with `average`,
+    and Python without the native kernels, make frames of them block by block.
 
     Args:
       pixel, frame, count, n_frames: as of `multitau_events`.
