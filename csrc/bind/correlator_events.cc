@@ -11,6 +11,7 @@
 
 #include "bind/correlators.h"
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "core/simd_level.h"
 #include "correlators/event_pairs.h"
 #include "correlators/multitau_events.h"
@@ -92,7 +93,7 @@ nb::object multitau_events(
   if (progress) cells = {progress->data(), progress->data() + 1};
   BinSums sums;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     correlate_events(own.executor(), input, frames, frame_pixels, dpl, pixels, bytes, cells, &sums);
   }
@@ -137,7 +138,7 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
   map.n_sums = frames.n_sums;
   map.sum = frames.sum;
   map.first_frame = frames.first_frame;
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   OwnThreads own(threads);
   new (self) EventPairs(own.executor(), input, map, pixel.data(), std::move(ends));
 }
@@ -159,7 +160,7 @@ void write_rows(EventPairs& self, int64_t first, const Factors& factors, const D
       row < 0 || row > n || rows > n - row || width != n - row) {
     throw nb::value_error("factors, divisors or a block of rows has another shape");
   }
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   OwnThreads own(threads);
   self.rows(own.executor(), first, first + groups, factors.data(), divisors.data(), pixels, row,
             rows, out.data());

@@ -6,6 +6,7 @@
 
 #include "core/simd_target.h"
 #include "correlators/event_levels.h"
+#include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
 
 namespace jaxkern::correlators::JAXKERN_LEVEL {
@@ -14,11 +15,13 @@ namespace {
 // clang-format off: in order of use
 #include "core/simd_doubles-inl.h"
 #include "correlators/multitau-inl.h"
+#include "correlators/frame_sums-inl.h"
 #include "correlators/events-inl.h"
 // clang-format on
 
 }  // namespace
 
+void frame_sums_tile(const FrameSumsTile& tile, char* scratch) { sum_any_tile(tile, scratch); }
 void multitau_strip(const MultiTauStrip& strip, char* scratch) { run_strip(strip, scratch); }
 
 void short_products(const int16_t* s, int64_t n, int64_t first, int64_t last, uint64_t* out) {

@@ -5,6 +5,7 @@ from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, templ
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
+from jaxkern.xpcs.correlators.live import LiveMultiTau
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
@@ -15,6 +16,7 @@ from jaxkern.xpcs.correlators.results import (
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.growing import GrowingFrames
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
@@ -73,7 +75,9 @@ __all__ = [
     "FitTimings",
     "FrameSource",
     "Geometry",
+    "GrowingFrames",
     "LaminarFlow",
+    "LiveMultiTau",
     "MemoryEstimate",
     "Model",
     "MultiTauResult",

@@ -98,6 +98,7 @@ def multitau(
             f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and the "
             f"map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
         )
+    qmap = qmap.without(source.dead)
     whole_number("dpl", dpl, 1, MOST_DELAYS)
     selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
     least = 2 * max(whole_number("parts", parts, 0), 1)

@@ -32,8 +32,6 @@ def native_module() -> ModuleType | None:
     if current_backend() == "jax":
         return None
     native = module("cpu")
-    if not hasattr(native, "multitau"):
-        native = None
     if native is None and current_backend() == "native":
         raise RuntimeError(
             "jaxkern.backend('native') is asked for, and there are no native kernels: "
@@ -128,10 +126,10 @@ class NativeSums:
         first, last = pixels.pixel[[0, -1]]
         width = int(last) + 1 - int(first)
         # Frames are taken as they are where most of their pixels are wanted.
-        self._columns: Any = slice(first, last + 1)
+        self._first, self._gathered = int(first), width > 2 * len(pixels)
         self._places = pixels.pixel - first
-        if width > 2 * len(pixels):
-            self._columns, width = pixels.pixel, len(pixels)
+        if self._gathered:
+            width = len(pixels)
             self._places = np.arange(width, dtype=np.int32)
         self._options = {
             "most_frames": len(missing),
@@ -155,8 +153,12 @@ class NativeSums:
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
     ) -> None:
         """Adds frames [T * average, H * W]; `bad` and `divisor` as of `sums_in_place`."""
+        if self._gathered:
+            taken = np.take(frames, self._pixels.pixel, axis=1)
+        else:
+            taken = frames[:, self._first : self._first + self._width]
         self._native.multitau_update(
-            frames[:, self._columns],
+            taken,
             self._seen,
             self._state,
             bad=bad.view(np.uint8) if bad.any() else None,
