@@ -14,8 +14,11 @@ from numpy.typing import DTypeLike, NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
+from jaxkern.xpcs.correlators.event_memory import event_blocks
+from jaxkern.xpcs.correlators.event_rows import EventRows
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
+from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.results import TwoTimeResult
@@ -134,13 +137,22 @@ def twotime(
                 selection = selection.leaving_out(means.beyond(*limits))
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
-        run = _Dense(source, selection, divisor, qmap, smoothing, labels.bins, reduction, bar)
+        native = native_module() if source.is_sparse and divisor is None else None
+        run: EventRows | _Dense
+        if native is not None:
+            run = EventRows(native, source, selection, qmap, smoothing, labels.bins, reduction, bar)
+        else:
+            run = _Dense(source, selection, divisor, qmap, smoothing, labels.bins, reduction, bar)
         run.correlate()
         seen = None
         if overview:
             seen = OverviewSums(qmap, selection, is_whole(source))
-            for first, block in frame_blocks(source, selection):
-                seen.add(first, block)
+            if native is not None:
+                for events in event_blocks(source, selection):
+                    seen.add_events(*events)
+            else:
+                for first, block in frame_blocks(source, selection):
+                    seen.add(first, block)
     config = {
         "smoothing": smoothing,
         "form": reduction.form,
