@@ -13,6 +13,7 @@
 
 #include "bind/objects.h"
 #include "core/simd_level.h"
+#include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
 
 namespace nb = nanobind;
@@ -240,6 +241,41 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   return to_python(std::move(sums), n_static, n_dynamic);
 }
 
+// totals [masks, N] as int64 or float64.
+nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
+                          const std::optional<StateArray>& image, const std::optional<Marks>& bad,
+                          int64_t threads) {
+  if (const char* problem = simd_problem()) throw nb::value_error(problem);
+  const FrameRows rows = rows_of(frames, 1, bad, std::nullopt);
+  const auto count = static_cast<int64_t>(frames.shape(0));
+  const auto pixels = static_cast<int64_t>(frames.shape(1));
+  const bool real = is_real(rows.dtype);
+  if (masks.size() > kMostMasks) throw nb::value_error("more than 2 masks");
+  std::vector<const uint8_t*> given;
+  for (const Marks& mask : masks) {
+    if (mask.shape(0) != frames.shape(1)) throw nb::value_error("a mask has another length");
+    given.push_back(mask.data());
+  }
+  const nb::dlpack::dtype wide = real ? nb::dtype<double>() : nb::dtype<int64_t>();
+  if (image &&
+      (image->dtype() != wide || image->ndim() != 1 || image->shape(0) != frames.shape(1))) {
+    throw nb::value_error("image has another size or dtype; wanted [P] of int64, or float64");
+  }
+  std::vector<uint64_t> totals(given.size() * static_cast<size_t>(count));
+  {
+    nb::gil_scoped_release unlocked;
+    OwnThreads own(threads);
+    frame_sums(own.executor(), rows, count, pixels,
+               image ? static_cast<char*>(image->data()) : nullptr, given,
+               reinterpret_cast<char*>(totals.data()));
+  }
+  auto* kept = new std::vector<uint64_t>(std::move(totals));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<uint64_t>*>(p); });
+  const size_t shape[] = {given.size(), static_cast<size_t>(count)};
+  return nb::cast(
+      nb::ndarray<nb::numpy>(kept->data(), 2, shape, owner, nullptr, wide, nb::device::cpu::value));
+}
+
 }  // namespace
 
 void define_multitau(nb::module_& module) {
@@ -273,6 +309,14 @@ void define_multitau(nb::module_& module) {
              nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
              "What `multitau` gives, of a state of `multitau_update`; weights are 0 where a delay "
              "was not reached.");
+}
+
+void define_frame_sums(nb::module_& module) {
+  module.def("frame_sums", &sums_of_frames, nb::arg("frames"), nb::arg("masks"),
+             nb::arg("image") = nb::none(), nb::arg("bad") = nb::none(), nb::arg("threads") = 0,
+             "Adds frames [N, P], but for bad ones (uint8 [N]), to image [P], which is int64 for "
+             "whole counts and float64 for others, and gives the totals [masks, N] of all frames "
+             "over the pixels of up to 2 masks, uint8 [P]; whole counts are exact.");
 }
 
 }  // namespace jaxkern::correlators

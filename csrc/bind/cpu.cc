@@ -35,6 +35,7 @@ NB_MODULE(_cpu, m) {
         "FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::correlators::define_multitau(m);
+  jaxkern::correlators::define_frame_sums(m);
   jaxkern::image::define_chain_producer(m);
   jaxkern::image::define_image_files(m);
   jaxkern::image::define_jpeg(m);

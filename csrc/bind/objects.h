@@ -25,6 +25,7 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
 
 namespace correlators {
 void define_multitau(nanobind::module_& module);
+void define_frame_sums(nanobind::module_& module);
 }  // namespace correlators
 namespace image {
 void define_chain_producer(nanobind::module_& module);

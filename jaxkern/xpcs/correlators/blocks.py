@@ -50,7 +50,8 @@ def selected_frames(
 ) -> NDArray[Any]:
     """The frames of a selection's sums first .. stop - 1, [(stop - first) * average, H * W].
 
-    Bad ones too. Where they are in memory and nothing has to be changed, it is a view.
+    Bad ones too. Pixels of a frame lie together. Where the frames are in memory and nothing has to
+    be changed, it is a view.
     """
     step, count = selection.stride, (stop - first) * selection.average
     begin = selection.begin + first * selection.average * step
@@ -67,13 +68,14 @@ def selected_frames(
         raise ValueError(
             f"{source!r} gave frames of the shape {frames.shape}; wanted {wanted}, as it says"
         )
-    return as_counts(frames.reshape(count, -1), source.name)
+    flat = as_counts(frames.reshape(count, -1), source.name)
+    return flat if flat.strides[1] == flat.itemsize else np.ascontiguousarray(flat)
 
 
 def frame_blocks(
     source: FrameSource,
     selection: FrameSelection,
-    n_bytes: int = BLOCK_BYTES,
+    n_bytes: int | None = None,
     size: int | None = None,
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """All frames of a selection in order: (number of the first sum, `selected_frames`).
@@ -81,12 +83,12 @@ def frame_blocks(
     Frames that are not in memory are read by a thread of their own, a block ahead.
 
     Args:
-      n_bytes: about how much of the source a block holds.
+      n_bytes: about how much of the source a block holds; by default `BLOCK_BYTES`.
       size: sums in a block; by default as many as fit.
     """
     if size is None:
         frame = max(source.shape[1] * source.shape[2] * source.dtype.itemsize, 1)
-        size = max(n_bytes // (frame * selection.average), 1)
+        size = max((n_bytes or BLOCK_BYTES) // (frame * selection.average), 1)
     ranges = [(k, min(k + size, selection.n)) for k in range(0, selection.n, size)]
     if source.array is not None:
         for first, stop in ranges:
@@ -104,7 +106,7 @@ def frame_blocks(
 def blocks(
     source: FrameSource,
     selection: FrameSelection,
-    n_bytes: int = BLOCK_BYTES,
+    n_bytes: int | None = None,
     size: int | None = None,
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """All sums of a selection in order, as (number of the first, [T, H * W]).

@@ -45,7 +45,7 @@ class DenseSums:
         self._whole = is_whole(source) and divisor is None
         self._bad = selection.bad_places()
         self._missing = selection.average - selection.good_counts()
-        self._native = native_module()
+        self._native = native_module() if len(pixels) else None
 
     def run(self, seen: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
         """The sums of each range. The overview sees all frames too."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
 from jaxkern.xpcs.correlators.blocks import frame_blocks
-from jaxkern.xpcs.correlators.overview import totals
+from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -25,14 +25,14 @@ class FrameMeans:
         self, source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
     ) -> None:
         self._selection = selection
-        self._masked = np.flatnonzero(qmap.mask).astype(np.int32)
-        of_map, of_mask = [], []
+        masks = [qmap.used.ravel(), qmap.mask.ravel()]
+        self._masked = int(qmap.mask.sum())
+        found = []
         bar.begin(selection.n * selection.average, frame_bytes(source))
         for _, block in frame_blocks(source, selection):
-            of_map.append(totals(block, qmap.pixels))
-            of_mask.append(totals(block, self._masked))
+            found.append(frame_sums(block, masks))
             bar.advance(len(block))
-        self._of_map, self._of_mask = np.concatenate(of_map), np.concatenate(of_mask)
+        self._of_map, self._of_mask = np.concatenate(found, axis=1)
 
     def beyond(self, low: float, high: float) -> NDArray[np.int64]:
         """Numbers of the good frames outside `low` to `high` times the median good frame."""
@@ -44,7 +44,7 @@ class FrameMeans:
 
     def divisors(self) -> NDArray[np.float64]:
         """[N * average] each frame's mean over the pixels with mask 1; 1 for one without light."""
-        mean = self._of_mask / max(len(self._masked), 1)
+        mean = self._of_mask / max(self._masked, 1)
         return np.where(mean == 0, 1.0, mean)
 
 

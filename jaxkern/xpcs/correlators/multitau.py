@@ -117,13 +117,15 @@ def multitau(
                 selection = selection.leaving_out(means.beyond(*limits))
         seen = OverviewSums(qmap, selection, is_whole(source)) if overview else None
         size = selection.n // max(parts, 1)
-        ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
+        ranges = [(k * size, (k + 1) * size) for k in range(parts)]
+        pieces = [selection, *(selection.part(*of) for of in ranges)]
+        ranges.insert(0, (0, selection.n))
         dense = DenseSums(
             source, selection, ranges, BinnedPixels.of(qmap, labels.bins), dpl, divisor
         )
         sums = dense.run(seen, bar)
     whole, *others = (
-        multitau_result(x, selection.part(*of), labels, step, config)
-        for x, of in zip(sums, ranges, strict=True)
+        multitau_result(*of_piece, labels, step, config)
+        for of_piece in zip(sums, pieces, strict=True)
     )
     return replace(whole, overview=seen.overview() if seen else None, parts=tuple(others))

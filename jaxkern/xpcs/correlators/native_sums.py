@@ -28,8 +28,6 @@ def native_module() -> ModuleType | None:
     if current_backend() == "jax":
         return None
     native = module("cpu")
-    if not hasattr(native, "multitau"):
-        native = None
     if native is None and current_backend() == "native":
         raise RuntimeError(
             "jaxkern.backend('native') is asked for, and there are no native kernels: "
@@ -83,6 +81,7 @@ class NativeSums:
     """Sums of pixels in a state that blocks of frames are added to.
 
     Args:
+      pixels: one or more.
       missing: [N] bad frames in each of the N sums of frames that will be added.
       whole: whether counts are whole numbers.
     """
@@ -97,14 +96,14 @@ class NativeSums:
         whole: bool,
     ) -> None:
         self._native, self._pixels = native, pixels
-        first, last = (int(pixels.pixel[k]) for k in (0, -1)) if len(pixels) else (0, -1)
-        width = last + 1 - first
+        first, last = pixels.pixel[[0, -1]]
+        width = int(last) + 1 - int(first)
         # Frames are taken as they are where most of their pixels are wanted.
-        self._columns: Any = pixels.pixel if width > 2 * len(pixels) else slice(first, last + 1)
-        if width > 2 * len(pixels):
-            width, self._places = len(pixels), np.arange(len(pixels), dtype=np.int32)
-        else:
-            self._places = pixels.pixel - np.int32(first)
+        self._first, self._gathered = int(first), width > 2 * len(pixels)
+        self._places = pixels.pixel - first
+        if self._gathered:
+            width = len(pixels)
+            self._places = np.arange(width, dtype=np.int32)
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
@@ -127,8 +126,12 @@ class NativeSums:
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
     ) -> None:
         """Adds frames [T * average, H * W]; `bad` and `divisor` as of `sums_in_place`."""
+        if self._gathered:
+            taken = np.take(frames, self._pixels.pixel, axis=1)
+        else:
+            taken = frames[:, self._first : self._first + self._width]
         self._native.multitau_update(
-            frames[:, self._columns],
+            taken,
             self._seen,
             self._state,
             bad=bad.view(np.uint8) if bad.any() else None,

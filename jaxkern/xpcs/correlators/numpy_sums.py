@@ -70,7 +70,9 @@ class NumpySums:
         """
         good = self._good[self._seen : self._seen + len(frames) // self._average]
         for tile in self._tiles:
-            tile.add(summed(frames[:, tile.pixels], self._average, bad, divisor), good)
+            tile.add(
+                summed(np.take(frames, tile.pixels, axis=1), self._average, bad, divisor), good
+            )
         self._seen += len(good)
 
     def bin_sums(self) -> BinSums:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.results import Overview
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -24,7 +25,7 @@ class OverviewSums:
 
     def __init__(self, qmap: QMap, selection: FrameSelection, whole: bool) -> None:
         self._qmap, self._selection = qmap, selection
-        self._bad = selection.bad_places()
+        self._bad, self._used = selection.bad_places(), qmap.used.ravel()
         self._dtype = np.dtype(np.int64 if whole else np.float64)
         self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
         self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
@@ -34,14 +35,14 @@ class OverviewSums:
         """Adds the frames [T * average, H * W] of the sums first .. first + T - 1."""
         average = self._selection.average
         stop = first + len(frames) // average
-        good = ~self._bad[first * average : stop * average]
-        light = np.where(good, totals(frames, self._qmap.pixels), 0)
-        self._intensity[first:stop] = light.reshape(stop - first, average).sum(axis=1)
         for part, (begin, end) in enumerate(zip(self._edges[:-1], self._edges[1:], strict=True)):
-            if begin < stop and first < end:
-                at = slice(max(begin - first, 0) * average, (end - first) * average)
-                inside = frames[at] if good[at].all() else frames[at][good[at]]
-                self._images[part] += inside.sum(axis=0, dtype=self._dtype)
+            begin, end = max(begin, first), min(end, stop)
+            if begin < end:
+                inside = frames[(begin - first) * average : (end - first) * average]
+                bad = self._bad[begin * average : end * average]
+                (light,) = frame_sums(inside, [self._used], self._images[part], bad)
+                light[bad] = 0
+                self._intensity[begin:end] = light.reshape(-1, average).sum(axis=1)
 
     def overview(self) -> Overview:
         """Means of what was added; NaN where there were no good frames, or no pixels."""
@@ -59,14 +60,6 @@ class OverviewSums:
             _over(of_static.sum(axis=1), pixels * good.sum()),
             _over(of_static.T, pixels * good[:, None]),
         )
-
-
-def totals(frames: NDArray[Any], pixels: NDArray[np.int32]) -> NDArray[Any]:
-    """[T] sums of some pixels of frames [T, H * W]; whole counts as int64, exact."""
-    dtype = np.dtype(np.float64 if frames.dtype.kind == "f" else np.int64)
-    if len(pixels) == frames.shape[1]:
-        return np.asarray(frames.sum(axis=1, dtype=dtype))
-    return np.asarray(frames[:, pixels].sum(axis=1, dtype=dtype))
 
 
 def _over(above: NDArray[Any], below: Any) -> NDArray[np.float64]:

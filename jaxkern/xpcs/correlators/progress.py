@@ -19,19 +19,19 @@ class CorrelationProgress(ProgressBar):
 
     def begin(self, total: int, frame_bytes: int) -> None:
         """Of `total` frames none is done; a frame has `frame_bytes` bytes."""
-        self._done, self._total = 0, total
+        self._done, self._total = 0.0, total
         self._bytes, self._since = frame_bytes, time.monotonic()
         self.update(0, total)
 
-    def advance(self, frames: int) -> None:
+    def advance(self, frames: float) -> None:
         """So many frames more are done."""
         self._done += frames
         rate = self._done * self._bytes / max(time.monotonic() - self._since, 1e-9)
-        self.update(self._done, text=f"{self._what}: {scaled(rate, 'B/s')}")
+        self.update(round(self._done), text=f"{self._what}: {scaled(rate, 'B/s')}")
 
     def reached(self, part: float) -> None:
         """Such a part of all frames is done."""
-        self.advance(round(part * self._total) - self._done)
+        self.advance(part * self._total - self._done)
 
 
 def frame_bytes(source: FrameSource) -> int:
