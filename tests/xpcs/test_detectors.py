@@ -163,6 +163,24 @@ def test_the_largest_value_marks_dead_pixels(tmp_path):
         np.testing.assert_array_equal(source.read(0, 5), frames)
 
 
+def test_dead_pixels_are_left_out(tmp_path):
+    """A pixel of 65535 in each frame would be all of its bin's g2."""
+    frames = np.random.default_rng(0).poisson(3.0, (40, 4, 6)).astype(np.uint16)
+    frames[:, 1, 2] = 65535
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["entry/data/data"] = frames
+    bins = np.repeat([[1], [2]], 2, 0).repeat(6, 1)
+    mask = np.ones((4, 6), bool)
+    mask[1, 2] = False
+    found = jk.xpcs.multitau(tmp_path / "run.h5", jk.xpcs.QMap(bins), progress=False)
+    wanted = jk.xpcs.multitau(frames, jk.xpcs.QMap(bins, mask=mask), progress=False)
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    assert found.n_pixels.tolist() == [11, 12]
+    c2 = jk.xpcs.twotime(tmp_path / "run.h5", jk.xpcs.QMap(bins), progress=False).c2
+    less = jk.xpcs.twotime(frames, jk.xpcs.QMap(bins, mask=mask), progress=False).c2
+    np.testing.assert_array_equal(c2, less)
+
+
 def test_numbers_below_zero_mark_dead_pixels_or_are_refused(tmp_path):
     frames = random_frames(8, (5, 4, 6), np.int32)
     frames[:, 1, 2] = -2

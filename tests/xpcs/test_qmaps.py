@@ -75,6 +75,20 @@ def test_a_map_that_comes_from_no_file_is_written_and_read(tmp_path, labels):
         assert len(again.layout[f"{kind}_index_mapping"]) == n
 
 
+def test_a_map_without_some_pixels(tmp_path):
+    path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS)
+    qmap = jk.xpcs.QMap.read(path)
+    dead = np.zeros((2, 4), bool)
+    dead[0, :2] = True
+    less = qmap.without(dead)
+    assert less.pixels_of_bin.tolist() == [0, 1, 2, 1]
+    assert less.q.tolist() == qmap.q.tolist()
+    assert less.layout["mask"].tolist() == less.mask.tolist()
+    assert qmap.without(None) is qmap
+    with pytest.raises(ValueError, match="pixels has the shape"):
+        qmap.without(dead[:1])
+
+
 def test_maps_of_x_and_y_have_no_q(tmp_path):
     path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS)
     with h5py.File(path, "r+") as file:

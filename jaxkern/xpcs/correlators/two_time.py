@@ -113,6 +113,7 @@ def twotime(
             f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and the "
             f"map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
         )
+    qmap = qmap.without(source.dead)
     selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
     if selection.n < 1:
         raise ValueError(

@@ -141,7 +141,7 @@ class QMap:
           ...     (64, 64), beam_center=(31.5, 31.5), distance=5.0, pixel_size=75e-6, energy=10.0,
           ...     q_edges=[1e-3, 2e-3], phi_edges=[-90, 0, 90], static=(4, 1))
           >>> qmap, qmap.q.tolist(), qmap.phi.tolist()
-          (QMap(64 x 64, 2 dynamic and 8 static bins, 1032 pixels), [0.0015, 0.0015], [-45.0, 45.0])
+          (QMap(64 x 64, 2 dynamic and 8 static bins, 816 pixels), [0.0015, 0.0015], [-45.0, 45.0])
         """
         return cls(
             **geometry_bins(
@@ -156,6 +156,16 @@ class QMap:
                 mask=mask,
             )
         )
+
+    def without(self, pixels: Any) -> Self:
+        """This map without the pixels that are true in [H, W]; itself where that is None."""
+        if pixels is None:
+            return self
+        left_out = np.asarray(pixels).astype(bool)
+        _check_shape("pixels", left_out, self.shape)
+        mask = self.mask & ~left_out
+        layout = None if self._layout is None else {**self._layout, "mask": mask.astype(np.uint8)}
+        return type(self)(self.dynamic, self.static, mask, self.q, self.phi, self.blemish, layout)
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
         """Writes the map into a new HDF5 file, as pysimplemask does.
