@@ -10,6 +10,7 @@
 
 #include "bind/correlators.h"
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "core/simd_level.h"
 #include "correlators/multitau_events.h"
 
@@ -90,7 +91,7 @@ nb::object multitau_events(
   if (progress) cells = {progress->data(), progress->data() + 1};
   BinSums sums;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     correlate_events(own.executor(), input, frames, frame_pixels, dpl, pixels, bytes, cells, &sums);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "core/simd_level.h"
 #include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
@@ -90,7 +91,7 @@ nb::object multitau(const Frames& frames, const Integers& pixel, const Integers&
   BinSums sums;
   std::string problem;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     problem = correlate(own.executor(), rows, frame_pixels,
                         static_cast<int64_t>(frames.shape(0)) / average, dpl, pixels, cells, &sums);
@@ -146,7 +147,7 @@ void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray
   const int64_t sums = static_cast<int64_t>(frames.shape(0)) / average;
   if (seen < 0) throw nb::value_error("seen is below 0");
   const MultiTauState state = state_of(arrays, delays, pixels, real, missing.has_value());
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   OwnThreads own(threads);
   update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
 }
@@ -164,7 +165,7 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   BinSums sums;
   std::string problem;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     problem = reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen),
                      pixels, &sums);
@@ -195,7 +196,7 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
   }
   std::vector<uint64_t> totals(given.size() * static_cast<size_t>(count));
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     frame_sums(own.executor(), rows, count, pixels,
                image ? static_cast<char*>(image->data()) : nullptr, given,

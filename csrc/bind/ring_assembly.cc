@@ -106,7 +106,7 @@ void gather_rows(const std::vector<Part>& parts, int64_t bytes, const Records& r
   }
   if (all == 0) return;
   const std::atomic<bool> stop{false};
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   (void)gather(rows, wanted.data(), count, reinterpret_cast<char*>(out.data()), false, stop);
 }
 
