@@ -36,6 +36,7 @@ NB_MODULE(_cpu, m) {
   jaxkern::define_abi(m);
   jaxkern::correlators::define_multitau(m);
   jaxkern::correlators::define_frame_sums(m);
+  jaxkern::correlators::define_events(m);
   jaxkern::image::define_chain_producer(m);
   jaxkern::image::define_image_files(m);
   jaxkern::image::define_jpeg(m);

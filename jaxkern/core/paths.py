@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -46,6 +47,20 @@ def home_path(path: str | os.PathLike[str]) -> Path:
             f"{os.fspath(path)} begins with a home folder and the user has none: HOME is not set "
             "and the passwd database does not know the user; give a path without ~ or set HOME"
         ) from error
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Names with their numbers in the order of numbers: 1, 2, 10, and not 1, 10, 2.
+
+    >>> natural_order(["run10.h5", "run9.h5"])
+    ['run9.h5', 'run10.h5']
+    """
+
+    def key(name: str) -> list[tuple[bool, int, str]]:
+        parts = re.split(r"([0-9]+)", name)
+        return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts if p]
+
+    return sorted(names, key=key)
 
 
 @contextlib.contextmanager

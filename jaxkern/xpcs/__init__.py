@@ -4,6 +4,8 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.events import multitau_events
+from jaxkern.xpcs.correlators.live import LiveMultiTau
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
@@ -14,6 +16,7 @@ from jaxkern.xpcs.correlators.results import (
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.growing import GrowingFrames
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
@@ -72,7 +75,9 @@ __all__ = [
     "FitTimings",
     "FrameSource",
     "Geometry",
+    "GrowingFrames",
     "LaminarFlow",
+    "LiveMultiTau",
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
@@ -108,6 +113,7 @@ __all__ = [
     "memory_limit",
     "multitau",
     "multitau_delays",
+    "multitau_events",
     "normal_equations",
     "open_frames",
     "plot_correlations",

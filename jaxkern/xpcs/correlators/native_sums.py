@@ -1,9 +1,10 @@
-"""Multi-tau sums of dense frames by the native kernel."""
+"""Multi-tau sums of frames and of events by the native kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.backend import current_backend
+from jaxkern.core.memory import available_bytes
 from jaxkern.core.registry import missing as why_missing
 from jaxkern.core.registry import module
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
+from jaxkern.xpcs.correlators.selection import FrameSelection
 
 
 def native_module() -> ModuleType | None:
@@ -53,28 +57,51 @@ def sums_in_place(
       divisor: [N] what each is divided by.
       watch: called now and then with the part that is done; what it raises ends the work.
     """
-    done = np.zeros(2, np.int64)  # and whether to stop
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    total = max(strips * (len(frames) // average), 1)
+    call = partial(
+        native.multitau,
+        frames,
+        *_arguments(pixels),
+        dpl=dpl,
+        average=average,
+        bad=bad.view(np.uint8) if bad.any() else None,
+        divisor=divisor,
+    )
+    return _bin_sums(watched(call, strips * (len(frames) // average), watch), pixels)
+
+
+def sums_of_events(
+    native: ModuleType,
+    events: EventMemory,
+    selection: FrameSelection,
+    pixels: BinnedPixels,
+    dpl: int,
+    watch: Callable[[float], None],
+) -> BinSums:
+    """The same sums, bit by bit, of events that lie in memory; `watch` as of `sums_in_place`."""
+    call = partial(
+        native.multitau_events,
+        *events.arguments(),
+        *events.frames(selection),
+        *_arguments(pixels),
+        dpl=dpl,
+        bytes=available_bytes() / 2,
+    )
+    return _bin_sums(watched(call, events.size, watch), pixels)
+
+
+def watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
+    """What a native function gives that counts to `total` what is done, as `sums_in_place`."""
+    done = np.zeros(2, np.int64)  # and whether to stop
     with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
-        call = worker.submit(
-            native.multitau,
-            frames,
-            *_arguments(pixels),
-            dpl=dpl,
-            average=average,
-            bad=bad.view(np.uint8) if bad.any() else None,
-            divisor=divisor,
-            threads=num_threads(),
-            progress=done,
-        )
+        running = worker.submit(call, threads=num_threads(), progress=done)
         try:
-            while not wait([call], timeout=0.1).done:
-                watch(done[0] / total)
+            while not wait([running], timeout=0.1).done:
+                watch(done[0] / max(total, 1))
         except BaseException:
             done[1] = 1
             raise
-        return _bin_sums(call.result(), pixels)
+        return running.result()
 
 
 class NativeSums:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.correlators.event_memory import exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.results import Overview
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -43,6 +44,21 @@ class OverviewSums:
                 (light,) = frame_sums(inside, [self._used], self._images[part], bad)
                 light[bad] = 0
                 self._intensity[begin:end] = light.reshape(-1, average).sum(axis=1)
+
+    def add_events(
+        self, place: NDArray[np.int64], pixel: NDArray[Any], count: NDArray[Any]
+    ) -> None:
+        """Adds events [M] of the selection's frames, numbered from 0; they are whole counts."""
+        good = ~self._bad[place]
+        if not good.all():
+            place, pixel, count = place[good], pixel[good], count[good]
+        number = place // self._selection.average
+        inside = self._qmap.used.ravel()[pixel]
+        self._intensity += exact_sums(number[inside], count[inside], len(self._intensity))
+        of_part = np.searchsorted(self._edges[1:], number, "right")
+        for part in np.unique(of_part):
+            at = of_part == part
+            self._images[part] += exact_sums(pixel[at], count[at], self._images.shape[1])
 
     def overview(self) -> Overview:
         """Means of what was added; NaN where there were no good frames, or no pixels."""

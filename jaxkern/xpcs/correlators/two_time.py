@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
-from jaxkern.xpcs.correlators.blocks import blocks, is_whole
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.overview import OverviewSums
@@ -139,7 +139,7 @@ def twotime(
         seen = None
         if overview:
             seen = OverviewSums(qmap, selection, is_whole(source))
-            for first, block in blocks(source, selection):
+            for first, block in frame_blocks(source, selection):
                 seen.add(first, block)
     config = {
         "smoothing": smoothing,
@@ -197,9 +197,7 @@ class _Dense:
         self._bins = [b for b in found if b.pieces]
         self._room = min(_STAGED_BYTES, max(available_bytes() // 4, 1))
         self._waiting: list[tuple[int, int, int, jax.Array]] = []
-        # Tiles as parts of the frames that are gone over.
-        tiles = max(len(self._bins) * self._tiles.count * (self._tiles.count + 1) // 2, 1)
-        self._frames_of_tile = self._n / tiles
+        self._taken, self._frames_told = 0, 0
         bar.begin(self._n, frame_bytes(source))
 
     def correlate(self) -> None:
@@ -281,8 +279,13 @@ class _Dense:
             height, width = (min(size, self._n - k * size) for k in (i, j))
             block = np.asarray(tile)[:height, :width]
             self._reduction.add(place, i * size, j * size, block)
-            self._bar.advance(self._frames_of_tile)
+            self._taken += 1
         self._waiting = []
+        # What is done of all tiles, as frames.
+        tiles = len(self._bins) * self._tiles.count * (self._tiles.count + 1) // 2
+        frames = self._n * self._taken // max(tiles, 1)
+        self._bar.advance(frames - self._frames_told)
+        self._frames_told = frames
 
     def _zeros(self) -> jax.Array:
         return jnp.zeros((self._tiles.size, self._tiles.size), np.float64)

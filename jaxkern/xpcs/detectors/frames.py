@@ -36,6 +36,8 @@ class FrameSource:
       words: [M] uint64 where events lie in memory or in a memory map as Rigaku's words, else None:
         count in bits 0 to 11, pixel in 16 to 36, frame in 40 to 63.
       pixel_base: what is subtracted from the pixels of `words`.
+      columns: pixel, frame and count, [M] whole numbers in any order, where events lie so in memory
+        or in memory maps, else None.
       dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
         it marks none. Correlators leave these pixels out.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
@@ -48,6 +50,7 @@ class FrameSource:
     array: NDArray[Any] | None = None
     words: NDArray[np.uint64] | None = None
     pixel_base: int = 0
+    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
     dead: NDArray[np.bool_] | None = None
     name: str = "frames"
 

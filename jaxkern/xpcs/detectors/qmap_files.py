@@ -133,32 +133,36 @@ def made_layout(
     q: NDArray[np.float64] | None,
     phi: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """The entries of a file for maps that came from none: each bin is a cell of its own row.
+    """The entries of a file for maps that came from none: a grid of the different q and phi.
 
-    q and phi of a static bin are those of its dynamic bin, as there are no others.
+    q and phi of a static bin are those of its dynamic bin, as there are no others. Where q is not
+    known, the first axis is the bin's number, and is not called q.
     """
     layout: dict[str, Any] = {
         "mask": mask.astype(np.uint8),
         "dynamic_roi_map": dynamic.astype(np.uint32),
         "static_roi_map": static.astype(np.uint32),
-        "map_names": ["q", "phi"],
-        "map_units": ["1/Angstrom", "deg"],
+        "map_names": ["bin" if q is None else "q", "phi"],
+        "map_units": ["" if q is None else "1/Angstrom", "deg"],
     }
     n_dynamic, n_static = int(dynamic.max(initial=0)), int(static.max(initial=0))
     inside = np.zeros(n_static + 1, np.int64)
     inside[static[dynamic > 0]] = dynamic[dynamic > 0]
+    # A bin without pixels may have no q: labels in files are numbers.
+    rows = np.append(np.arange(1.0, n_dynamic + 1) if q is None else np.nan_to_num(q), 0.0)
+    columns = np.append(np.zeros(n_dynamic) if phi is None else np.nan_to_num(phi), 0.0)
     for kind, of in (("dynamic", np.arange(1, n_dynamic + 1)), ("static", inside[1:])):
-        rows = np.arange(1.0, n_dynamic + 1) if q is None else q
-        columns = np.zeros(n_dynamic) if phi is None else phi
-        at = np.maximum(of, 1) - 1
-        # Rows and columns that are equal are one; the grid then has each (q, phi) once.
-        dim0, row = np.unique(rows[at] if len(rows) else rows, return_inverse=True)
-        dim1, column = np.unique(columns[at] if len(columns) else columns, return_inverse=True)
+        dim0, row = np.unique(rows[of - 1], return_inverse=True)
+        dim1, column = np.unique(columns[of - 1], return_inverse=True)
+        cells = row * len(dim1) + column
+        if len(np.unique(cells)) < len(cells):
+            # Bins of the same q and phi, as static ones: each in a row of its own.
+            dim0, cells = rows[of - 1], np.arange(len(of)) * len(dim1) + column
         layout |= {
             f"{kind}_num_pts": np.array([len(dim0), len(dim1)]),
             f"{kind}_v_list_dim0": dim0,
             f"{kind}_v_list_dim1": dim1,
-            f"{kind}_index_mapping": row * len(dim1) + column,
+            f"{kind}_index_mapping": cells,
         }
     return layout
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.paths import natural_order
+
 if TYPE_CHECKING:
     import h5py
 
@@ -52,16 +54,6 @@ class Entries:
     q: Array
     phi: Array
     dt: float | None
-
-
-def natural_order(names: Iterable[str]) -> list[str]:
-    """Names with their numbers in the order of numbers: 1, 2, 10, and not 1, 10, 2."""
-
-    def key(name: str) -> list[tuple[bool, int, str]]:
-        parts = re.split(r"([0-9]+)", name)
-        return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts if p]
-
-    return sorted(names, key=key)
 
 
 def find_layout(file: h5py.File, layout: str | None) -> str:

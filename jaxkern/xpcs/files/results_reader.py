@@ -22,7 +22,6 @@ from jaxkern.xpcs.files.aps_entries import (
     check_bins,
     find_missing,
     read_bins,
-    read_labels,
     read_matrices,
     read_numbers,
     read_time_step,
@@ -39,7 +38,6 @@ Array = NDArray[Any]
 _SLAB = 512
 _ANALYSES = ("multitau", "twotime", "twotime_binned")
 _OF_MAP = "the bins of xpcs/qmap/dynamic_roi_map"
-_MAPS = ("xpcs/qmap/mask", "xpcs/qmap/dynamic_roi_map", "xpcs/qmap/static_roi_map")
 _OVERVIEW = (
     "xpcs/temporal_mean/scattering_2d",
     "xpcs/temporal_mean/scattering_1d",
@@ -98,8 +96,8 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
                     "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
                     "write_results or boost-corr writes it"
                 )
-            find_missing(file, ("xpcs/qmap/dynamic_index_mapping", *_MAPS))
-            qmap = _read_qmap(file)
+            find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
+            qmap = QMap.read(path, "xpcs/qmap")
             overview = _read_overview(file, qmap)
             multitau = _read_multitau(file, qmap, overview) if "multitau" in analyses else None
             analysis = next((name for name in analyses if name != "multitau"), None)
@@ -114,17 +112,6 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
 
 
 # What both have ----------------------------------------------------------------------------------
-
-
-def _read_qmap(file: h5py.File) -> QMap:
-    mask, dynamic, static = (_array(file, name, 2) for name in _MAPS)
-    n = int(dynamic.max(initial=0))
-    q, phi = None, None
-    if _strings(file, "xpcs/qmap/map_names")[:2] in ([], ["q", "phi"]):
-        every_q, every_phi, what = read_labels(file)
-        check_bins(np.array([1, max(n, 1)]), len(every_q), "xpcs/qmap/dynamic_roi_map", what)
-        q, phi = every_q[:n], every_phi[:n]
-    return QMap(dynamic, static, mask, q, phi)
 
 
 def _read_overview(file: h5py.File, qmap: QMap) -> Overview | None:
@@ -420,10 +407,3 @@ def _array(file: h5py.File, name: str, ndim: int | None = None) -> Array:
     if ndim is not None and values.ndim != ndim:
         raise ApsFormatError(f"{name} is {list(values.shape)}; wanted {ndim} dimensions")
     return values if values.dtype.kind in "biu" else values.astype(np.float64)
-
-
-def _strings(file: h5py.File, name: str) -> list[str]:
-    if name not in file:
-        return []
-    values = np.ravel(np.asarray(file[name][()])).tolist()
-    return [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values]

@@ -17,7 +17,6 @@ from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import damage_told, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
-from jaxkern.xpcs.files.qmap_fields import qmap_attributes, qmap_fields
 
 if TYPE_CHECKING:
     import h5py
@@ -43,12 +42,14 @@ METADATA_NAMES = {
     "start_time": ("start_time", None),
 }
 PIXEL_SIZES = ("instrument/detector_1/x_pixel_size", "instrument/detector_1/y_pixel_size")
-# What a map that was not made by a geometry says of the detector.
-_OF_DETECTOR = (
-    ("distance", METADATA_NAMES["distance"][0]),
-    ("energy", METADATA_NAMES["energy"][0]),
-    ("pixel_size", PIXEL_SIZES[0]),
-)
+# What the viewer looks for in the map, and where /entry may have it.
+_OF_DETECTOR = {
+    "beam_center_x": "instrument/detector_1/beam_center_x",
+    "beam_center_y": "instrument/detector_1/beam_center_y",
+    "detector_distance": METADATA_NAMES["distance"][0],
+    "energy": METADATA_NAMES["energy"][0],
+    "pixel_size": PIXEL_SIZES[0],
+}
 # Arrays of more numbers are packed.
 _PACKED = 8192
 
@@ -109,6 +110,7 @@ def write_results(
             _copy_entry(home_path(metadata), entry)
         _write_entry(entry, known)
         _write_entry(entry, {} if source is None else source.metadata, replace=False)
+        _write_entry(entry, _told_by(first.qmap), replace=False)
         _complete_entry(entry)
         _write_qmap(file.create_group("xpcs/qmap"), first.qmap, entry)
         overview = next((r.overview for r in (multitau, twotime) if r and r.overview), None)
@@ -193,6 +195,14 @@ def _write_entry(entry: h5py.Group, known: Mapping[str, Any], replace: bool = Tr
             entry[place].attrs["units"] = unit
 
 
+def _told_by(qmap: QMap) -> dict[str, Any]:
+    """What a map that was made by a geometry says of the detector."""
+    names = {"energy": "energy", "distance": "detector_distance", "pixel_size": "pixel_size"}
+    found = {name: qmap.layout.get(key) for name, key in names.items()}
+    numbers = (int, float, np.number)
+    return {name: x for name, x in found.items() if isinstance(x, numbers) and np.isfinite(x)}
+
+
 def _complete_entry(entry: h5py.Group) -> None:
     """What the viewer asks for, where nothing is known of it."""
     place = METADATA_NAMES["frame_time"][0]
@@ -211,10 +221,11 @@ def _complete_entry(entry: h5py.Group) -> None:
 
 
 def _write_qmap(group: h5py.Group, qmap: QMap, entry: h5py.Group) -> None:
-    fields = qmap_fields(qmap, {name: _number(entry, place) for name, place in _OF_DETECTOR})
-    for name, values in fields.items():
-        _store(group, name, values)
-    group.attrs.update(qmap_attributes(fields))
+    qmap.write_group(group)
+    # What a map that was not made by a geometry does not say of the detector.
+    for name, place in _OF_DETECTOR.items():
+        if name not in group:
+            group[name] = _number(entry, place)
 
 
 def _number(entry: h5py.Group, place: str) -> float:
@@ -304,6 +315,8 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
             value = SMOOTHINGS.get(value, value)
         if isinstance(value, tuple) and any(isinstance(part, str) for part in value):
             value = " ".join(map(str, value))  # a form, such as ("t1t2", 100)
+        if name == "bad_frames":
+            value = np.asarray(value, np.int64)
         if value is not None:
             stored[CONFIG_NAMES.get(name, name)] = value
 

@@ -1,0 +1,121 @@
+"""Frames that are still being taken: g2 as they come, and `python -m jaxkern xpcs watch`.
+
+Would catch: g2 of frames in parts that has other bits than g2 of all, a file that is half written
+and taken for whole, frames of a folder in the order of the alphabet, a watch that never ends,
+results that Ctrl-C loses.
+"""
+
+from __future__ import annotations
+
+import correlation_results as made
+import numpy as np
+import pytest
+
+from jaxkern import xpcs
+from jaxkern.xpcs.detectors.frames import DetectorFileError
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("steps", [[1] * 70, [3, 40, 27], [70]])
+def test_parts_give_the_bits_of_all(steps, normalize):
+    """Also with bad frames that have not come yet, average, stride and begin; no more than most."""
+    counts, qmap = made.frames(70), made.qmap()
+    how = {"normalize": normalize, "bad_frames": [0, 12, 50], "begin": 1, "average": 2}
+    live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
+    for n in np.cumsum(steps):
+        assert live.update(xpcs.as_frames(counts[:n])) == n
+    wanted = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
+    found = live.result()
+    for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    for name in ("mean_image", "intensity", "static_means"):
+        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    parts = found.overview.static_means_parts
+    assert 10 <= len(parts) < 20
+    np.testing.assert_allclose(parts[0], _static_means(counts, qmap, 1, [1, 2], 2), rtol=1e-15)
+
+
+def _static_means(counts, qmap, begin, numbers, average):
+    """Means of the first sums' good frames; bad ones are 0, 12 and 50."""
+    first = counts[begin : begin + len(numbers) * average]
+    return [first[:, qmap.used & (qmap.static == s)].mean() for s in range(1, qmap.n_static + 1)]
+
+
+def test_a_result_of_what_came_so_far():
+    counts, qmap = made.frames(40), made.qmap()
+    live = xpcs.LiveMultiTau(qmap, 10_000)
+    with pytest.raises(ValueError, match="0 frames were added"):
+        live.result()
+    for n in (2, 17, 33, 40):
+        live.update(xpcs.as_frames(counts[:n]))
+        np.testing.assert_array_equal(live.result().g2, xpcs.multitau(counts[:n], qmap).g2)
+    with pytest.raises(ValueError, match="frames of 3 x 3 pixels"):
+        xpcs.LiveMultiTau(qmap).update(xpcs.as_frames(np.ones((4, 3, 3), np.uint8)))
+
+
+def settled(frames):
+    """All that is there, whenever the next look is due."""
+    frames._next_look = 0.0
+    return frames.poll()
+
+
+def test_files_of_a_folder_in_the_order_of_their_numbers(tmp_path):
+    counts = made.frames(30)
+    frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])
+    assert settled(frames) == 0
+    made.qmap().write(tmp_path / "qmap.h5")
+    (tmp_path / "notes.txt").write_text("no frames")
+    np.save(tmp_path / "run_9.npy", counts[:10])
+    assert settled(frames) == 10
+    np.save(tmp_path / "run_10.npy", counts[10:25])
+    assert settled(frames) == 25
+    whole = (tmp_path / "run_10.npy").read_bytes()
+    (tmp_path / "run_11.npy").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "run_12.npy", counts[:1])
+    assert settled(frames) == 25  # one that is half written holds up those behind it
+    with pytest.raises(DetectorFileError, match=r"run_11\.npy"):
+        frames.finish()
+    np.save(tmp_path / "run_11.npy", counts[25:])
+    assert settled(frames) == 31
+    np.testing.assert_array_equal(frames.read(5, 28), counts[5:28])
+    assert frames.finish() == 31
+    np.save(tmp_path / "run_8.npy", counts[:1])
+    with pytest.raises(DetectorFileError, match=r"run_9\.npy was not the next"):
+        settled(frames)
+
+
+def rigaku(path, counts, mode="wb"):
+    """Events of frames from `first` on, appended as the detector does."""
+    first, counts = counts
+    frame, pixel = np.nonzero(counts.reshape(len(counts), -1))
+    count = counts.reshape(len(counts), -1)[frame, pixel].astype(np.uint64)
+    words = count | (pixel.astype(np.uint64) << 16) | ((frame + first).astype(np.uint64) << 40)
+    with path.open(mode) as file:
+        file.write(words.astype("<u8").tobytes())
+
+
+def test_a_file_of_events_that_grows(tmp_path):
+    counts = np.zeros((20, 512, 1024), np.uint8)
+    counts[:, :4, :4] = np.random.default_rng(0).poisson(2.0, (20, 4, 4))
+    path = tmp_path / "run.bin"
+    frames = xpcs.GrowingFrames(path)
+    assert settled(frames) == 0
+    rigaku(path, (0, counts[:12]))
+    assert settled(frames) == 11  # more of the last frame may come
+    rigaku(path, (12, counts[12:]), "ab")
+    assert settled(frames) == 19
+    assert frames.finish() == 20
+    np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
+    path.write_bytes(path.read_bytes()[:800])
+    with pytest.raises(DetectorFileError, match="wanted a file that grows"):
+        settled(frames)
+
+
+def test_files_that_are_not_alike(tmp_path):
+    frames = xpcs.GrowingFrames(tmp_path)
+    np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
+    assert settled(frames) == 2
+    np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
+    with pytest.raises(DetectorFileError, match=r"b\.npy has frames of 3 x 4 \(uint16\); wanted"):
+        settled(frames)
