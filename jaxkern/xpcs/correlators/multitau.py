@@ -88,9 +88,9 @@ def multitau(
       >>> qmap = jk.xpcs.QMap(np.repeat([[1, 2]], 8, 0).repeat(4, 1), q=[0.01, 0.02])
       >>> r = jk.xpcs.multitau(frames, qmap, frame_time=1e-3)
       >>> r
-      MultiTauResult(2 bins of 64 pixels, 23 delays to 0.08 s, 100 frames)
+      MultiTauResult(2 bins of 64 pixels, 21 delays to 0.08 s, 100 frames)
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
-      ((23, 2), [0.01, 0.02], True)
+      ((21, 2), [0.01, 0.02], True)
     """
     source = as_frames(frames, qmap.shape)
     if source.shape[1:] != qmap.shape:
@@ -109,7 +109,7 @@ def multitau(
         )
     limits = intensity_limits(intensity_cut)
     labels = BinLabels(qmap, bins)
-    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": intensity_cut}
+    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
     step = time_step(frame_time, source)
     divisor = None
     with CorrelationProgress(progress, "multi-tau") as bar:
