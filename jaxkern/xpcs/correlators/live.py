@@ -74,7 +74,11 @@ class LiveMultiTau:
         whole_number("dpl", dpl, 1)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
-        self._config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": None}
+        self._config: dict[str, Any] = {
+            "dpl": dpl,
+            "normalize": bool(normalize),
+            "intensity_cut": None,
+        }
         self._state: NativeSums | NumpySums | None = None
         self._seen = 0
 
@@ -191,7 +195,9 @@ class _GrowingOverview:
             pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
             self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
             self._image += image
-            self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
+            self._static[-1] = self._static[-1] + np.add.reduceat(
+                image[self._qmap.pixels], self._starts
+            )
             self._good[-1] += int(counts[first:stop].sum())
             self._filled += stop - first
             first = stop
