@@ -19,7 +19,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers faults train-check bench \
-	bench-all bench-ops bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+	bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -137,6 +137,10 @@ bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
 	.venv-peers/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) bench VENV=.venv-peers
+
+# Beside the peers of `make xpcs-peers`, some of which take minutes: BENCHFLAGS=--quick.
+bench-correlators: xpcs-peers
+	.venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py $(BENCHFLAGS)
 
 gpu-check:
 	benchmarks/gpu-check

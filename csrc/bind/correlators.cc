@@ -1,4 +1,6 @@
 // Correlators of frames in NumPy's memory for Python; they run without the interpreter's lock.
+#include "bind/correlators.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
@@ -7,11 +9,11 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "core/simd_level.h"
 #include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
@@ -22,37 +24,11 @@ namespace jaxkern::correlators {
 namespace {
 
 using Frames = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;
-using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Marks = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Cells = nb::ndarray<int64_t, nb::shape<2>, nb::c_contig, nb::device::cpu>;
 using Missing = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using StateArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using StateRead = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using Made = nb::ndarray<nb::numpy, double>;
-
-// Threads of a call's own, which end with it.
-class OwnThreads {
- public:
-  explicit OwnThreads(int64_t threads) {
-    executor_.workers =
-        threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
-    executor_.schedule = [this](std::function<void()> task) {
-      threads_.emplace_back(std::move(task));
-    };
-  }
-  ~OwnThreads() { join(); }
-  // Of one loop: its helpers are done soon after it.
-  void join() {
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-  const Executor& executor() const { return executor_; }
-
- private:
-  Executor executor_;
-  std::vector<std::thread> threads_;
-};
 
 Dtype dtype_of(const nb::dlpack::dtype& given) {
   const auto code = static_cast<nb::dlpack::dtype_code>(given.code);
@@ -99,49 +75,6 @@ FrameRows rows_of(const Frames& frames, int64_t average, const std::optional<Mar
   return rows;
 }
 
-BinnedPixels pixels_of(const Integers& pixel, const Integers& static_bin,
-                       const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
-                       int64_t frame_pixels) {
-  BinnedPixels pixels = {pixel.data(),       static_bin.data(),
-                         dynamic_bin.data(), static_cast<int64_t>(pixel.shape(0)),
-                         n_static,           n_dynamic};
-  if (static_bin.shape(0) != pixel.shape(0) || dynamic_bin.shape(0) != pixel.shape(0)) {
-    throw nb::value_error("pixels and their bins differ in length");
-  }
-  for (int64_t i = 0; i < pixels.count; ++i) {
-    if (pixels.pixel[i] < 0 || pixels.pixel[i] >= frame_pixels ||
-        (i > 0 && pixels.pixel[i] <= pixels.pixel[i - 1])) {
-      throw nb::value_error("pixels do not ascend, or lie outside the frame");
-    }
-    if (pixels.static_bin[i] < 0 || pixels.static_bin[i] >= n_static || pixels.dynamic_bin[i] < 0 ||
-        pixels.dynamic_bin[i] >= n_dynamic) {
-      throw nb::value_error("a bin is below 0, or not below the number of bins");
-    }
-  }
-  return pixels;
-}
-
-void check_dpl(int64_t dpl) {
-  if (dpl < 1 || dpl > kMostDelays) {
-    throw nb::value_error("dpl is out of range; wanted 1 to 64 delays a level");
-  }
-}
-
-Made to_numpy(std::vector<double>&& values, std::initializer_list<size_t> shape) {
-  auto* kept = new std::vector<double>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<double>*>(p); });
-  return Made(kept->data(), shape, owner);
-}
-
-nb::tuple to_python(BinSums&& sums, int32_t n_static, int32_t n_dynamic) {
-  const size_t delays = sums.weight.size();
-  const auto statics = static_cast<size_t>(n_static), dynamics = static_cast<size_t>(n_dynamic);
-  return nb::make_tuple(to_numpy(std::move(sums.weight), {delays}),
-                        to_numpy(std::move(sums.sums), {3, delays, statics}),
-                        to_numpy(std::move(sums.mean), {delays, dynamics}),
-                        to_numpy(std::move(sums.squares), {delays, dynamics}));
-}
-
 nb::object multitau(const Frames& frames, const Integers& pixel, const Integers& static_bin,
                     const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic, int32_t dpl,
                     int64_t average, const std::optional<Marks>& bad,
@@ -158,7 +91,7 @@ nb::object multitau(const Frames& frames, const Integers& pixel, const Integers&
   BinSums sums;
   std::string problem;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     problem = correlate(own.executor(), rows, frame_pixels,
                         static_cast<int64_t>(frames.shape(0)) / average, dpl, pixels, cells, &sums);
@@ -214,7 +147,7 @@ void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray
   const int64_t sums = static_cast<int64_t>(frames.shape(0)) / average;
   if (seen < 0) throw nb::value_error("seen is below 0");
   const MultiTauState state = state_of(arrays, delays, pixels, real, missing.has_value());
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   OwnThreads own(threads);
   update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
 }
@@ -232,7 +165,7 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   BinSums sums;
   std::string problem;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     problem = reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen),
                      pixels, &sums);
@@ -263,7 +196,7 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
   }
   std::vector<uint64_t> totals(given.size() * static_cast<size_t>(count));
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     OwnThreads own(threads);
     frame_sums(own.executor(), rows, count, pixels,
                image ? static_cast<char*>(image->data()) : nullptr, given,

@@ -24,6 +24,7 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
 }
 
 namespace correlators {
+void define_events(nanobind::module_& module);
 void define_multitau(nanobind::module_& module);
 void define_frame_sums(nanobind::module_& module);
 }  // namespace correlators

@@ -85,15 +85,9 @@ struct StripRows {
 
 // One frame of a strip into a row of sums, or added to it.
 template <typename T, typename Row>
-inline void load_frame(const char* from, int32_t lanes, const double* divisor, bool add,
-                       Row* __restrict to) {
+inline void load_frame(const char* from, const double* divisor, bool add, Row* __restrict to) {
   typedef T Loose __attribute__((aligned(1), may_alias));
-  T copy[kStrip] = {};
   const Loose* __restrict pixels = reinterpret_cast<const Loose*>(from);
-  if (lanes < kStrip) {
-    std::memcpy(copy, from, lanes * sizeof(T));
-    pixels = reinterpret_cast<const Loose*>(copy);
-  }
   if constexpr (std::is_same_v<Row, double>) {
     const double by = divisor == nullptr ? 1.0 : *divisor;
     if (add) {
@@ -119,6 +113,7 @@ inline void load_frame(const char* from, int32_t lanes, const double* divisor, b
 template <typename T, typename Row>
 void load_frames_of(const MultiTauStrip& strip, Row* rows) {
   const FrameRows& frames = strip.frames;
+  T part[kStrip] = {};  // the pixels of a strip that is not whole
   const char* const pixels = frames.data + strip.pixel * static_cast<int64_t>(sizeof(T));
   for (int64_t k = 0; k < strip.sums; ++k) {
     Row* const row = rows + k * kStrip;
@@ -130,7 +125,12 @@ void load_frames_of(const MultiTauStrip& strip, Row* rows) {
       }
       if (frames.bad != nullptr && frames.bad[frame]) continue;
       const double* const divisor = frames.divisor == nullptr ? nullptr : frames.divisor + frame;
-      load_frame<T>(pixels + frame * frames.stride, strip.lanes, divisor, begun, row);
+      const char* from = pixels + frame * frames.stride;
+      if (strip.lanes < kStrip) {
+        std::memcpy(part, from, strip.lanes * sizeof(T));
+        from = reinterpret_cast<const char*>(part);
+      }
+      load_frame<T>(from, divisor, begun, row);
       begun = true;
     }
     if (!begun) std::fill(row, row + kStrip, Row{0});
@@ -176,6 +176,18 @@ inline uint32_t make_pairs(const uint32_t* sums, int64_t count, uint32_t* pairs)
   return bits;
 }
 
+// Adds words to counts of 64 bits.
+JAXKERN_HD void add_words(Words words, LooseCount* to) {
+  uint32_t part[kWords];
+  store_words(part, words);
+  for (int i = 0; i < kWords; i += kDoubles) {
+    Bits sum;
+    std::memcpy(&sum, to + i, sizeof(sum));
+    sum += Kind<uint32_t>::load(part + i);
+    std::memcpy(to + i, &sum, sizeof(sum));
+  }
+}
+
 // Adds to g, of kDelays delays from t on, the products of `count` new sums, whose first pair is
 // `late`. No sum has more bits than `bits`.
 template <int kDelays>
@@ -196,12 +208,7 @@ void add_pairs(const uint32_t* late, int64_t count, int32_t t, uint32_t bits, Lo
           sum[d] += multiply_pairs(own, load_words(at - (t + d) * kStrip));
         }
       }
-      for (int d = 0; d < kDelays; ++d) {
-        uint32_t part[kWords];
-        store_words(part, sum[d]);
-        LooseCount* const to = g + d * pitch + column;
-        for (int i = 0; i < kWords; ++i) to[i] += part[i];
-      }
+      for (int d = 0; d < kDelays; ++d) add_words(sum[d], g + d * pitch + column);
     }
   }
 }
@@ -276,20 +283,33 @@ struct StripLevel {
     add_products<kDelays>(sum(0), count, first() + d, g, pitch());
   }
 
-  void correlate() const {
+  // Gives the bits that the sums have, those of reals all.
+  uint32_t correlate() const {
     uint32_t bits = ~0u;
     if constexpr (std::is_same_v<Row, uint32_t>) {
       bits = make_pairs(rows.sums, kept() + count, rows.pairs);
-      if (bits == 0) return;
+      if (bits == 0) return bits;
     }
     int32_t d = 0;
     for (; d + 8 <= delays(); d += 8) add<8>(d, bits);
     for (; d + 4 <= delays(); d += 4) add<4>(d, bits);
     for (; d < delays(); ++d) add<1>(d, bits);
+    return bits;
   }
 
-  void add_total() const {
+  void add_total(uint32_t bits) const {
     Sum* const total = row_of<Sum>(strip.state.total, 0);
+    if constexpr (std::is_same_v<Row, uint32_t>) {
+      static_assert(kBlock * int64_t{0x7fff} <= 0xffffffff);
+      if (bits <= 0x7fff) {
+        for (int column = 0; column < kStrip; column += kWords) {
+          Words all = {};
+          for (int64_t r = 0; r < count; ++r) all += load_words(sum(r) + column);
+          add_words(all, total + column);
+        }
+        return;
+      }
+    }
     for (int column = 0; column < kStrip; column += kDoubles) {
       typename Kind<Row>::Vector all;
       std::memcpy(&all, total + column, sizeof(all));
@@ -350,8 +370,8 @@ void run_strip(const MultiTauStrip& strip, char* scratch) {
     if (count == 0) break;
     const StripLevel<Row> one = {strip, rows, level, before, count};
     one.read_history();
-    one.correlate();
-    if (level == 0) one.add_total();
+    const uint32_t bits = one.correlate();
+    if (level == 0) one.add_total(bits);
     if (before < strip.delays.kept()) one.add_head();
     if (strip.missing != nullptr && strip.missing->any()) one.add_lost(strip.missing->at(level));
     one.write_history();

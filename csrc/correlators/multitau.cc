@@ -6,16 +6,14 @@
 #include <memory>
 #include <type_traits>
 
+#include "correlators/bin_sums.h"
+
 namespace jaxkern::correlators {
 namespace {
 
-using Wide = unsigned __int128;
 typedef uint64_t LooseCount __attribute__((aligned(4), may_alias));
 typedef double LooseReal __attribute__((aligned(4), may_alias));
 typedef uint32_t LooseWord __attribute__((aligned(4), may_alias));
-
-// Strips of a tile: its state stays in the second-level cache.
-constexpr int64_t kTileStrips = 16;
 
 // What a pixel's sums are, and those of many pixels.
 struct Counts {
@@ -66,30 +64,6 @@ struct TilePixels {
   std::vector<int32_t> static_bin, dynamic_bin;  // numbers of `statics` and `dynamics`
   std::vector<int32_t> statics, dynamics;        // the bins that they have
 };
-
-// What the pixels of a tile have together, by the bins that they have.
-template <typename Kind>
-struct TileSums {
-  std::vector<int32_t> statics, dynamics;
-  std::vector<int64_t> counts;            // of each of `dynamics`
-  std::vector<typename Kind::Many> sums;  // [3, delays, statics]
-  std::vector<double> mean, squares;      // [delays, dynamics]
-  int64_t dark = -1;                      // a place whose counts are too many, or -1
-};
-
-// Numbers bins in the order of their first pixel.
-std::vector<int32_t> numbered(const std::vector<int32_t>& bins, std::vector<int32_t>* found) {
-  std::vector<int32_t> numbers;
-  std::vector<int32_t> sorted = bins;
-  std::sort(sorted.begin(), sorted.end());
-  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-  for (const int32_t bin : bins) {
-    const auto at = std::lower_bound(sorted.begin(), sorted.end(), bin);
-    numbers.push_back(static_cast<int32_t>(at - sorted.begin()));
-  }
-  *found = std::move(sorted);
-  return numbers;
-}
 
 // Goes through the delays of complete pixels: visit(tau, j, G, IP, IF) for each pixel j of each
 // delay that was reached, all pixels of a delay before the next delay; done(tau) after them.
@@ -182,75 +156,6 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
   };
   for_delays<Kind>(state, delays, seen, average, weighted, tile.place, visit, done);
   return result;
-}
-
-// Tiles' sums, added in the tiles' order whatever the threads do.
-template <typename Kind>
-class AllSums {
- public:
-  AllSums(const Delays& delays, const BinnedPixels& pixels)
-      : delays_(delays.count),
-        n_static_(pixels.n_static),
-        n_dynamic_(pixels.n_dynamic),
-        sums_(3 * delays_ * n_static_, typename Kind::Many{0}),
-        mean_(delays_ * n_dynamic_, 0),
-        squares_(delays_ * n_dynamic_, 0),
-        counts_(n_dynamic_, 0) {}
-
-  void add(const TileSums<Kind>& tile) {
-    const int64_t statics = static_cast<int64_t>(tile.statics.size());
-    const int64_t dynamics = static_cast<int64_t>(tile.dynamics.size());
-    for (int64_t row = 0; row < 3 * delays_; ++row) {
-      for (int64_t b = 0; b < statics; ++b) {
-        sums_[row * n_static_ + tile.statics[b]] += tile.sums[row * statics + b];
-      }
-    }
-    // Two groups of values become one: Chan, Golub, LeVeque 1983.
-    for (int64_t b = 0; b < dynamics; ++b) {
-      const int64_t bin = tile.dynamics[b];
-      const double own = static_cast<double>(tile.counts[b]);
-      const double earlier = static_cast<double>(counts_[bin]), all = earlier + own;
-      for (int64_t tau = 0; tau < delays_; ++tau) {
-        double& mean = mean_[tau * n_dynamic_ + bin];
-        const double apart = tile.mean[tau * dynamics + b] - mean;
-        mean += apart * (own / all);
-        squares_[tau * n_dynamic_ + bin] +=
-            tile.squares[tau * dynamics + b] + apart * apart * (earlier * own / all);
-      }
-      counts_[bin] += tile.counts[b];
-    }
-  }
-
-  void give(std::vector<double> weight, BinSums* result) const {
-    result->weight = std::move(weight);
-    result->sums.resize(sums_.size());
-    for (size_t i = 0; i < sums_.size(); ++i) result->sums[i] = static_cast<double>(sums_[i]);
-    result->mean = mean_;
-    result->squares = squares_;
-    result->pixels_of_dynamic = counts_;
-  }
-
- private:
-  int64_t delays_, n_static_, n_dynamic_;
-  std::vector<typename Kind::Many> sums_;
-  std::vector<double> mean_, squares_;
-  std::vector<int64_t> counts_;
-};
-
-// A strip's pixels among those that are correlated: pixel begin .. end - 1 of the list.
-struct StripPixels {
-  int64_t pixel;
-  int64_t begin, end;
-};
-
-std::vector<StripPixels> strips_of(const BinnedPixels& pixels) {
-  std::vector<StripPixels> strips;
-  for (int64_t i = 0; i < pixels.count; ++i) {
-    const int64_t first = pixels.pixel[i] / kStrip * kStrip;
-    if (strips.empty() || strips.back().pixel != first) strips.push_back({first, i, i});
-    strips.back().end = i + 1;
-  }
-  return strips;
 }
 
 // The pixels of strips first .. last - 1, each of which `place_of` finds in a state.
@@ -418,35 +323,41 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
   return run(executor, frames, frame_pixels, sums, delays, missing, pixels, progress, result);
 }
 
+void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
+                   const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
+                   int64_t begin, int64_t end) {
+  MultiTauStrip strip;
+  strip.delays = delays;
+  strip.frames = frames;
+  strip.missing = &missing;
+  for (int64_t s = begin; s < end; ++s) {
+    strip.pixel = s * kStrip;
+    strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
+    const MultiTauState given = state.from_pixel(strip.pixel);
+    strip.state = given;
+    // A last strip that is not whole has no room in the state.
+    std::unique_ptr<OwnState> own;
+    if (strip.lanes < kStrip) {
+      own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
+      own->take(given, strip.lanes);
+      strip.state = own->state();
+    }
+    for (int64_t k = 0; k < sums; k += kBlock) {
+      strip.first = k;
+      strip.seen = seen + k;
+      strip.sums = std::min(kBlock, sums - k);
+      multitau_strip(strip, thread_scratch<kScratchBytes>());
+    }
+    if (own) own->put(given, strip.lanes);
+  }
+}
+
 void update(const Executor& executor, const FrameRows& frames, int64_t frame_pixels, int64_t sums,
             int64_t seen, const Delays& delays, const MissingFrames& missing,
             const MultiTauState& state) {
   const int64_t strips = (frame_pixels + kStrip - 1) / kStrip;
   parallel_for(executor, strips, kTileStrips, [&](int64_t begin, int64_t end) {
-    MultiTauStrip strip;
-    strip.delays = delays;
-    strip.frames = frames;
-    strip.missing = &missing;
-    for (int64_t s = begin; s < end; ++s) {
-      strip.pixel = s * kStrip;
-      strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
-      const MultiTauState given = state.from_pixel(strip.pixel);
-      strip.state = given;
-      // A last strip that is not whole has no room in the state.
-      std::unique_ptr<OwnState> own;
-      if (strip.lanes < kStrip) {
-        own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
-        own->take(given, strip.lanes);
-        strip.state = own->state();
-      }
-      for (int64_t k = 0; k < sums; k += kBlock) {
-        strip.first = k;
-        strip.seen = seen + k;
-        strip.sums = std::min(kBlock, sums - k);
-        multitau_strip(strip, thread_scratch<kScratchBytes>());
-      }
-      if (own) own->put(given, strip.lanes);
-    }
+    update_strips(frames, frame_pixels, sums, seen, delays, missing, state, begin, end);
   });
 }
 

@@ -4,8 +4,16 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
 from jaxkern.xpcs.correlators.live import LiveMultiTau
 from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.multitau_state import (
+    MultiTauState,
+    PixelCorrelations,
+    multitau_init,
+    multitau_result,
+    multitau_update,
+)
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
     Overview,
@@ -80,9 +88,11 @@ __all__ = [
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
+    "MultiTauState",
     "NormalEquations",
     "Overview",
     "Parameter",
+    "PixelCorrelations",
     "Prepared",
     "QMap",
     "SimulatedFrames",
@@ -112,6 +122,10 @@ __all__ = [
     "memory_limit",
     "multitau",
     "multitau_delays",
+    "multitau_events",
+    "multitau_init",
+    "multitau_result",
+    "multitau_update",
     "normal_equations",
     "open_frames",
     "plot_correlations",
@@ -127,6 +141,7 @@ __all__ = [
     "state_size",
     "template",
     "twotime",
+    "twotime_events",
     "write_aps",
     "write_results",
 ]

@@ -106,6 +106,7 @@ def mutations(good, count, seed):
         yield bytes(data)
 
 
+@pytest.mark.filterwarnings("ignore:Reading .*created on Python 2")
 @pytest.mark.parametrize("name", FORMATS)
 def test_mutated_files(tmp_path, name):
     good, count = FORMATS[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -22,6 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
+from jaxkern.core.memory import anonymous_bytes
+from jaxkern.core.progress import ProgressBar
 
 FRAMES = photons(60)
 EXPECTED = oracle.multitau(FRAMES, DYNAMIC, STATIC)
@@ -69,6 +72,20 @@ def test_results_say_what_they_are_of():
     assert jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, frame_time=2.0).tau[1] == 4.0
 
 
+@pytest.mark.parametrize("kind", ["array", "blocks"])
+def test_dead_pixels_of_a_file_are_left_out(backend, kind):
+    frames = FRAMES.copy()
+    dead = np.zeros(DYNAMIC.shape, bool)
+    dead[0, 1] = dead[3, 3] = True
+    frames[:, dead] = 65535
+    source = Blocks(frames) if kind == "blocks" else jk.xpcs.as_frames(frames)
+    source.dead = dead
+    r = jk.xpcs.multitau(source, QMAP, overview=True)
+    check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, ~dead))
+    assert r.n_pixels[0] == QMAP.pixels_of_bin[0] - 1
+    assert r.overview.intensity.max() < 100
+
+
 @pytest.mark.parametrize("source", [FRAMES, Blocks(FRAMES)], ids=["array", "blocks"])
 def test_parts_are_runs_of_their_own(backend, source):
     r = jk.xpcs.multitau(source, QMAP, begin=3, average=2, parts=4, frame_time=0.1)
@@ -99,6 +116,7 @@ def test_an_intensity_cut_finds_flashes_and_dumps(backend, average):
     check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, **expected))
     low = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.5, None))
     assert low.config["bad_frames"] == [21]
+    assert low.config["intensity_cut"] == (0.5, np.inf)
 
 
 def test_the_overview_leaves_bad_frames_out():
@@ -156,6 +174,37 @@ def test_wrong_frames_are_refused(backend):
         jk.xpcs.multitau(wide, QMAP)
 
 
+@pytest.mark.slow
+def test_memory_goes_with_tiles_of_pixels():
+    """Sums of all pixels at all delays would take 700 MB."""
+    frames = np.random.default_rng(0).integers(0, 3, (200, 1024, 1024), np.uint8)
+    qmap = jk.xpcs.QMap(1 + np.arange(1024 * 1024).reshape(1024, 1024) // 2**17)
+    jk.xpcs.multitau(frames[:20], qmap)
+    before, most, ended = anonymous_bytes(), [], threading.Event()
+
+    def watch():
+        while not ended.wait(0.002):
+            most.append(anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = jk.xpcs.multitau(frames, qmap)
+    ended.set()
+    watcher.join()
+    assert max(most) - before < 100e6
+    assert np.isfinite(result.g2).all()
+
+
+def test_progress_counts_frames_and_bytes(monkeypatch):
+    told = []
+    monkeypatch.setattr(ProgressBar, "update", lambda _, *what, **more: told.append((what, more)))
+    jk.xpcs.multitau(Blocks(FRAMES), QMAP)
+    assert ((0, 60), {}) in told
+    (done,), text = told[-1]
+    assert done == 60
+    assert re.fullmatch(r"multi-tau: .* [kMGT]?B/s", text["text"])
+
+
 def test_a_readers_error_is_told():
     class Broken(Blocks):
         def read(self, first, stop):
@@ -177,8 +226,8 @@ def test_a_readers_error_is_told():
 
 def test_a_long_run_is_interrupted():
     """Ctrl-C ends the native work, which does not hold the interpreter."""
-    frames = np.ones((60_000, 64, 64), np.uint8)
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    frames = np.ones((10_000, 64, 64), np.uint8)
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
 

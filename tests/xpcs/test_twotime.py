@@ -5,8 +5,13 @@ left out or counted twice at the edge of a tile, and a bit that depends on tiles
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import correlator_oracle as oracle
 import h5py
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +19,8 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.xpcs.correlators import two_time, two_time_products
-from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
 
 def bins_of(shape, n_dynamic, n_static, seed=0):
@@ -68,6 +74,17 @@ def test_the_definition(dtype, most, smoothing):
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_small_cases(data):
+    random_case(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_a_thousand_random_small_cases(data):
+    random_case(data)
+
+
+def random_case(data):
     n = data.draw(st.integers(1, 24))
     shape = data.draw(st.sampled_from([(1, 1), (3, 4), (2, 9)]))
     dynamic, static = bins_of(shape, *data.draw(st.sampled_from([(1, 1), (3, 2)])), seed=n)
@@ -96,6 +113,48 @@ class Reader(FrameSource):
         self.check_range(first, stop)
         self.frames_read += stop - first
         return self._frames[first:stop]
+
+
+@pytest.mark.parametrize(
+    ("most", "pixels"),
+    [
+        (81, 2500),
+        (82, 2500),
+        (255, 258),
+        (255, 2500),
+        (361, 700),
+        (363, 700),
+        (65535, 2500),
+        (2**21, 2500),
+        (2**32 - 1, 60),
+    ],
+)
+def test_matrices_of_whole_counts_are_exact(most, pixels):
+    """At the largest sums that a number of pixels can have, on either side of each limit."""
+    draw = np.random.default_rng(most)
+    dtype = np.min_scalar_type(most)
+    frames = draw.integers(0, most, (10, 1, pixels), dtype, endpoint=True)
+    frames[2:5] = most
+    frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
+    tiles = two_time_products.Tiles.of(10)
+    with jax.enable_x64(True):
+        (piece,) = two_time_products.stage(
+            ArrayFrames(frames),
+            FrameSelection(10),
+            None,
+            [np.arange(pixels, dtype=np.int32)],
+            tiles,
+        )
+        found = two_time_products.multiply(piece.tiles[0], piece.tiles[0], piece.product)
+    whole = frames.reshape(10, pixels).astype(object)
+    wanted = whole @ whole.T
+    found = np.asarray(found)[:10, :10]
+    if wanted.max() < 2**53:
+        assert found.astype(np.uint64).tolist() == wanted.tolist()
+        assert (found == np.floor(found)).all()
+    else:  # the sum of three exact parts, rounded
+        np.testing.assert_allclose(found, wanted.astype(np.float64), 4e-16)
+    assert piece.sums.tolist() == whole.sum(axis=1).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
@@ -238,3 +297,84 @@ def test_what_is_refused():
             jk.xpcs.twotime(frames, qmap, **how)
     with pytest.raises(ValueError, match="wanted a map of the frames' shape"):
         jk.xpcs.twotime(frames.transpose(0, 2, 1), qmap)
+
+
+def test_frames_are_normalized_before_they_are_summed():
+    """The scale of a sum cancels, that of a frame in it does not."""
+    frames = counts((12, 3, 4), "uint8", 9)
+    qmap = jk.xpcs.QMap(np.ones((3, 4), int))
+    how = {"average": 3, "begin": 2, "bad_frames": [4]}
+    found = jk.xpcs.twotime(frames, qmap, normalize=True, **how)
+    divided = frames / frames.mean(axis=(1, 2), keepdims=True)
+    wanted = oracle.twotime(divided, np.ones((3, 4), int), **how)
+    np.testing.assert_allclose(found.c2, wanted.c2, 1e-12)
+    assert (jk.xpcs.twotime(frames, qmap, **how).c2 != found.c2).any()
+    plain = [jk.xpcs.twotime(frames, qmap, normalize=x).c2 for x in (False, True)]
+    np.testing.assert_array_equal(*plain)
+
+
+def test_frames_beyond_an_intensity_cut_and_the_overview():
+    frames = counts((12, 3, 4), "uint8", 9) + np.uint8(20)
+    frames[5] *= 4
+    frames[8] = 0
+    qmap = jk.xpcs.QMap(np.ones((3, 4), int))
+    c = jk.xpcs.twotime(frames, qmap, intensity_cut=(0.5, 2.0), overview=True)
+    assert c.config["bad_frames"] == [5, 8]
+    np.testing.assert_array_equal(c.c2, jk.xpcs.twotime(frames, qmap, bad_frames=[5, 8]).c2)
+    good = np.delete(frames, [5, 8], axis=0)
+    np.testing.assert_allclose(c.overview.mean_image, good.mean(axis=0), 1e-15)
+
+
+def test_what_results_say_besides():
+    frames = counts((10, 2, 6), "uint8", 5)
+    bins = np.repeat([[1, 2, 3]], 2, 0).repeat(2, 1)
+    qmap = jk.xpcs.QMap(bins, q=[0.01, 0.02, 0.01], phi=[0, 0, 90])
+    c = jk.xpcs.twotime(frames, qmap, bins=[3, 2, 1], stride=2, frame_time=0.5)
+    assert c.frame_time == 1.0
+    assert c.q.tolist() == [0.01, 0.02, 0.01]
+    assert c.n_pixels.tolist() == [4, 4, 4]
+    np.testing.assert_array_equal(c.tau, np.arange(5.0))
+    ring = c.fit_data(0.0102)
+    assert (ring.q, ring.dt, ring.phi.tolist(), ring.t.tolist()) == (
+        0.01,
+        1.0,
+        [90.0, 0.0],
+        [0.0, 1.0, 2.0, 3.0, 4.0],
+    )
+    np.testing.assert_array_equal(ring.data, c.c2[[0, 2]])
+    coarse = jk.xpcs.twotime(frames, qmap, form=("t1t2", 5), frame_time=0.5)
+    assert coarse.fit_data(0.02).dt == 1.0
+    for q in (None, 0.03):
+        with pytest.raises(ValueError, match=r"there|wanted one within"):
+            c.fit_data(q)
+    with pytest.raises(ValueError, match="time of a frame"):
+        jk.xpcs.twotime(frames, qmap).fit_data(0.01)
+    with pytest.raises(ValueError, match="ages and lags"):
+        jk.xpcs.twotime(frames, qmap, form=("age-lag", 2, 2, 2), frame_time=1).fit_data(0.01)
+
+
+RUN = """
+import sys, hashlib, numpy as np, jaxkern as jk
+draw = np.random.default_rng(0)
+for dtype in ("uint8", "uint16", "float64"):
+    frames = draw.gamma(1.0, 30, (700, 1, 1500)).astype(dtype)
+    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones((1, 1500), int)), progress=False)
+    print(hashlib.sha256(c.c2.tobytes() + c.g2.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_threads_change_no_bit():
+    """XLA's own threads, whose number NPROC is."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", RUN],
+            env={**os.environ, "NPROC": str(threads)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 3, 64)
+    ]
+    assert len(runs[0].split()) == 3
+    assert runs[0] == runs[1] == runs[2]

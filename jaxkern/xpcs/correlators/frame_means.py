@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
 from jaxkern.xpcs.correlators.blocks import frame_blocks
+from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -27,8 +28,11 @@ class FrameMeans:
         self._selection = selection
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())
-        found = []
         bar.begin(selection.n * selection.average, frame_bytes(source))
+        if source.is_sparse and source.dtype.kind != "f":
+            self._of_map, self._of_mask = _totals_of_events(source, qmap, selection)
+            return
+        found = []
         for _, block in frame_blocks(source, selection):
             found.append(frame_sums(block, masks))
             bar.advance(len(block))
@@ -46,6 +50,19 @@ class FrameMeans:
         """[N * average] each frame's mean over the pixels with mask 1; 1 for one without light."""
         mean = self._of_mask / max(self._masked, 1)
         return np.where(mean == 0, 1.0, mean)
+
+
+def _totals_of_events(
+    source: FrameSource, qmap: QMap, selection: FrameSelection
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[N * average] sums of each frame over the map's pixels, and over those with mask 1."""
+    length = selection.n * selection.average
+    sums = np.zeros((2, length), np.int64)
+    for place, pixel, count in event_blocks(source, selection):
+        for total, wanted in zip(sums, (qmap.used, qmap.mask), strict=True):
+            inside = wanted.ravel()[pixel]
+            total += exact_sums(place[inside], count[inside], length)
+    return sums[0], sums[1]
 
 
 def intensity_limits(given: Any) -> Limits | None:

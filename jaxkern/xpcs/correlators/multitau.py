@@ -12,8 +12,10 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
 from jaxkern.xpcs.correlators.dense_sums import DenseSums
+from jaxkern.xpcs.correlators.event_sums import EventSums
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
+from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
@@ -86,9 +88,9 @@ def multitau(
       >>> qmap = jk.xpcs.QMap(np.repeat([[1, 2]], 8, 0).repeat(4, 1), q=[0.01, 0.02])
       >>> r = jk.xpcs.multitau(frames, qmap, frame_time=1e-3)
       >>> r
-      MultiTauResult(2 bins of 64 pixels, 23 delays to 0.08 s, 100 frames)
+      MultiTauResult(2 bins of 64 pixels, 21 delays to 0.08 s, 100 frames)
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
-      ((23, 2), [0.01, 0.02], True)
+      ((21, 2), [0.01, 0.02], True)
     """
     source = as_frames(frames, qmap.shape)
     if source.shape[1:] != qmap.shape:
@@ -107,7 +109,7 @@ def multitau(
         )
     limits = intensity_limits(intensity_cut)
     labels = BinLabels(qmap, bins)
-    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": intensity_cut}
+    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
     step = time_step(frame_time, source)
     divisor = None
     with CorrelationProgress(progress, "multi-tau") as bar:
@@ -121,10 +123,14 @@ def multitau(
         ranges = [(k * size, (k + 1) * size) for k in range(parts)]
         pieces = [selection, *(selection.part(*of) for of in ranges)]
         ranges.insert(0, (0, selection.n))
-        dense = DenseSums(
-            source, selection, ranges, BinnedPixels.of(qmap, labels.bins), dpl, divisor
-        )
-        sums = dense.run(seen, bar)
+        pixels = BinnedPixels.of(qmap, labels.bins)
+        native = native_module() if source.is_sparse and divisor is None else None
+        run: EventSums | DenseSums
+        if native is not None:
+            run = EventSums(native, source, selection, ranges, pixels, dpl)
+        else:
+            run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
+        sums = run.run(seen, bar)
     whole, *others = (
         multitau_result(*of_piece, labels, step, config)
         for of_piece in zip(sums, pieces, strict=True)

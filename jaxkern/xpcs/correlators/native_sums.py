@@ -1,9 +1,11 @@
-"""Multi-tau sums of dense frames by the native kernel."""
+"""Multi-tau sums of frames and of events by the native kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.backend import current_backend
+from jaxkern.core.memory import available_bytes
 from jaxkern.core.registry import missing as why_missing
 from jaxkern.core.registry import module
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
+from jaxkern.xpcs.correlators.selection import FrameSelection
 
 
 def native_module() -> ModuleType | None:
@@ -53,28 +58,51 @@ def sums_in_place(
       divisor: [N] what each is divided by.
       watch: called now and then with the part that is done; what it raises ends the work.
     """
-    done = np.zeros(2, np.int64)  # and whether to stop
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    total = max(strips * (len(frames) // average), 1)
+    call = partial(
+        native.multitau,
+        frames,
+        *_arguments(pixels),
+        dpl=dpl,
+        average=average,
+        bad=bad.view(np.uint8) if bad.any() else None,
+        divisor=divisor,
+    )
+    return _bin_sums(watched(call, strips * (len(frames) // average), watch), pixels)
+
+
+def sums_of_events(
+    native: ModuleType,
+    events: EventMemory,
+    selection: FrameSelection,
+    pixels: BinnedPixels,
+    dpl: int,
+    watch: Callable[[float], None],
+) -> BinSums:
+    """The same sums, bit by bit, of events that lie in memory; `watch` as of `sums_in_place`."""
+    call = partial(
+        native.multitau_events,
+        *events.arguments(),
+        *events.frames(selection),
+        *_arguments(pixels),
+        dpl=dpl,
+        bytes=available_bytes() / 2,
+    )
+    return _bin_sums(watched(call, events.size, watch), pixels)
+
+
+def watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
+    """What a native function gives that counts to `total` what is done, as `sums_in_place`."""
+    done = np.zeros(2, np.int64)  # and whether to stop
     with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
-        call = worker.submit(
-            native.multitau,
-            frames,
-            *_arguments(pixels),
-            dpl=dpl,
-            average=average,
-            bad=bad.view(np.uint8) if bad.any() else None,
-            divisor=divisor,
-            threads=num_threads(),
-            progress=done,
-        )
+        running = worker.submit(call, threads=num_threads(), progress=done)
         try:
-            while not wait([call], timeout=0.1).done:
-                watch(done[0] / total)
+            while not wait([running], timeout=0.1).done:
+                watch(done[0] / max(total, 1))
         except BaseException:
             done[1] = 1
             raise
-        return _bin_sums(call.result(), pixels)
+        return running.result()
 
 
 class NativeSums:
@@ -142,15 +170,23 @@ class NativeSums:
 
     def bin_sums(self) -> BinSums:
         """The sums of what was added."""
-        found = self._native.multitau_reduce(
-            self._state,
-            self._seen,
-            self._width,
-            self._places,
-            *_arguments(self._pixels)[1:],
-            **self._options,
+        placed = replace(self._pixels, pixel=self._places)
+        return sums_of_state(
+            self._native, self._state, self._seen, self._width, placed, self._options
         )
-        return _bin_sums(found, self._pixels)
+
+
+def sums_of_state(
+    native: ModuleType,
+    state: list[NDArray[Any]],
+    seen: int,
+    width: int,
+    pixels: BinnedPixels,
+    options: Mapping[str, Any],
+) -> BinSums:
+    """The sums of a state of `width` pixels that has `seen` sums of frames."""
+    found = native.multitau_reduce(state, seen, width, *_arguments(pixels), **options)
+    return _bin_sums(found, pixels)
 
 
 def _arguments(pixels: BinnedPixels) -> tuple[Any, ...]:

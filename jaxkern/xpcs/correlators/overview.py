@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.correlators.event_memory import exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.results import Overview
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -44,21 +45,38 @@ class OverviewSums:
                 light[bad] = 0
                 self._intensity[begin:end] = light.reshape(-1, average).sum(axis=1)
 
+    def add_events(
+        self, place: NDArray[np.int64], pixel: NDArray[Any], count: NDArray[Any]
+    ) -> None:
+        """Adds events [M] of the selection's frames, numbered from 0; they are whole counts."""
+        good = ~self._bad[place]
+        if not good.all():
+            place, pixel, count = place[good], pixel[good], count[good]
+        number = place // self._selection.average
+        inside = self._qmap.used.ravel()[pixel]
+        self._intensity += exact_sums(number[inside], count[inside], len(self._intensity))
+        of_part = np.searchsorted(self._edges[1:], number, "right")
+        for part in np.unique(of_part):
+            at = of_part == part
+            self._images[part] += exact_sums(pixel[at], count[at], self._images.shape[1])
+
     def overview(self) -> Overview:
         """Means of what was added; NaN where there were no good frames, or no pixels."""
         qmap, counts = self._qmap, self._selection.good_counts().astype(np.int64)
         good = np.array(
             [counts[a:b].sum() for a, b in zip(self._edges[:-1], self._edges[1:], strict=True)]
         )
-        of_static = np.zeros((qmap.n_static, PARTS), self._dtype)
-        static = qmap.static.ravel()[qmap.pixels] - 1
-        np.add.at(of_static, static, self._images[:, qmap.pixels].T)
         pixels = qmap.pixels_of_static
+        of_static = np.zeros((PARTS, qmap.n_static), self._dtype)
+        some = np.flatnonzero(pixels)
+        if len(some):  # the map's pixels are ordered by static bin
+            first = np.cumsum(pixels) - pixels
+            of_static[:, some] = np.add.reduceat(self._images[:, qmap.pixels], first[some], axis=1)
         return Overview(
             _over(self._images.sum(axis=0), good.sum()).reshape(qmap.shape),
             _over(self._intensity, counts * qmap.n_pixels),
-            _over(of_static.sum(axis=1), pixels * good.sum()),
-            _over(of_static.T, pixels * good[:, None]),
+            _over(of_static.sum(axis=0), pixels * good.sum()),
+            _over(of_static, pixels * good[:, None]),
         )
 
 

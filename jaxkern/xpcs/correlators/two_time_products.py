@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.alignment import aligned_array
-from jaxkern.xpcs.correlators.blocks import as_counts, blocks, summed
+from jaxkern.xpcs.correlators.blocks import as_counts, frame_blocks, summed
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 
@@ -130,7 +130,7 @@ def stage(
     counts = [aligned_array((tiles.size * tiles.count, width), dtype) for width in widths]
     sums = [np.zeros(n, np.int64 if whole else np.float64) for _ in pixels]
     most = [0] * len(pixels)
-    for first, frames in blocks(source, selection, _BLOCK_BYTES):
+    for first, frames in frame_blocks(source, selection, _BLOCK_BYTES):
         rows = slice(first, first + len(frames) // average)
         of_rows = slice(rows.start * average, rows.stop * average)
         factors = None if divisor is None else divisor[of_rows]
@@ -218,6 +218,6 @@ def divide(total: jax.Array, rows: Any, columns: Any, pixels: float) -> jax.Arra
     return total * pixels / totals
 
 
-def pairs(tiles: Tiles, first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The tiles on and above the diagonal of the rows of tiles first .. stop - 1."""
-    return ((i, j) for i in range(first, stop) for j in range(i, tiles.count))
+def pairs(tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """The tiles on and above the diagonal, row by row."""
+    return ((i, j) for i in range(tiles.count) for j in range(i, tiles.count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class EventFrames(FrameSource):
         self.pixel = arrays["pixel"].astype(np.int32)
         self.frame = arrays["frame"].astype(np.int32)
         self.count = arrays["count"].astype(np.uint32)
+        self.columns = (self.pixel, self.frame, self.count)
         self.shape = (n, height, width)
         self.dtype = np.dtype(np.uint32)
         self.metadata = dict(metadata or {})
@@ -75,6 +77,44 @@ class EventFrames(FrameSource):
         self.check_range(first, stop)
         begin, end = np.searchsorted(self.frame, (first, stop))
         return Events(self.pixel[begin:end], self.frame[begin:end], self.count[begin:end])
+
+
+class GivenEvents(FrameSource):
+    """Events in memory or in memory maps that stay as they are; correlators check them.
+
+    Args:
+      pixel, frame, count: [M] whole numbers, in any order.
+      frame_shape: (H, W).
+      n_frames: how many frames there are.
+
+    Raises:
+      DetectorFileError: for arrays of other ranks, dtypes or different lengths. It is a ValueError.
+    """
+
+    is_sparse = True
+    dtype = np.dtype(np.uint32)
+
+    def __init__(
+        self, pixel: Any, frame: Any, count: Any, frame_shape: tuple[int, int], n_frames: int
+    ) -> None:
+        super().__init__()
+        self.name = "events"
+        given = {"pixel": pixel, "frame": frame, "count": count}
+        of_pixel, of_frame, of_count = (_column(self.name, key, x) for key, x in given.items())
+        lengths = {"pixel": len(of_pixel), "frame": len(of_frame), "count": len(of_count)}
+        if len(set(lengths.values())) > 1:
+            raise DetectorFileError(f"{self.name} holds {lengths} numbers; wanted as many of each")
+        self.columns = (of_pixel, of_frame, of_count)
+        self.shape = (n_frames, *check_frame_shape(self.name, frame_shape))
+
+    @cached_property
+    def _ordered(self) -> EventFrames:
+        assert self.columns is not None
+        pixel, frame, count = self.columns
+        return EventFrames(pixel, frame, count, self.shape[1:], self.shape[0], self.name)
+
+    def events(self, first: int, stop: int) -> Events:
+        return self._ordered.events(first, stop)
 
 
 def check_frame_shape(name: str, given: Any) -> tuple[int, int]:

@@ -36,6 +36,8 @@ class FrameSource:
       words: [M] uint64 where events lie in memory or in a memory map as Rigaku's words, else None:
         count in bits 0 to 11, pixel in 16 to 36, frame in 40 to 63.
       pixel_base: what is subtracted from the pixels of `words`.
+      columns: pixel, frame and count, [M] whole numbers in any order, where events lie so in memory
+        or in memory maps, else None.
       dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
         it marks none. Correlators leave these pixels out.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
@@ -48,6 +50,7 @@ class FrameSource:
     array: NDArray[Any] | None = None
     words: NDArray[np.uint64] | None = None
     pixel_base: int = 0
+    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
     dead: NDArray[np.bool_] | None = None
     name: str = "frames"
 
@@ -57,15 +60,19 @@ class FrameSource:
     def read(self, first: int, stop: int) -> NDArray[Any]:
         """Frames first .. stop - 1, [stop - first, H, W]."""
         events = self.events(first, stop)
-        frames = np.zeros((stop - first, self.shape[1] * self.shape[2]), self.dtype)
-        np.add.at(frames, (events.frame - first, events.pixel), events.count)
-        if self.dtype.kind != "f" and frames.sum(dtype=np.uint64) != events.count.sum(
-            dtype=np.uint64
-        ):
-            raise DetectorFileError(
-                f"{self.name}: the counts of a pixel in one of the frames {first} to {stop - 1} "
-                f"add up to more than {self.dtype} holds"
-            )
+        pixels = self.shape[1] * self.shape[2]
+        frames = np.zeros((stop - first) * pixels, self.dtype)
+        place = (events.frame.astype(np.int64) - first) * pixels + events.pixel
+        ordered = np.sort(place)
+        if (ordered[1:] == ordered[:-1]).any():
+            np.add.at(frames, place, events.count)
+            if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+                raise DetectorFileError(
+                    f"{self.name}: the counts of a pixel in one of the frames {first} to "
+                    f"{stop - 1} add up to more than {self.dtype} holds"
+                )
+        else:
+            frames[place] = events.count
         return frames.reshape(stop - first, *self.shape[1:])
 
     def events(self, first: int, stop: int) -> Events:
@@ -136,3 +143,7 @@ class ArrayFrames(FrameSource):
     def read(self, first: int, stop: int) -> NDArray[Any]:
         self.check_range(first, stop)
         return np.asarray(self._stored[first:stop], self.dtype)
+
+
+def _total(counts: NDArray[Any]) -> int:
+    return int(counts.sum(dtype=np.uint64))

@@ -141,7 +141,7 @@ class QMap:
           ...     (64, 64), beam_center=(31.5, 31.5), distance=5.0, pixel_size=75e-6, energy=10.0,
           ...     q_edges=[1e-3, 2e-3], phi_edges=[-90, 0, 90], static=(4, 1))
           >>> qmap, qmap.q.tolist(), qmap.phi.tolist()
-          (QMap(64 x 64, 2 dynamic and 8 static bins, 1032 pixels), [0.0015, 0.0015], [-45.0, 45.0])
+          (QMap(64 x 64, 2 dynamic and 8 static bins, 816 pixels), [0.0015, 0.0015], [-45.0, 45.0])
         """
         return cls(
             **geometry_bins(

@@ -124,9 +124,11 @@ def simulate_frames(
         out = np.zeros((n, *qmap.shape), dtype)
     elif out.shape != (n, *qmap.shape):
         raise ValueError(f"out has the shape {out.shape}; wanted {(n, *qmap.shape)}")
+    else:
+        out[...] = 0
     rates = np.broadcast_to(mean, qmap.shape).ravel() / (2 * modes)
     entropy = _entropy(seed)
-    flat, dynamic = out.reshape(n, -1), qmap.dynamic.ravel()[qmap.pixels]
+    dynamic = qmap.dynamic.ravel()[qmap.pixels]
     most = np.iinfo(out.dtype).max if out.dtype.kind in "ui" else np.inf
     done = 0
     with ProgressBar(progress, "simulated frames", "pixels") as bar:
@@ -142,7 +144,7 @@ def simulate_frames(
                         f"a pixel counts {counts.max()}, which {out.dtype} does not hold; wanted a "
                         "wider dtype or fewer photons"
                     )
-                flat[:, chosen] = counts
+                out[:, *np.divmod(chosen, qmap.shape[1])] = counts
                 done += len(chosen)
                 bar.update(done, qmap.n_pixels)
     return SimulatedFrames(out, qmap, frame_time)

@@ -100,6 +100,19 @@ def test_multitau(tmp_path, qmap, n, options):
     )
 
 
+def test_multitau_of_a_map_with_masked_pixels_inside_its_bins(tmp_path):
+    """Where bins hold pixels outside the mask, theirs is ours times all over the good pixels."""
+    frames = speckles(5, 64)
+    dynamic = np.ones(SHAPE, int)
+    mask = np.ones(SHAPE, bool)
+    mask[:, :6] = False
+    qmap = jk.xpcs.QMap(dynamic, mask=mask)
+    qmap.write(tmp_path / "qmap.h5")
+    theirs, _ = boost_multitau(tmp_path, write_frames(tmp_path / "raw.h5", frames))
+    ours = jk.xpcs.multitau(frames, qmap, progress=False)
+    np.testing.assert_allclose(theirs["g2"], ours.g2 * mask.size / mask.sum(), rtol=2e-5)
+
+
 def test_multitau_of_normalized_frames(tmp_path, qmap):
     frames = speckles(3, 300) + 1
     raw = write_frames(tmp_path / "raw.h5", frames)
