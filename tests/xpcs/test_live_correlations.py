@@ -148,7 +148,12 @@ def writer(folder, parts, wait=0.1):
     return thread
 
 
-def test_watch_writes_what_a_writer_appends(tmp_path, capsys):
+def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "jaxkern.xpcs.analysis.correlation_plots.plot_correlations",
+        lambda folder, *results, title: drawn.append((folder, title)) or [],
+    )
     counts = made.frames(60)
     thread = writer(tmp_path, [counts[k : k + 10] for k in range(0, 60, 10)])
     flags = ["--idle", "0.6", "--frame-time", "0.5", "--average", "2", "--twotime", "--bins", "2"]
@@ -164,7 +169,7 @@ def test_watch_writes_what_a_writer_appends(tmp_path, capsys):
     np.testing.assert_array_equal(found.multitau.tau, wanted.tau)
     pairs = xpcs.twotime(counts, made.qmap(), bins=[2], **how)
     np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
-    assert (tmp_path / "plots" / "g2.png").exists()
+    assert drawn[-1] == (tmp_path / "plots", f"{tmp_path.name}, 60 frames")
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path, capsys):

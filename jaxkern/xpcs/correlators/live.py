@@ -172,7 +172,7 @@ class _GrowingOverview:
     def __init__(self, qmap: QMap, whole: bool) -> None:
         self._qmap, self._used = qmap, qmap.used.ravel()
         self._dtype = np.dtype(np.int64 if whole else np.float64)
-        self._image = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
+        self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
         self._light: list[NDArray[np.float64]] = []
         self._length, self._filled = 1, 0  # sums of frames in a part, and in the last one
         self._static: list[NDArray[Any]] = []
@@ -195,9 +195,7 @@ class _GrowingOverview:
             pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
             self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
             self._image += image
-            self._static[-1] = self._static[-1] + np.add.reduceat(
-                image[self._qmap.pixels], self._starts
-            )
+            self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
             self._good[-1] += int(counts[first:stop].sum())
             self._filled += stop - first
             first = stop
