@@ -233,6 +233,8 @@ def report(
     """Prints what was done."""
     n, height, width = source.shape
     size = n * height * width * source.dtype.itemsize
+    if source.is_sparse:
+        size = chosen.frames.stat().st_size
     bad = len(found.config["bad_frames"])
     if chosen.json:
         print_json(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -117,6 +119,46 @@ def test_a_file_of_events_that_grows(tmp_path):
     path.write_bytes(path.read_bytes()[:800])
     with pytest.raises(DetectorFileError, match="wanted a file that grows"):
         settled(frames)
+
+
+SWMR = """
+import sys, h5py, numpy as np
+counts = np.load(sys.argv[1])
+with h5py.File(sys.argv[2], "w", libver="latest") as file:
+    frames = file.create_dataset(
+        "entry/data/data", (0, *counts.shape[1:]), counts.dtype, maxshape=(None, *counts.shape[1:]),
+        chunks=(1, *counts.shape[1:]),
+    )
+    file.swmr_mode = True
+    for first in range(0, len(counts), 10):
+        frames.resize(first + 10, axis=0)
+        frames[first:] = counts[first : first + 10]
+        file.flush()
+        print(first + 10, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_an_hdf5_file_that_another_process_writes(tmp_path):
+    counts = made.frames(30)
+    np.save(tmp_path / "counts.npy", counts)
+    path = tmp_path / "run.h5"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SWMR, tmp_path / "counts.npy", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child,
+        xpcs.GrowingFrames(path) as frames,
+    ):
+        for n in (10, 20, 30):
+            assert child.stdout.readline() == f"{n}\n"
+            assert settled(frames) == n
+            np.testing.assert_array_equal(frames.read(0, n), counts[:n])
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+    assert child.returncode == 0
 
 
 def test_files_that_are_not_alike(tmp_path):
