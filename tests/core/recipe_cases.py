@@ -281,8 +281,6 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "multitau_update-i32": (multitau_update(np.int32), ["eager_and_jit"]),
     "multitau_update-f32-in-f64": (multitau_update(np.float32), _KERNEL_ROWS),
     "multitau_update-f64": (multitau_update(np.float64), ["eager_and_jit"]),
-    "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _DTYPE_ROWS),
-    "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _DTYPE_ROWS),
     "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _REVERSE_ROWS),
     "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _FORWARD_ROWS),
     "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), _ALL_ROWS),
