@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/simd_dispatch.h"
+#include "correlators/event_pairs.h"
 
 namespace jaxkern::correlators {
 
@@ -26,6 +27,27 @@ JAXKERN_LEVEL_FUNCTION(void, long_merge, uint32_t* s, int64_t n)
 // Adds G, IP and IF [3, n] of a pixel to `sums`; ratios[tau] = G pairs / (IP IF), 0 without light.
 JAXKERN_LEVEL_FUNCTION(void, pixel_ratios, const uint64_t* own, int64_t n, const double* pairs,
                        uint64_t* sums, double* ratios)
+
+// A row of C: what the lists of one group of pixels add to it.
+struct PairRow {
+  const char* words;  // sum << count_bits | count, of 64 bits or of 32
+  bool wide;
+  int32_t count_bits;
+  int64_t n;  // sums
+  const EventList* lists;
+  int64_t n_lists;
+  int64_t row;
+  uint32_t* narrow;        // [n] zeros, and left so
+  uint64_t* sums;          // the same where 32 bits are too few, else null
+  const double* factors;   // [n] of the group
+  const double* divisors;  // [n]
+  double pixels;
+  double* out;  // [n], written from `row` on
+};
+
+JAXKERN_LEVEL_FUNCTION(void, add_pairs_of_row, const PairRow& work)
+// out[t'] pixels / (divisors[row] divisors[t']).
+JAXKERN_LEVEL_FUNCTION(void, divide_row, const PairRow& work)
 
 }  // namespace jaxkern::correlators
 

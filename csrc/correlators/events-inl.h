@@ -57,3 +57,66 @@ inline void merge_neighbours(T* s, int64_t n) {
   }
   for (; k < n; ++k) s[k] = static_cast<T>(s[2 * k] + s[2 * k + 1]);
 }
+
+// Lists ahead whose words are asked for.
+constexpr int64_t kListsAhead = 6;
+
+template <typename Word, typename Sum>
+inline void add_pairs_as(const PairRow& work, Sum* __restrict sums) {
+  const Word* words = reinterpret_cast<const Word*>(work.words);
+  const int32_t bits = work.count_bits;
+  const auto mask = static_cast<Word>((uint64_t{1} << bits) - 1);
+  const EventList* lists = work.lists;
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < work.n_lists; ++i) {
+    if (i + kListsAhead < work.n_lists) {
+      const Word* ahead = words + lists[i + kListsAhead].place;
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + 64 / sizeof(Word));
+    }
+    const Word* own = words + lists[i].place;
+    const auto size = static_cast<int64_t>(lists[i].size);
+    const auto count = static_cast<Sum>(lists[i].count);
+    for (int64_t j = 0; j < size; ++j) {
+      sums[own[j] >> bits] += count * static_cast<Sum>(own[j] & mask);
+    }
+    pairs += size;
+  }
+  const double factor = work.factors[work.row];
+  if (3 * pairs < work.n - work.row) {
+    // Few of the sums are not zero: they are found by the lists again.
+    for (int64_t i = 0; i < work.n_lists; ++i) {
+      const Word* own = words + lists[i].place;
+      for (int64_t j = 0; j < static_cast<int64_t>(lists[i].size); ++j) {
+        const auto t = static_cast<int64_t>(own[j] >> bits);
+        if (sums[t] == 0) continue;
+        work.out[t] += factor * work.factors[t] * static_cast<double>(sums[t]);
+        sums[t] = 0;
+      }
+    }
+    return;
+  }
+  const double* __restrict factors = work.factors;
+  double* __restrict out = work.out;
+  for (int64_t t = work.row; t < work.n; ++t) {
+    out[t] += factor * factors[t] * static_cast<double>(sums[t]);
+    sums[t] = 0;
+  }
+}
+
+inline void add_pairs_in_row(const PairRow& work) {
+  if (work.wide) {
+    work.sums == nullptr ? add_pairs_as<uint64_t>(work, work.narrow)
+                         : add_pairs_as<uint64_t>(work, work.sums);
+  } else {
+    work.sums == nullptr ? add_pairs_as<uint32_t>(work, work.narrow)
+                         : add_pairs_as<uint32_t>(work, work.sums);
+  }
+}
+
+inline void divide_in_row(const PairRow& work) {
+  const double divisor = work.divisors[work.row], pixels = work.pixels;
+  const double* __restrict divisors = work.divisors;
+  double* __restrict out = work.out;
+  for (int64_t t = work.row; t < work.n; ++t) out[t] = out[t] * pixels / (divisor * divisors[t]);
+}

@@ -341,6 +341,57 @@ void EventSort::sort_bucket(int64_t bucket, Scratch& scratch) const {
   }
 }
 
+void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
+  const uint32_t* at = std::find(map_.rank, map_.rank + map_.n_pixels, rank);
+  throw std::invalid_argument("pixel " + std::to_string(at - map_.rank) + " has " +
+                              std::to_string(total) +
+                              " counts; wanted less than 2^32 - 1, so that no sum of products "
+                              "exceeds 64 bits: give fewer frames (begin=, end=) or mask it");
+}
+
+template <typename Word>
+uint64_t EventSort::sort_in_place(int64_t bucket, Scratch& scratch, int64_t* ends) {
+  sort_bucket(bucket, scratch);
+  Word* sorted = reinterpret_cast<Word*>(scratch.words.data());
+  Word* out = reinterpret_cast<Word*>(sorted_.get());
+  const auto mask = static_cast<Word>((uint64_t{1} << (sum_bits_ + count_bits_)) - 1);
+  const auto count_mask = static_cast<Word>((uint64_t{1} << count_bits_) - 1);
+  const int64_t base = begins_[bucket] - begins_[first_];
+  uint64_t most = 0;
+  int64_t begin = 0;
+  for (int64_t local = 0; local < int64_t{1} << shift_; ++local) {
+    const int64_t end = scratch.ends[local], rank = (bucket << shift_) + local;
+    if (rank >= map_.n_ranks) break;
+    if (!std::is_sorted(sorted + begin, sorted + end)) std::sort(sorted + begin, sorted + end);
+    uint64_t total = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      out[base + i] = sorted[i] & mask;
+      total += sorted[i] & count_mask;
+    }
+    if (total >= kMostTotal) throw_too_many(rank, total);
+    most = std::max(most, total);
+    ends[rank - (first_ << shift_)] = base + end;
+    begin = end;
+  }
+  return most;
+}
+
+std::vector<int64_t> EventSort::sort_in_place(const Executor& executor, uint64_t* most) {
+  const int64_t ranks = std::min(last_ << shift_, map_.n_ranks) - (first_ << shift_);
+  std::vector<int64_t> ends(std::max<int64_t>(ranks, 0));
+  std::mutex mutex;
+  *most = 0;
+  parallel_for(executor, last_ - first_, 1, [&](int64_t i, int64_t) {
+    Scratch scratch;
+    const int64_t bucket = first_ + i;
+    const uint64_t own = wide_ ? sort_in_place<uint64_t>(bucket, scratch, ends.data())
+                               : sort_in_place<uint32_t>(bucket, scratch, ends.data());
+    std::lock_guard<std::mutex> lock(mutex);
+    *most = std::max(*most, own);
+  });
+  return ends;
+}
+
 template <typename Word>
 PixelCounts EventSort::unpack_words(Word* words, int64_t rank, int64_t size,
                                     Scratch& scratch) const {
@@ -371,13 +422,7 @@ PixelCounts EventSort::unpack_words(Word* words, int64_t rank, int64_t size,
     sums[n] = sum;
     counts[n++] = count;
   }
-  if (total >= kMostTotal) {
-    const uint32_t* at = std::find(map_.rank, map_.rank + map_.n_pixels, rank);
-    throw std::invalid_argument(
-        "pixel " + std::to_string(at - map_.rank) + " has " + std::to_string(total) +
-        " counts; wanted less than 2^32 - 1, so that no sum of products exceeds "
-        "64 bits: give fewer frames (begin=, end=) or mask it");
-  }
+  if (total >= kMostTotal) throw_too_many(rank, total);
   return {rank, n, sums, counts, total};
 }
 

@@ -82,6 +82,17 @@ class EventSort {
   int64_t bucket_events(int64_t bucket) const { return begins_[bucket + 1] - begins_[bucket]; }
   int32_t bucket_shift() const { return shift_; }
 
+  // Sorts the loaded part where it is: a pixel's words, sum << count_bits() | count, then lie
+  // together, sums ascending, equal ones not yet added. `most` is the largest total of a pixel.
+  // Gives where the words of each rank of the part end. Throws as `pixels` does.
+  std::vector<int64_t> sort_in_place(const Executor& executor, uint64_t* most);
+  template <typename Word>
+  const Word* words() const {
+    return reinterpret_cast<const Word*>(sorted_.get());
+  }
+  bool wide() const { return wide_; }
+  int32_t count_bits() const { return count_bits_; }
+
   // take(const PixelCounts&) for each pixel of a loaded bucket that has counts, ranks ascending.
   // Throws std::invalid_argument where a pixel has 2^32 - 1 counts or more.
   template <typename Take>
@@ -111,6 +122,9 @@ class EventSort {
   template <typename Word>
   PixelCounts unpack_words(Word* words, int64_t rank, int64_t size, Scratch& scratch) const;
   PixelCounts unpack(int64_t rank, int64_t begin, int64_t end, Scratch& scratch) const;
+  template <typename Word>
+  uint64_t sort_in_place(int64_t bucket, Scratch& scratch, int64_t* ends);
+  [[noreturn]] void throw_too_many(int64_t rank, uint64_t total) const;
   std::string problem_of(int64_t event) const;
 
   EventInput input_;

@@ -34,6 +34,8 @@ void long_products(const uint32_t* s, const uint32_t* other, int64_t n, int64_t 
 }
 
 void short_merge(int16_t* s, int64_t n) { merge_neighbours(s, n); }
+void add_pairs_of_row(const PairRow& work) { add_pairs_in_row(work); }
+void divide_row(const PairRow& work) { divide_in_row(work); }
 void long_merge(uint32_t* s, int64_t n) { merge_neighbours(s, n); }
 
 void pixel_ratios(const uint64_t* own, int64_t n, const double* pairs, uint64_t* sums,

@@ -4,7 +4,7 @@ from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
-from jaxkern.xpcs.correlators.events import multitau_events
+from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
 from jaxkern.xpcs.correlators.live import LiveMultiTau
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.multitau_state import (
@@ -141,6 +141,7 @@ __all__ = [
     "state_size",
     "template",
     "twotime",
+    "twotime_events",
     "write_aps",
     "write_results",
 ]

@@ -13,6 +13,7 @@ import pytest
 from correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, photons
 
 import jaxkern as jk
+from jaxkern.execution import execution_options
 from jaxkern.xpcs.correlators import blocks, dense_sums, numpy_sums
 
 DTYPES = ["u1", "u2", "u4", "i4", "i2", "u8", ">u2", "f4", "f8"]
@@ -28,7 +29,7 @@ def test_every_dtype(backend, dtype, kind):
     check_g2(result, expected)  # floating-point counts too, whose sums are whole here
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 9, 15, 16, 17, 31, 64, 127, 300])
+@pytest.mark.parametrize("n", [2, 3, 8, 9, 15, 16, 17, 31, 64, 130])
 @pytest.mark.parametrize("dpl", [1, 4, 7])
 def test_every_length_has_all_its_delays(backend, n, dpl):
     frames = photons(n, "u1")
@@ -157,7 +158,8 @@ def test_threads_change_no_bit(monkeypatch, threads):
     one = jk.xpcs.multitau(frames, qmap)
     monkeypatch.setenv("JAXKERN_NUM_THREADS", threads)
     for source in (frames, Blocks(frames)):
-        found = jk.xpcs.multitau(source, qmap)
+        with execution_options(max_workers=int(threads)):
+            found = jk.xpcs.multitau(source, qmap)
         np.testing.assert_array_equal(found.g2, one.g2)
         np.testing.assert_array_equal(found.g2_err, one.g2_err)
 

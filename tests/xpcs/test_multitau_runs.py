@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 
 import correlator_oracle as oracle
+import h5py
 import jax
 import numpy as np
 import pytest
@@ -22,6 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
+from jaxkern.core.memory import anonymous_bytes
+from jaxkern.core.progress import ProgressBar
+from jaxkern.xpcs.detectors import opening
 
 FRAMES = photons(60)
 EXPECTED = oracle.multitau(FRAMES, DYNAMIC, STATIC)
@@ -53,6 +58,25 @@ def test_memory_maps(backend, tmp_path):
         jk.xpcs.multitau(mapped, QMAP)
 
 
+def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file.create_dataset("entry/data/data", data=FRAMES, chunks=(7, 4, 5), compression="gzip")
+    opened = []
+    monkeypatch.setattr(
+        opening, "as_frames", lambda *given: opened.append(jk.xpcs.as_frames(*given)) or opened[-1]
+    )
+    r = jk.xpcs.multitau(tmp_path / "run.h5", QMAP)
+    check_g2(r, EXPECTED)
+    with pytest.raises(ValueError, match="wanted dynamic bins"):
+        jk.xpcs.multitau(str(tmp_path / "run.h5"), QMAP, bins=[9])
+    for source in opened:
+        with pytest.raises((ValueError, OSError)):
+            source.read(0, 1)
+    with jk.xpcs.open_frames(tmp_path / "run.h5") as own:
+        jk.xpcs.multitau(own, QMAP)
+        assert own.read(0, 1).shape == (1, 4, 5)  # still open
+
+
 def test_results_say_what_they_are_of():
     r = jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, bins=[3, 1], stride=2, overview=True)
     assert r.bins.tolist() == [3, 1]
@@ -67,6 +91,20 @@ def test_results_say_what_they_are_of():
     assert told["config"]["stride"] == 2
     assert jk.xpcs.multitau(FRAMES, QMAP).tau is None
     assert jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, frame_time=2.0).tau[1] == 4.0
+
+
+@pytest.mark.parametrize("kind", ["array", "blocks"])
+def test_dead_pixels_of_a_file_are_left_out(backend, kind):
+    frames = FRAMES.copy()
+    dead = np.zeros(DYNAMIC.shape, bool)
+    dead[0, 1] = dead[3, 3] = True
+    frames[:, dead] = 65535
+    source = Blocks(frames) if kind == "blocks" else jk.xpcs.as_frames(frames)
+    source.dead = dead
+    r = jk.xpcs.multitau(source, QMAP, overview=True)
+    check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, ~dead))
+    assert r.n_pixels[0] == QMAP.pixels_of_bin[0] - 1
+    assert r.overview.intensity.max() < 100
 
 
 @pytest.mark.parametrize("source", [FRAMES, Blocks(FRAMES)], ids=["array", "blocks"])
@@ -99,6 +137,7 @@ def test_an_intensity_cut_finds_flashes_and_dumps(backend, average):
     check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, **expected))
     low = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.5, None))
     assert low.config["bad_frames"] == [21]
+    assert low.config["intensity_cut"] == (0.5, np.inf)
 
 
 def test_the_overview_leaves_bad_frames_out():
@@ -156,6 +195,37 @@ def test_wrong_frames_are_refused(backend):
         jk.xpcs.multitau(wide, QMAP)
 
 
+@pytest.mark.slow
+def test_memory_goes_with_tiles_of_pixels():
+    """Sums of all pixels at all delays would take 700 MB."""
+    frames = np.random.default_rng(0).integers(0, 3, (200, 1024, 1024), np.uint8)
+    qmap = jk.xpcs.QMap(1 + np.arange(1024 * 1024).reshape(1024, 1024) // 2**17)
+    jk.xpcs.multitau(frames[:20], qmap)
+    before, most, ended = anonymous_bytes(), [], threading.Event()
+
+    def watch():
+        while not ended.wait(0.002):
+            most.append(anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = jk.xpcs.multitau(frames, qmap)
+    ended.set()
+    watcher.join()
+    assert max(most) - before < 100e6
+    assert np.isfinite(result.g2).all()
+
+
+def test_progress_counts_frames_and_bytes(monkeypatch):
+    told = []
+    monkeypatch.setattr(ProgressBar, "update", lambda _, *what, **more: told.append((what, more)))
+    jk.xpcs.multitau(Blocks(FRAMES), QMAP)
+    assert ((0, 60), {}) in told
+    (done,), text = told[-1]
+    assert done == 60
+    assert re.fullmatch(r"multi-tau: .* [kMGT]?B/s", text["text"])
+
+
 def test_a_readers_error_is_told():
     class Broken(Blocks):
         def read(self, first, stop):
@@ -177,8 +247,8 @@ def test_a_readers_error_is_told():
 
 def test_a_long_run_is_interrupted():
     """Ctrl-C ends the native work, which does not hold the interpreter."""
-    frames = np.ones((60_000, 64, 64), np.uint8)
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    frames = np.ones((10_000, 64, 64), np.uint8)
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
 

@@ -43,8 +43,7 @@ class EventMemory:
         given = source.columns or source.events(0, source.shape[0])
         for column in given:
             check_mapped(source.name, column)
-        # Others than those of this machine are turned around.
-        pixel, frame, count = (x.astype(x.dtype.newbyteorder("="), copy=False) for x in given)
+        pixel, frame, count = map(_readable, given)
         return cls(None, 0, (pixel, frame, count), *shape)
 
     @property
@@ -76,6 +75,13 @@ class EventMemory:
             sums[at] = np.arange(count) // selection.average
             sums[selection.bad_within] = -1
         return self.n_frames, selection.n, selection.begin, sums, good, self.frame_pixels
+
+
+def _readable(column: NDArray[Any]) -> NDArray[Any]:
+    """A column as kernels read it: whole numbers of this machine, whole steps apart, or a copy."""
+    native = column.astype(column.dtype.newbyteorder("="), copy=False)
+    steps = native.flags.aligned and native.strides[0] % native.itemsize == 0
+    return native if steps else native.copy()
 
 
 def event_blocks(

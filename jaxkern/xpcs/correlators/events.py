@@ -1,15 +1,18 @@
-"""Correlations of events (pixel, frame, count): `multitau_events`."""
+"""Correlations of events (pixel, frame, count): `multitau_events` and `twotime_events`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
+from jaxkern.xpcs.correlators.two_time import twotime
+from jaxkern.xpcs.correlators.two_time_reduction import Form, Smoothing
 from jaxkern.xpcs.detectors.events import MOST, GivenEvents
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -79,5 +82,77 @@ def multitau_events(
         parts=parts,
         frame_time=frame_time,
         overview=overview,
+        progress=progress,
+    )
+
+
+def twotime_events(
+    pixel: Any,
+    frame: Any,
+    count: Any,
+    n_frames: int,
+    qmap: QMap,
+    smoothing: Smoothing = "static",
+    form: Form = "full",
+    *,
+    dtype: DTypeLike = np.float64,
+    bins: Sequence[int] | NDArray[Any] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    stride: int = 1,
+    average: int = 1,
+    bad_frames: Sequence[int] | NDArray[Any] | None = None,
+    intensity_cut: tuple[float | None, float | None] | None = None,
+    normalize: bool = False,
+    frame_time: float | None = None,
+    overview: bool = False,
+    out: Any = None,
+    progress: bool = True,
+) -> TwoTimeResult:
+    """Two-time correlations of each dynamic bin, of events: what `twotime` gives of the frames that
+    they make, but for the last bits.
+
+    Events are sorted by pixel, and C comes row by row from pairs of events of a pixel: the work
+    goes with the pairs. `.g2`, the mean of each diagonal, has all linear delays; with a `form`
+    other than "full" no N x N matrix is kept on the way to it. `normalize` together with `average`,
+    and Python without the native kernels, make frames of them block by block.
+
+    Args:
+      pixel, frame, count, n_frames: as of `multitau_events`.
+      qmap, and all others: as of `twotime`.
+
+    Raises:
+      ValueError: as `twotime` and `multitau_events`.
+      MemoryError: as `twotime`.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> pixel, frame = rng.integers(0, 64, 5000), rng.integers(0, 200, 5000)
+      >>> qmap = jk.xpcs.QMap(np.ones((8, 8), int))
+      >>> c = jk.xpcs.twotime_events(
+      ...     pixel, frame, np.ones(5000, int), 200, qmap, form=("age-lag", 2, 10, 5)
+      ... )
+      >>> c.c2.shape, c.g2.shape
+      ((1, 2, 16), (200, 1))
+    """
+    n_frames = whole_number("n_frames", n_frames, 0, MOST)
+    return twotime(
+        GivenEvents(pixel, frame, count, qmap.shape, n_frames),
+        qmap,
+        smoothing,
+        form,
+        dtype=dtype,
+        bins=bins,
+        begin=begin,
+        end=end,
+        stride=stride,
+        average=average,
+        bad_frames=bad_frames,
+        intensity_cut=intensity_cut,
+        normalize=normalize,
+        frame_time=frame_time,
+        overview=overview,
+        out=out,
         progress=progress,
     )

@@ -28,11 +28,11 @@ class FrameMeans:
         self._selection = selection
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())
-        found = []
         bar.begin(selection.n * selection.average, frame_bytes(source))
         if source.is_sparse and source.dtype.kind != "f":
             self._of_map, self._of_mask = _totals_of_events(source, qmap, selection)
             return
+        found = []
         for _, block in frame_blocks(source, selection):
             found.append(frame_sums(block, masks))
             bar.advance(len(block))

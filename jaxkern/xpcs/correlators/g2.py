@@ -43,14 +43,17 @@ def g2_of_sums(
     deviation of the pixels' ratios, one degree of freedom less, over the root of their number.
     NaN in bins without pixels and at delays without pairs; the error also of one pixel.
     """
-    ratios = static_ratios(sums, qmap)
+    # Static bins by dynamic bin: those of bin b are edges[b] .. edges[b + 1] - 1, of 0 the empty.
+    order = np.argsort(qmap.dynamic_of_static, kind="stable")
+    edges = np.searchsorted(qmap.dynamic_of_static[order], np.arange(qmap.n_dynamic + 2))
+    ratios = static_ratios(sums, qmap)[:, order]
     g2 = np.full((len(sums.weight), len(bins)), np.nan)
     error = g2.copy()
     for column, number in enumerate(bins):
         pixels = int(sums.pixels[number - 1])
         if not pixels:
             continue
-        of_bin = ratios[:, qmap.dynamic_of_static == number]
+        of_bin = ratios[:, edges[number] : edges[number + 1]]
         # Rounded once, whatever the order of the static bins.
         g2[:, column] = [math.fsum(row) / len(row) for row in of_bin.tolist()]
         if pixels > 1:

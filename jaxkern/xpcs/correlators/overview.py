@@ -66,15 +66,17 @@ class OverviewSums:
         good = np.array(
             [counts[a:b].sum() for a, b in zip(self._edges[:-1], self._edges[1:], strict=True)]
         )
-        of_static = np.zeros((qmap.n_static, PARTS), self._dtype)
-        static = qmap.static.ravel()[qmap.pixels] - 1
-        np.add.at(of_static, static, self._images[:, qmap.pixels].T)
         pixels = qmap.pixels_of_static
+        of_static = np.zeros((PARTS, qmap.n_static), self._dtype)
+        some = np.flatnonzero(pixels)
+        if len(some):  # the map's pixels are ordered by static bin
+            first = np.cumsum(pixels) - pixels
+            of_static[:, some] = np.add.reduceat(self._images[:, qmap.pixels], first[some], axis=1)
         return Overview(
             _over(self._images.sum(axis=0), good.sum()).reshape(qmap.shape),
             _over(self._intensity, counts * qmap.n_pixels),
-            _over(of_static.sum(axis=1), pixels * good.sum()),
-            _over(of_static.T, pixels * good[:, None]),
+            _over(of_static.sum(axis=0), pixels * good.sum()),
+            _over(of_static, pixels * good[:, None]),
         )
 
 
