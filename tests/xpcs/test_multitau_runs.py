@@ -185,6 +185,9 @@ def test_wrong_frames_are_refused(backend):
         with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
             jk.xpcs.multitau(source, QMAP)
         assert np.isfinite(jk.xpcs.multitau(source, QMAP, normalize=True).g2[:, 0]).all()
+    first = QMAP.without(np.arange(20).reshape(4, 5) < 6)  # the map begins behind the frame
+    with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
+        jk.xpcs.multitau(Blocks(below), first)
     full = FRAMES.astype(np.uint32)
     full[5:7, 2, 1] = 2**31
     with pytest.raises(ValueError, match=r"pixel 11 has .*2\^32 - 1"):
