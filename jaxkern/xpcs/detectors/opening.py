@@ -96,15 +96,15 @@ def open_frames(
 ) -> FrameSource:
     """The frames or events of a detector's file, read by parts.
 
-    =========================  =====================================================================
-    `.bin`                     Rigaku's events, 512 x 1024 pixels
-    `.bin.000`                 the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
-    `.imm`                     IMM, dense or events
-    `.h5 .hdf .hdf5 .nxs .cxi` frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
-                               pixel, frame, count
-    `.npy`                     an array [N, H, W] or [N, P], mapped into memory
-    `.npz`                     events in arrays pixel, frame, count
-    =========================  =====================================================================
+    ==========================  ==================================================================
+    `.bin`                      Rigaku's events, 512 x 1024 pixels
+    `.bin.000`                  the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
+    `.imm`                      IMM, dense or events
+    `.h5 .hdf .hdf5 .nxs .cxi`  frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
+                                pixel, frame, count
+    `.npy`                      an array [N, H, W] or [N, P], mapped into memory
+    `.npz`                      events in arrays pixel, frame, count
+    ==========================  ==================================================================
 
     HDF5 and NumPy files are known by their first bytes too, whatever they are called.
 
