@@ -12,6 +12,11 @@
 
 #include "core/huge_pages.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace jaxkern::correlators {
 namespace {
 
@@ -23,6 +28,7 @@ constexpr uint64_t kMostTotal = 0xffffffff;
 // Events of a bucket, about, so that it and its sorted copy lie in a core's second cache.
 constexpr double kBucketEvents = 32768;
 constexpr int64_t kMostBuckets = 2048;
+constexpr int64_t kMappedChunks = 256;  // 2 MiB of words
 constexpr int64_t kMostSlices = 64, kLeastSlice = int64_t{1} << 16;
 
 template <typename T>
@@ -76,6 +82,19 @@ std::string text_of(const Column& column, int64_t place) {
   });
 }
 
+// Gives back the whole pages of a file's read-only mapping inside [from, from + bytes).
+void give_back(const char* from, int64_t bytes) {
+#ifdef __linux__
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + bytes) / page * page;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#else
+  (void)from;
+  (void)bytes;
+#endif
+}
+
 int32_t bits_of(uint64_t value) {
   int32_t bits = 0;
   for (; value != 0; value >>= 1) ++bits;
@@ -109,6 +128,7 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
   Chunk chunk;
   const int64_t begin = input_.size / slices_ * slice + std::min(slice, input_.size % slices_);
   const int64_t end = begin + input_.size / slices_ + (slice < input_.size % slices_);
+  int64_t given = begin;  // what lies before it was given back
   for (chunk.first = begin; chunk.first < end; chunk.first += chunk.size) {
     chunk.size = std::min(kChunk, end - chunk.first);
     if (input_.words == nullptr) {
@@ -127,6 +147,12 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
       }
     }
     run(static_cast<const Chunk&>(chunk));
+    const int64_t done = chunk.first + chunk.size;
+    if (input_.mapped && input_.words != nullptr &&
+        (done - given >= kMappedChunks * kChunk || done == end)) {
+      give_back(input_.words + 8 * given, 8 * (done - given));
+      given = done;
+    }
   }
 }
 

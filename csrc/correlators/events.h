@@ -31,6 +31,8 @@ struct EventInput {
   int64_t size = 0;
   const char* words = nullptr;  // null: the columns
   int64_t pixel_base = 0;       // subtracted from the pixels of words
+  bool mapped = false;          // words lie in a file's read-only mapping, whose pages are given
+                                // back once they were read: the file's cache still has them
   Column pixel, frame, count;
 };
 
