@@ -5,6 +5,7 @@
 #include "bind/objects.h"
 #include "core/module.h"
 #include "core/simd_level.h"
+#include "correlators/ops.h"
 #include "image/jpeg.h"
 #include "image/ops.h"
 #include "ring/ops.h"
@@ -17,6 +18,7 @@ namespace {
 nb::dict registrations() {
   nb::dict table;
 #define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cpu>(table, target);
+  JAXKERN_CORRELATORS_OPS(JAXKERN_ADD)
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)

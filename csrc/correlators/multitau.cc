@@ -323,35 +323,41 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
   return run(executor, frames, frame_pixels, sums, delays, missing, pixels, progress, result);
 }
 
+void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
+                   const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
+                   int64_t begin, int64_t end) {
+  MultiTauStrip strip;
+  strip.delays = delays;
+  strip.frames = frames;
+  strip.missing = &missing;
+  for (int64_t s = begin; s < end; ++s) {
+    strip.pixel = s * kStrip;
+    strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
+    const MultiTauState given = state.from_pixel(strip.pixel);
+    strip.state = given;
+    // A last strip that is not whole has no room in the state.
+    std::unique_ptr<OwnState> own;
+    if (strip.lanes < kStrip) {
+      own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
+      own->take(given, strip.lanes);
+      strip.state = own->state();
+    }
+    for (int64_t k = 0; k < sums; k += kBlock) {
+      strip.first = k;
+      strip.seen = seen + k;
+      strip.sums = std::min(kBlock, sums - k);
+      multitau_strip(strip, thread_scratch<kScratchBytes>());
+    }
+    if (own) own->put(given, strip.lanes);
+  }
+}
+
 void update(const Executor& executor, const FrameRows& frames, int64_t frame_pixels, int64_t sums,
             int64_t seen, const Delays& delays, const MissingFrames& missing,
             const MultiTauState& state) {
   const int64_t strips = (frame_pixels + kStrip - 1) / kStrip;
   parallel_for(executor, strips, kTileStrips, [&](int64_t begin, int64_t end) {
-    MultiTauStrip strip;
-    strip.delays = delays;
-    strip.frames = frames;
-    strip.missing = &missing;
-    for (int64_t s = begin; s < end; ++s) {
-      strip.pixel = s * kStrip;
-      strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
-      const MultiTauState given = state.from_pixel(strip.pixel);
-      strip.state = given;
-      // A last strip that is not whole has no room in the state.
-      std::unique_ptr<OwnState> own;
-      if (strip.lanes < kStrip) {
-        own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
-        own->take(given, strip.lanes);
-        strip.state = own->state();
-      }
-      for (int64_t k = 0; k < sums; k += kBlock) {
-        strip.first = k;
-        strip.seen = seen + k;
-        strip.sums = std::min(kBlock, sums - k);
-        multitau_strip(strip, thread_scratch<kScratchBytes>());
-      }
-      if (own) own->put(given, strip.lanes);
-    }
+    update_strips(frames, frame_pixels, sums, seen, delays, missing, state, begin, end);
   });
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_device.h"
 #include "core/parallel.h"
 #include "core/simd_dispatch.h"
 
@@ -55,12 +56,16 @@ struct Delays {
     }
   }
 
-  int32_t kept() const { return 2 * dpl; }  // the last sums of a level, which later ones need
-  int32_t first(int32_t level) const { return level == 0 ? 1 : dpl + 1; }
-  int64_t offset(int32_t level) const { return level == 0 ? 0 : int64_t{dpl} * (level + 1); }
-  int32_t at(int32_t level) const {
-    const int64_t full = level == 0 ? 2 * dpl : dpl;
-    return static_cast<int32_t>(std::clamp<int64_t>(count - offset(level), 0, full));
+  JAXKERN_HD_MEMBER int32_t kept() const {
+    return 2 * dpl;
+  }  // the last sums of a level, which later ones need
+  JAXKERN_HD_MEMBER int32_t first(int32_t level) const { return level == 0 ? 1 : dpl + 1; }
+  JAXKERN_HD_MEMBER int64_t offset(int32_t level) const {
+    return level == 0 ? 0 : int64_t{dpl} * (level + 1);
+  }
+  JAXKERN_HD_MEMBER int32_t at(int32_t level) const {
+    const int64_t full = level == 0 ? 2 * dpl : dpl, left = count - offset(level);
+    return static_cast<int32_t>(left < 0 ? 0 : left < full ? left : full);
   }
   int32_t levels() const {
     int32_t levels = 1;
@@ -189,8 +194,11 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
                       int64_t sums, int32_t dpl, const BinnedPixels& pixels,
                       const Progress& progress, BinSums* result);
 
-// Adds sums first .. first + sums - 1 of `frames` to a state of frame_pixels pixels that has
-// `seen`.
+// Adds `sums` sums of `frames` to a state of frame_pixels pixels that has `seen`: to its strips
+// begin .. end - 1, or to all.
+void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
+                   const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
+                   int64_t begin, int64_t end);
 void update(const Executor& executor, const FrameRows& frames, int64_t frame_pixels, int64_t sums,
             int64_t seen, const Delays& delays, const MissingFrames& missing,
             const MultiTauState& state);

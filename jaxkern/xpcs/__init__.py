@@ -7,6 +7,13 @@ from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
 from jaxkern.xpcs.correlators.live import LiveMultiTau
 from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.multitau_state import (
+    MultiTauState,
+    PixelCorrelations,
+    multitau_init,
+    multitau_result,
+    multitau_update,
+)
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
     Overview,
@@ -81,9 +88,11 @@ __all__ = [
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
+    "MultiTauState",
     "NormalEquations",
     "Overview",
     "Parameter",
+    "PixelCorrelations",
     "Prepared",
     "QMap",
     "SimulatedFrames",
@@ -114,6 +123,9 @@ __all__ = [
     "multitau",
     "multitau_delays",
     "multitau_events",
+    "multitau_init",
+    "multitau_result",
+    "multitau_update",
     "normal_equations",
     "open_frames",
     "plot_correlations",

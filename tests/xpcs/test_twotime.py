@@ -11,6 +11,7 @@ import sys
 
 import correlator_oracle as oracle
 import h5py
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.xpcs.correlators import two_time, two_time_products
-from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
 
 def bins_of(shape, n_dynamic, n_static, seed=0):
@@ -111,6 +113,48 @@ class Reader(FrameSource):
         self.check_range(first, stop)
         self.frames_read += stop - first
         return self._frames[first:stop]
+
+
+@pytest.mark.parametrize(
+    ("most", "pixels"),
+    [
+        (81, 2500),
+        (82, 2500),
+        (255, 258),
+        (255, 2500),
+        (361, 700),
+        (363, 700),
+        (65535, 2500),
+        (2**21, 2500),
+        (2**32 - 1, 60),
+    ],
+)
+def test_matrices_of_whole_counts_are_exact(most, pixels):
+    """At the largest sums that a number of pixels can have, on either side of each limit."""
+    draw = np.random.default_rng(most)
+    dtype = np.min_scalar_type(most)
+    frames = draw.integers(0, most, (10, 1, pixels), dtype, endpoint=True)
+    frames[2:5] = most
+    frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
+    tiles = two_time_products.Tiles.of(10)
+    with jax.enable_x64(True):
+        (piece,) = two_time_products.stage(
+            ArrayFrames(frames),
+            FrameSelection(10),
+            None,
+            [np.arange(pixels, dtype=np.int32)],
+            tiles,
+        )
+        found = two_time_products.multiply(piece.tiles[0], piece.tiles[0], piece.product)
+    whole = frames.reshape(10, pixels).astype(object)
+    wanted = whole @ whole.T
+    found = np.asarray(found)[:10, :10]
+    if wanted.max() < 2**53:
+        assert found.astype(np.uint64).tolist() == wanted.tolist()
+        assert (found == np.floor(found)).all()
+    else:  # the sum of three exact parts, rounded
+        np.testing.assert_allclose(found, wanted.astype(np.float64), 4e-16)
+    assert piece.sums.tolist() == whole.sum(axis=1).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -169,15 +170,23 @@ class NativeSums:
 
     def bin_sums(self) -> BinSums:
         """The sums of what was added."""
-        found = self._native.multitau_reduce(
-            self._state,
-            self._seen,
-            self._width,
-            self._places,
-            *_arguments(self._pixels)[1:],
-            **self._options,
+        placed = replace(self._pixels, pixel=self._places)
+        return sums_of_state(
+            self._native, self._state, self._seen, self._width, placed, self._options
         )
-        return _bin_sums(found, self._pixels)
+
+
+def sums_of_state(
+    native: ModuleType,
+    state: list[NDArray[Any]],
+    seen: int,
+    width: int,
+    pixels: BinnedPixels,
+    options: Mapping[str, Any],
+) -> BinSums:
+    """The sums of a state of `width` pixels that has `seen` sums of frames."""
+    found = native.multitau_reduce(state, seen, width, *_arguments(pixels), **options)
+    return _bin_sums(found, pixels)
 
 
 def _arguments(pixels: BinnedPixels) -> tuple[Any, ...]:

@@ -154,6 +154,17 @@ class PixelSums:
         return np.stack(found, axis=1)
 
 
+def bins_of_pixels(
+    pixels: BinnedPixels, weight: NDArray[np.float64], sums: NDArray[Any], whole: bool
+) -> BinSums:
+    """The sums of bins of G, IP and IF [3, n_tau, P] of all their pixels."""
+    total = _BinTotals(pixels, weight, whole)
+    for first in range(0, len(pixels), _TILE):
+        part = np.arange(first, min(first + _TILE, len(pixels)))
+        total.add(pixels.taken(part), sums[:, :, part])
+    return total.bin_sums()
+
+
 class _BinTotals:
     """Adds up the sums of pixels to those of bins.
 

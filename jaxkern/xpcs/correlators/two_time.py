@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ from jaxkern.xpcs.detectors.qmap import QMap
 
 _PIECE = 16384  # pixels at most that are multiplied in one call
 _STAGED_BYTES = 2**30  # of counts that are kept between products
+_PAIRS = 16  # tiles that are made at a time, and taken in while the next ones are
 
 
 def twotime(
@@ -187,7 +189,7 @@ class _Bin:
 
 
 class _Dense:
-    """Goes over bins, rows of tiles and pieces of pixels, and gives C to the reduction."""
+    """Goes over bins, tiles and pieces of pixels, and gives C to the reduction."""
 
     def __init__(
         self,
@@ -243,22 +245,25 @@ class _Dense:
         staged = iter(self._stage([p for each in group for parts in each.pieces for p in parts]))
         for each in group:
             pieces = [[next(staged) for _ in parts] for parts in each.pieces]
-            for row in range(self._tiles.count):
-                self._rows(each, row, row + 1, iter(pieces))
+            for at in self._batches(_PAIRS):
+                self._pairs(each, at, iter(pieces))
 
     def _correlate_in_parts(self, each: _Bin) -> None:
-        """A bin that is read piece by piece, again for every few rows of tiles."""
-        row_bytes = 2 * 8 * self._tiles.size**2 * self._tiles.count
-        rows = max(self._room // row_bytes, 1)
-        for first in range(0, self._tiles.count, rows):
+        """A bin that is read piece by piece, again for as many tiles as there is room for."""
+        for at in self._batches(max(self._room // (4 * 8 * self._tiles.size**2), 1)):
             pieces = ((self._stage([p])[0] for p in parts) for parts in each.pieces)
-            self._rows(each, first, min(first + rows, self._tiles.count), pieces)
+            self._pairs(each, at, pieces)
 
-    def _rows(
-        self, each: _Bin, first: int, stop: int, static_bins: Iterator[Iterable[Piece]]
+    def _batches(self, most: int) -> Iterator[list[tuple[int, int]]]:
+        """The tiles on and above the diagonal, row by row, at most so many at a time."""
+        every = iter(products.pairs(self._tiles))
+        while batch := list(islice(every, most)):
+            yield batch
+
+    def _pairs(
+        self, each: _Bin, at: list[tuple[int, int]], static_bins: Iterator[Iterable[Piece]]
     ) -> None:
-        """C of the rows of tiles first .. stop - 1, from the pieces of each static bin in turn."""
-        at = list(products.pairs(self._tiles, first, stop))
+        """C of some tiles, from the pieces of each static bin in turn."""
         totals = {pair: self._zeros() for pair in at}
         sums: list[NDArray[Any]] = []
         for k, pieces in enumerate(static_bins):
@@ -280,7 +285,7 @@ class _Dense:
         weights = Weights.of(np.stack(sums), each.pixels, self._smoothing)
         divisors, pixels = self._in_tiles(weights.totals), float(weights.pixels)
         made = [products.divide(totals[i, j], divisors[i], divisors[j], pixels) for i, j in at]
-        # The rows before are taken in while XLA is busy with these.
+        # The tiles before are taken in while XLA is busy with these.
         self._take()
         self._waiting = [(each.place, i, j, c) for (i, j), c in zip(at, made, strict=True)]
 

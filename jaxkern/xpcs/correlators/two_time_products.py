@@ -218,6 +218,6 @@ def divide(total: jax.Array, rows: Any, columns: Any, pixels: float) -> jax.Arra
     return total * pixels / totals
 
 
-def pairs(tiles: Tiles, first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The tiles on and above the diagonal of the rows of tiles first .. stop - 1."""
-    return ((i, j) for i in range(first, stop) for j in range(i, tiles.count))
+def pairs(tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """The tiles on and above the diagonal, row by row."""
+    return ((i, j) for i in range(tiles.count) for j in range(i, tiles.count))
