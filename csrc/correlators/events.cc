@@ -157,10 +157,10 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
 }
 
 // The sum that a frame, which is there, belongs to, or -1.
-inline int64_t EventSort::sum_of(uint32_t frame) const {
-  if (map_.sum != nullptr) return map_.sum[frame];
-  const int64_t sum = static_cast<int64_t>(frame) - map_.first_frame;
-  return sum < map_.n_sums ? std::max<int64_t>(sum, -1) : -1;
+inline int64_t sum_of(const EventMap& map, uint32_t frame) {
+  if (map.sum != nullptr) return map.sum[frame];
+  const int64_t sum = static_cast<int64_t>(frame) - map.first_frame;
+  return sum < map.n_sums ? std::max<int64_t>(sum, -1) : -1;
 }
 
 EventSort::EventSort(const Executor& executor, const EventInput& input, const EventMap& map,
@@ -240,11 +240,15 @@ void EventSort::survey(const Executor& executor) {
           return;
         }
       }
+      const EventMap map = map_;
+      const int64_t dropped = buckets_;
+      const int32_t shift = shift_;
+      int64_t* const own = counts;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        const uint32_t rank = map_.rank[chunk.pixel[i]];
+        const uint32_t rank = map.rank[chunk.pixel[i]];
         const bool counts_here =
-            (rank < map_.n_ranks) & (sum_of(chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
-        ++counts[counts_here ? rank >> shift_ : buckets_];
+            (rank < map.n_ranks) & (sum_of(map, chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
+        ++own[counts_here ? rank >> shift : dropped];
       }
     });
     std::lock_guard<std::mutex> lock(mutex);
@@ -315,24 +319,33 @@ void EventSort::scatter(const Executor& executor, Word* words) {
     int64_t* next = places.data() + slice * size;
     const int64_t* stop = ends.data() + slice * size;
     for_chunks(slice, [&](const Chunk& chunk) {
+      // Copies: what is stored could otherwise be any of these.
+      const EventMap map = map_;
+      const int32_t shift = shift_, sum_bits = sum_bits_, count_bits = count_bits_;
+      const uint32_t local_mask = mask, first_bucket = first, count_of_buckets = n_buckets;
+      int64_t* const own_next = next;
+      const int64_t* const own_stop = stop;
+      Word* const out = words;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        if (chunk.pixel[i] >= map_.n_pixels || chunk.frame[i] >= map_.n_frames) {
+        const uint32_t pixel = chunk.pixel[i], frame = chunk.frame[i], count = chunk.count[i];
+        if (pixel >= map.n_pixels || frame >= map.n_frames) {
           changed = true;
           return;
         }
-        const uint32_t rank = map_.rank[chunk.pixel[i]];
-        const uint32_t bucket = (rank >> shift_) - first;
-        const int64_t sum = sum_of(chunk.frame[i]);
-        const uint32_t count = chunk.count[i];
+        const uint32_t rank = map.rank[pixel];
+        const uint32_t bucket = (rank >> shift) - first_bucket;
+        const int64_t sum = sum_of(map, frame);
         const bool counts_here =
-            (rank < map_.n_ranks) & (bucket < n_buckets) & (sum >= 0) & (count != 0);
+            (rank < map.n_ranks) & (bucket < count_of_buckets) & (sum >= 0) & (count != 0);
         if (!counts_here) continue;
-        if (next[bucket] >= stop[bucket] || static_cast<uint64_t>(count) >> count_bits_ != 0) {
+        const int64_t place = own_next[bucket];
+        if (place >= own_stop[bucket] || static_cast<uint64_t>(count) >> count_bits != 0) {
           changed = true;
           return;
         }
-        words[next[bucket]++] = static_cast<Word>(
-            (static_cast<uint64_t>(rank & mask) << sum_bits_ | sum) << count_bits_ | count);
+        own_next[bucket] = place + 1;
+        out[place] = static_cast<Word>(
+            (static_cast<uint64_t>(rank & local_mask) << sum_bits | sum) << count_bits | count);
       }
     });
     for (int64_t b = 0; b < size; ++b) {

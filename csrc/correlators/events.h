@@ -113,7 +113,6 @@ class EventSort {
   struct Chunk;
   template <typename Run>
   void for_chunks(int64_t slice, const Run& run) const;
-  int64_t sum_of(uint32_t frame) const;
   void survey(const Executor& executor);
   void plan_parts(double bytes);
   template <typename Word>
