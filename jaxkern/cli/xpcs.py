@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.cli import xpcs_correlate
+from jaxkern.cli import xpcs_correlate, xpcs_watch
 from jaxkern.cli.output import print_json
 from jaxkern.core.progress import ProgressBar
 
@@ -65,7 +65,8 @@ def add_parser(commands: Any) -> None:
         )
         if name == "fit":
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
-    xpcs_correlate.add_parsers(actions)
+    xpcs_correlate.add_parser(actions)
+    xpcs_watch.add_parser(actions)
     config = actions.add_parser("config", help="write a commented template of the settings")
     config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
     config.add_argument("--json", action="store_true", help="print JSON")
@@ -79,7 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
         "fit": _fit,
         "plot": _plot,
         "config": _config,
-        **xpcs_correlate.COMMANDS,
+        "correlate": xpcs_correlate.correlate,
+        "watch": xpcs_watch.watch,
     }
     if chosen.json:
         chosen.quiet = True

@@ -1,4 +1,4 @@
-"""``python -m jaxkern xpcs correlate`` and ``watch``: from detector frames to files of results."""
+"""``python -m jaxkern xpcs correlate``: from a file of frames to a file of results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 _FORMS = "full, t1t2:N (N x N cells), or age-lag:AGES:DECADE:LAGS (lags linear up to a decade)"
 
 
-def add_parsers(actions: Any) -> None:
-    """Adds the commands to those of ``xpcs``."""
+def add_parser(actions: Any) -> None:
+    """Adds the command to those of ``xpcs``."""
     about = "correlate the frames of a file, and write a file of results that xpcs-viewer opens"
     correlate = actions.add_parser("correlate", help=about, description=about)
     correlate.add_argument("frames", type=Path, help="frames or events of a detector")
-    _add_choices(correlate)
+    add_choices(correlate)
     correlate.add_argument("--end", type=int, metavar="N", help="the first frame behind the last")
     correlate.add_argument(
         "--intensity-cut",
@@ -48,8 +47,8 @@ def add_parsers(actions: Any) -> None:
     )
 
 
-def _add_choices(parser: argparse.ArgumentParser) -> None:
-    """What both commands take."""
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """What `watch` takes too."""
     parser.add_argument(
         "--qmap", type=Path, required=True, metavar="FILE", help="bins of pixels, as simplemask's"
     )
@@ -234,6 +233,8 @@ def report(
     """Prints what was done."""
     n, height, width = source.shape
     size = n * height * width * source.dtype.itemsize
+    if source.is_sparse:
+        size = chosen.frames.stat().st_size
     bad = len(found.config["bad_frames"])
     if chosen.json:
         print_json(
@@ -265,6 +266,3 @@ def report(
             "--frame-time",
             file=sys.stderr,
         )
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"correlate": correlate}

@@ -58,12 +58,13 @@ def test_both_correlations_as_the_functions_give_them(folder, tmp_path, capsys):
 
 def test_the_report_is_told_or_printed_as_json(folder, tmp_path, capsys):
     output = tmp_path / "r.hdf"
-    plots = ["--plots", str(tmp_path / "plots"), "--twotime", "t1t2:5"]
+    plots = ["--plots", str(tmp_path / "plots"), "--twotime", "t1t2:5", "--bins", "2"]
     assert run(folder, output, "--json", *plots) == 0
     said = capsys.readouterr()
     record = json.loads(said.out)
     assert record["frames"] == 40
-    assert record["two_time_bins"] == [1, 2, 3, 4, 5]
+    assert record["bins"] == [1, 2, 3, 4, 5]
+    assert record["two_time_bins"] == [2]
     assert record["frame_time"] is None
     assert [Path(p).name for p in record["files"]] == [
         "r.hdf", "g2.png", "twotime.png", "intensity.png", "detector.png",

@@ -74,7 +74,11 @@ class LiveMultiTau:
         whole_number("dpl", dpl, 1)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
-        self._config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": None}
+        self._config: dict[str, Any] = {
+            "dpl": dpl,
+            "normalize": bool(normalize),
+            "intensity_cut": None,
+        }
         self._state: NativeSums | NumpySums | None = None
         self._seen = 0
 
@@ -168,7 +172,7 @@ class _GrowingOverview:
     def __init__(self, qmap: QMap, whole: bool) -> None:
         self._qmap, self._used = qmap, qmap.used.ravel()
         self._dtype = np.dtype(np.int64 if whole else np.float64)
-        self._image = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
+        self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
         self._light: list[NDArray[np.float64]] = []
         self._length, self._filled = 1, 0  # sums of frames in a part, and in the last one
         self._static: list[NDArray[Any]] = []

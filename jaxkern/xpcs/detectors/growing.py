@@ -137,17 +137,19 @@ class GrowingFrames(FrameSource):
             looks = _looks(path)
             if known is not None and known.looks == looks:
                 return self._keep(number, known, complete)
+            if known is not None:
+                # HDF5 shows a file that is open as it was, also to who opens it again.
+                known.source.close()
+                self._parts[number] = known._replace(looks=(-1, -1))
             source = open_frames(path, self._frame_shape, self._dataset)
         except (OSError, ValueError) as error:
             self._waiting = str(error)
             return False
-        if known is not None:
-            known.source.close()
-            if source.shape[0] < known.frames:
-                raise DetectorFileError(
-                    f"{path} has {source.shape[0]} frames and had {known.frames}; wanted a file "
-                    "that grows"
-                )
+        if known is not None and source.shape[0] < known.frames:
+            raise DetectorFileError(
+                f"{path} has {source.shape[0]} frames and had {known.frames}; wanted a file that "
+                "grows"
+            )
         self._check_alike(source)
         return self._keep(number, _Part(path, source, 0, looks), complete)
 
