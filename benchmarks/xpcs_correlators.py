@@ -1,9 +1,8 @@
 """From frames and events to correlations, beside other correlators, on arrays of random counts.
 
-    make xpcs-peers
-    .venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py           # writes a result file
-    .venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py --quick   # small, and writes nothing
-    ... --only multi-tau events                                           # some of the parts
+    make bench-correlators                                    # writes a result file
+    make bench-correlators BENCHFLAGS=--quick                 # small, and writes nothing
+    make bench-correlators BENCHFLAGS="--only multi-tau live" # some of the parts, writes nothing
 
 Where a peer would take minutes it gets the first frames only, and rates are compared. Before that
 its g2 or C is compared with ours of the same frames, and a difference ends the run.
