@@ -288,6 +288,15 @@ def other_dtypes(file):
     file["entry/data/data_000002"] = np.zeros((2, 4, 8), "u4")
 
 
+def a_part_is_missing(file):
+    for number in (1, 2, 4):
+        file[f"entry/data/data_{number:06d}"] = np.zeros((2, 4, 8), "u2")
+
+
+def two_of_a_number(file):
+    file["entry/data/data_1"] = file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
+
+
 def too_many_frames(file):
     file.create_dataset("entry/data/data", (2**40, 4, 8), "u2", chunks=(1, 4, 8))
 
@@ -323,6 +332,8 @@ HDF5 = [
     (itself, "data_000001 is a link to"),
     (other_shapes, r"data_000002 has the shape \(2, 4, 9\)"),
     (other_dtypes, r"data_000002 .* uint32; wanted \[N, 4, 8\] and uint16"),
+    (a_part_is_missing, r"data_000004 follows on number 2; wanted parts 1 to 4 once each"),
+    (two_of_a_number, r"data_1 follows on number 1"),
     (too_many_frames, r"1099511627776, 4, 8.*at most 2147483647 frames"),
     (too_many_pixels, "1048576, 1048576.*wanted at most"),
     (no_pixels, "wanted at most"),

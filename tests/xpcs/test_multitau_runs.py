@@ -15,6 +15,7 @@ import threading
 import time
 
 import correlator_oracle as oracle
+import h5py
 import jax
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 import jaxkern as jk
 from jaxkern.core.memory import anonymous_bytes
 from jaxkern.core.progress import ProgressBar
+from jaxkern.xpcs.detectors import opening
 
 FRAMES = photons(60)
 EXPECTED = oracle.multitau(FRAMES, DYNAMIC, STATIC)
@@ -54,6 +56,25 @@ def test_memory_maps(backend, tmp_path):
     os.truncate(tmp_path / "frames.npy", 500)
     with pytest.raises(OSError, match="500 bytes"):
         jk.xpcs.multitau(mapped, QMAP)
+
+
+def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file.create_dataset("entry/data/data", data=FRAMES, chunks=(7, 4, 5), compression="gzip")
+    opened = []
+    monkeypatch.setattr(
+        opening, "as_frames", lambda *given: opened.append(jk.xpcs.as_frames(*given)) or opened[-1]
+    )
+    r = jk.xpcs.multitau(tmp_path / "run.h5", QMAP)
+    check_g2(r, EXPECTED)
+    with pytest.raises(ValueError, match="wanted dynamic bins"):
+        jk.xpcs.multitau(str(tmp_path / "run.h5"), QMAP, bins=[9])
+    for source in opened:
+        with pytest.raises((ValueError, OSError)):
+            source.read(0, 1)
+    with jk.xpcs.open_frames(tmp_path / "run.h5") as own:
+        jk.xpcs.multitau(own, QMAP)
+        assert own.read(0, 1).shape == (1, 4, 5)  # still open
 
 
 def test_results_say_what_they_are_of():

@@ -21,7 +21,7 @@ from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
-from jaxkern.xpcs.detectors.opening import as_frames
+from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
 
@@ -92,38 +92,33 @@ def multitau(
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
       ((21, 2), [0.01, 0.02], True)
     """
-    source = as_frames(frames, qmap.shape)
-    if source.shape[1:] != qmap.shape:
-        raise ValueError(
-            f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and the "
-            f"map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
-        )
-    qmap = qmap.without(source.dead)
-    whole_number("dpl", dpl, 1, MOST_DELAYS)
-    selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
-    least = 2 * max(whole_number("parts", parts, 0), 1)
-    if selection.n < least:
-        raise ValueError(
-            f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} frames "
-            f"of {source.name}; wanted {least} or more"
-        )
-    limits = intensity_limits(intensity_cut)
-    labels = BinLabels(qmap, bins)
-    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
-    step = time_step(frame_time, source)
-    divisor = None
-    with CorrelationProgress(progress, "multi-tau") as bar:
+    with (
+        frames_and_map(frames, qmap) as (source, living),
+        CorrelationProgress(progress, "multi-tau") as bar,
+    ):
+        whole_number("dpl", dpl, 1, MOST_DELAYS)
+        selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
+        least = 2 * max(whole_number("parts", parts, 0), 1)
+        if selection.n < least:
+            raise ValueError(
+                f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} "
+                f"frames of {source.name}; wanted {least} or more"
+            )
+        limits = intensity_limits(intensity_cut)
+        labels = BinLabels(living, bins)
+        step = time_step(frame_time, source)
+        divisor = None
         if limits is not None or normalize:
-            means = FrameMeans(source, qmap, selection, bar)
+            means = FrameMeans(source, living, selection, bar)
             divisor = means.divisors() if normalize else None
             if limits is not None:
                 selection = selection.leaving_out(means.beyond(*limits))
-        seen = OverviewSums(qmap, selection, is_whole(source)) if overview else None
+        seen = OverviewSums(living, selection, is_whole(source)) if overview else None
         size = selection.n // max(parts, 1)
         ranges = [(k * size, (k + 1) * size) for k in range(parts)]
         pieces = [selection, *(selection.part(*of) for of in ranges)]
         ranges.insert(0, (0, selection.n))
-        pixels = BinnedPixels.of(qmap, labels.bins)
+        pixels = BinnedPixels.of(living, labels.bins)
         native = native_module() if source.is_sparse and divisor is None else None
         run: EventSums | DenseSums
         if native is not None:
@@ -131,6 +126,7 @@ def multitau(
         else:
             run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
         sums = run.run(seen, bar)
+    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
     whole, *others = (
         multitau_result(*of_piece, labels, step, config)
         for of_piece in zip(sums, pieces, strict=True)

@@ -76,11 +76,6 @@ class FrameSelection:
         return places
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every frame from `begin` on is one of its own, and none is bad."""
-        return self.stride == 1 and self.average == 1 and not self.good_counts_differ
-
-    @property
     def good_counts_differ(self) -> bool:
         return bool((self.good_counts() != self.average).any())
 

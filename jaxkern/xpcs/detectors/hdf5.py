@@ -8,6 +8,7 @@ another NeXus master, also in other files; the data set that ``signal`` names in
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -92,7 +93,9 @@ class Hdf5Frames(FrameSource):
                 )
             total += part.shape[0]
             if total > MOST or not 1 <= part.shape[1] * part.shape[2] <= MOST:
-                raise DetectorFileError(f"{where}; wanted at most {MOST} frames and 1 to {MOST}")
+                raise DetectorFileError(
+                    f"{where}; wanted at most {MOST} frames and 1 to {MOST} pixels"
+                )
             check_filters(self.name, part)
             check_virtual(self.name, part)
 
@@ -241,8 +244,14 @@ def _parts_of(group: h5py.Group) -> list[h5py.Dataset]:
     """data_000001, data_000002, ... in the order of their numbers."""
     import h5py
 
-    numbers = {int(match[1]): key for key in group if (match := _PART.fullmatch(key))}
-    found = [look(group, numbers[number]) for number in sorted(numbers)]
+    numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
+    for (before, _), (number, key) in itertools.pairwise(numbered):
+        if number != before + 1:
+            raise DetectorFileError(
+                f"{group.file.filename}: {group.name}/{key} follows on number {before}; wanted "
+                f"parts {numbered[0][0]} to {numbered[-1][0]} once each"
+            )
+    found = [look(group, key) for _, key in numbered]
     return [part for part in found if isinstance(part, h5py.Dataset)]
 
 

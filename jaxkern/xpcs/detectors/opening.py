@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
 from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
 from jaxkern.xpcs.detectors.hdf5 import hdf5_frames
 from jaxkern.xpcs.detectors.imm import ImmFrames
+from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.detectors.rigaku import MODULE, Rigaku3MFrames, RigakuFrames
 
 Shape = tuple[int, int]
@@ -67,6 +69,26 @@ def as_frames(
     )
 
 
+@contextmanager
+def frames_and_map(frames: Any, qmap: QMap) -> Iterator[tuple[FrameSource, QMap]]:
+    """Frames as a source, and their map without dead pixels; a file that this opens is closed.
+
+    Raises:
+      ValueError: for a map of another shape than the frames, and see `as_frames`.
+    """
+    source = as_frames(frames, qmap.shape)
+    try:
+        if source.shape[1:] != qmap.shape:
+            raise ValueError(
+                f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
+                f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
+            )
+        yield source, qmap.without(source.dead)
+    finally:
+        if source is not frames:
+            source.close()
+
+
 def open_frames(
     path: str | os.PathLike[str],
     frame_shape: Shape | None = None,
@@ -74,15 +96,15 @@ def open_frames(
 ) -> FrameSource:
     """The frames or events of a detector's file, read by parts.
 
-    =========================  =====================================================================
-    `.bin`                     Rigaku's events, 512 x 1024 pixels
-    `.bin.000`                 the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
-    `.imm`                     IMM, dense or events
-    `.h5 .hdf .hdf5 .nxs .cxi` frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
-                               pixel, frame, count
-    `.npy`                     an array [N, H, W] or [N, P], mapped into memory
-    `.npz`                     events in arrays pixel, frame, count
-    =========================  =====================================================================
+    ==========================  ==================================================================
+    `.bin`                      Rigaku's events, 512 x 1024 pixels
+    `.bin.000`                  the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
+    `.imm`                      IMM, dense or events
+    `.h5 .hdf .hdf5 .nxs .cxi`  frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
+                                pixel, frame, count
+    `.npy`                      an array [N, H, W] or [N, P], mapped into memory
+    `.npz`                      events in arrays pixel, frame, count
+    ==========================  ==================================================================
 
     HDF5 and NumPy files are known by their first bytes too, whatever they are called.
 
