@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "ring/assembly.h"
 
 namespace nb = nanobind;
@@ -79,7 +80,7 @@ int64_t submit(Assembly& self, const Records& records,
       given.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
     }
   }
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   return self.submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
 }
 
@@ -105,14 +106,13 @@ void gather_rows(const std::vector<Part>& parts, int64_t bytes, const Records& r
   }
   if (all == 0) return;
   const std::atomic<bool> stop{false};
-  nb::gil_scoped_release unlocked;
+  Unlocked unlocked;
   (void)gather(rows, wanted.data(), count, reinterpret_cast<char*>(out.data()), false, stop);
 }
 
 }  // namespace
 
 void define_assembly(nb::module_& module) {
-  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
       .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
            nb::arg("start"), nb::arg("workers"), nb::arg("arrays"), nb::arg("valid") = false,
@@ -123,9 +123,9 @@ void define_assembly(nb::module_& module) {
           [](Assembly& self, int64_t batches, double timeout) {
             return self.wait_for_room(batches, deadline_in(timeout));
           },
-          nb::arg("batches"), nb::arg("timeout"), Unlocked())
-      .def("finish", &Assembly::finish, Unlocked())
-      .def("close", &Assembly::close, Unlocked())
+          nb::arg("batches"), nb::arg("timeout"), nb::call_guard<Unlocked>())
+      .def("finish", &Assembly::finish, nb::call_guard<Unlocked>())
+      .def("close", &Assembly::close, nb::call_guard<Unlocked>())
       .def_prop_ro("closed", &Assembly::closed);
   module.def("gather_rows", &gather_rows, nb::arg("parts"), nb::arg("row_bytes"), nb::arg("rows"),
              nb::arg("out"));

@@ -17,6 +17,7 @@ from jaxkern.image import ops
 from jaxkern.image.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
+from jaxkern.xpcs.correlators.ops import multitau_update_op
 
 SCALE = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
 
@@ -52,7 +53,7 @@ def image_chain(dtype: Any, output: Any, **options: Any) -> Callable[[], dict[st
             dtype=output,
         )
         images = _images(dtype)
-        params = aug.sample(jax.random.split(jax.random.key(3), len(images)), images.shape[1:3])
+        params = _drawn(aug, len(images), images.shape[1:3])
         return _captured(ops.chain, lambda: aug.apply(images, params))
 
     return make
@@ -67,7 +68,7 @@ def image_chain_ragged() -> dict[str, Any]:
         [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
     )
     aug = jk.image.Compose([jk.image.RandomResizedCrop(6), jk.image.Normalize([0.5], [0.2])])
-    params = aug.sample(jax.random.split(jax.random.key(3), len(sizes)), (4, 4))
+    params = _drawn(aug, len(sizes), (4, 4))
     return _captured(ops.ragged_chain, lambda: aug.apply(images, params))
 
 
@@ -182,6 +183,32 @@ def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict
     return make
 
 
+def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """States of runs of different lengths, with blocks of frames that complete several levels."""
+
+    def make() -> dict[str, Any]:
+        samples, dpl = [], 2
+        most = {"uint8": 255, "float32": 64, "float64": 64}.get(np.dtype(dtype).name, 10**7)
+        # Eighths have exact sums of products, whether a multiply and an add are fused or not.
+        scale = 8 if np.dtype(dtype).kind == "f" else 1
+        for k in range(8):
+            frames = np.random.default_rng(k).integers(0, most, (37, 5), endpoint=True)
+            frames = (frames / scale).astype(dtype)
+            state = jk.xpcs.multitau_init(5, 64, dtype, dpl)
+            for block in np.split(frames[: 3 * k], k or 1):
+                state = jk.xpcs.multitau_update(state, block)
+            arrays = (state.seen, state.total, state.g, state.head, state.history)
+            samples.append((frames[24:], *map(np.asarray, arrays)))
+        return {"op": multitau_update_op, "samples": samples, "static": {"dpl": dpl}}
+
+    return make
+
+
+def _drawn(aug: jk.image.Compose, count: int, size: tuple[int, int]) -> Any:
+    """Parameters, by one program: one operation after the other would be compiled on its own."""
+    return jax.jit(lambda keys: aug.sample(keys, size))(jax.random.split(jax.random.key(3), count))
+
+
 def _images(dtype: Any) -> Any:
     levels = np.random.default_rng(4).integers(0, 256, (8, 10, 12, 3))
     return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
@@ -209,59 +236,66 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
     return {"op": op, "samples": samples, "static": static, "atol": 2e-3, "rtol": 1e-2}
 
 
-# The whole table for one dtype of each op; the rows that depend on the dtype for the others. How an
-# op is sharded depends on its shapes alone. Programs are exported, which takes two processes, from
+# The whole table for one dtype of each op; the rows that depend on the dtype for the others, with
+# one direction of its derivatives. How an op is sharded depends on its shapes alone: on Explicit
+# axes those of one op of a kind are tried. Programs are exported, which takes two processes, from
 # an op of images and one with 64 bits (and in tests/testing from one of another library).
 _ALL_ROWS = check_names()
 _ROWS = [name for name in _ALL_ROWS if name != "export_and_cache"]
-_DTYPE_ROWS = ["eager_and_jit", "control_flow", "forward", "reverse", "backends"]
+_AUTO_ROWS = [name for name in _ROWS if name != "mesh_explicit"]
 # An op without a jvp has its twin's derivatives, of which one dtype is enough, and one direction
 # where the data have half precision or none.
 _KERNEL_ROWS = ["eager_and_jit", "control_flow", "backends"]
+_FORWARD_ROWS, _REVERSE_ROWS = [*_KERNEL_ROWS, "forward"], [*_KERNEL_ROWS, "reverse"]
 # A build without libjpeg-turbo has Pillow alone; JAXKERN_REQUIRE=jpeg refuses to be one.
 _HAS_JPEG = ops.decode_jpeg.target in jk.export_targets()
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "scale-f32": (scale(np.float32), _ROWS),
     "scale-f64": (scale(np.float64), _ROWS),
-    "scale-i32": (scale(np.int32), _DTYPE_ROWS),
+    "scale-i32": (scale(np.int32), _KERNEL_ROWS),
     "image_chain-u8-f32": (image_chain(np.uint8, np.float32), _ALL_ROWS),
-    "image_chain-f32-f32": (image_chain(np.float32, np.float32, antialias=True), _DTYPE_ROWS),
+    "image_chain-f32-f32": (image_chain(np.float32, np.float32, antialias=True), _REVERSE_ROWS),
     "image_chain-bf16-bf16": (
         image_chain(jnp.bfloat16, jnp.bfloat16, interpolation="nearest"),
-        _DTYPE_ROWS,
+        _FORWARD_ROWS,
     ),
     "image_chain-f16-f16": (image_chain(np.float16, np.float16), _KERNEL_ROWS),
     "image_chain_ragged-u8": (image_chain_ragged, _ROWS),
     "image_decode_jpeg-u8": (decode_jpeg, _ROWS if _HAS_JPEG else ["eager_and_jit"]),
     "image_mix-f32": (image_mix(np.float32), _ROWS),
-    "image_mix-u8": (image_mix(np.uint8), _DTYPE_ROWS),
-    "image_mix-bf16": (image_mix(jnp.bfloat16), _DTYPE_ROWS),
+    "image_mix-u8": (image_mix(np.uint8), _REVERSE_ROWS),
+    "image_mix-bf16": (image_mix(jnp.bfloat16), _FORWARD_ROWS),
     **{
         f"{name}-{np.dtype(dtype).name.replace('float', 'f')}": (two_time(name, dtype), rows)
-        for name in (
-            "two_time_g2",
-            "two_time_g2_tangent",
-            "two_time_g2_cotangent",
-            "two_time_residual",
-            "two_time_g2_at",
+        for name, f64, f32 in (
+            ("two_time_g2", _ROWS, _FORWARD_ROWS),
+            ("two_time_g2_tangent", _AUTO_ROWS, _REVERSE_ROWS),
+            ("two_time_g2_cotangent", _AUTO_ROWS, _FORWARD_ROWS),
+            ("two_time_residual", _AUTO_ROWS, _REVERSE_ROWS),
+            ("two_time_g2_at", _ROWS, _FORWARD_ROWS),
         )
-        for dtype, rows in ((np.float64, _ROWS), (np.float32, _DTYPE_ROWS))
+        for dtype, rows in ((np.float64, f64), (np.float32, f32))
     },
-    "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _DTYPE_ROWS),
-    "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _DTYPE_ROWS),
+    "multitau_update-u8": (multitau_update(np.uint8), _ROWS),
+    "multitau_update-u32": (multitau_update(np.uint32), ["eager_and_jit"]),
+    "multitau_update-i32": (multitau_update(np.int32), ["eager_and_jit"]),
+    "multitau_update-f32-in-f64": (multitau_update(np.float32), _KERNEL_ROWS),
+    "multitau_update-f64": (multitau_update(np.float64), ["eager_and_jit"]),
+    "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _REVERSE_ROWS),
+    "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _FORWARD_ROWS),
     "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), _ALL_ROWS),
     "normal_equations-sigma-f64": (
         normal_equations(np.float64, np.float64, sigma_rank=2, symmetric=2),
-        [*_KERNEL_ROWS, "mesh_auto"],
+        _KERNEL_ROWS,
     ),
     "normal_equations-f32-in-f64": (normal_equations(np.float32, np.float64), _KERNEL_ROWS),
     "normal_equations-f16-in-f64": (
         normal_equations(np.float16, np.float64),
-        [*_KERNEL_ROWS, "reverse"],
+        _REVERSE_ROWS,
     ),
     "normal_equations-u16-in-f64": (
         normal_equations(np.uint16, np.float64, symmetric=1),
-        [*_KERNEL_ROWS, "forward"],
+        _FORWARD_ROWS,
     ),
     "normal_equations-f32": (normal_equations(np.float32, np.float32), _KERNEL_ROWS),
 }

@@ -233,6 +233,7 @@ print(json.dumps(ceilings().as_dict()))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_measurement(tmp_path):
     def run():
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}

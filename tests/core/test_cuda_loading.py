@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _IMPORT = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -96,6 +98,7 @@ assert "no jax-cuda plugin is installed" in str(jk.doctor())
     _run(code, tmp_path)
 
 
+@pytest.mark.slow
 def test_another_platform_is_asked_for(tmp_path: Path) -> None:
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
@@ -119,6 +122,7 @@ jax.config.update("jax_platforms", "cpu")
     _run(code, tmp_path, JAXKERN_CUDA_DRIVER_VERSION="11080")
 
 
+@pytest.mark.slow
 def test_a_missing_driver_is_named(tmp_path: Path) -> None:
     _fake_plugin(tmp_path)
     hide = (
@@ -141,6 +145,7 @@ jax.config.update("jax_platforms", "cpu")
     _run(code, tmp_path)
 
 
+@pytest.mark.slow
 def test_requiring_cuda_without_it_is_an_error(tmp_path: Path) -> None:
     _fake_plugin(tmp_path)
     code = """

@@ -42,6 +42,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_newer_handler_would_break_jax(newer: Path) -> None:
     """The danger is real: without the check, JAX's whole CPU backend fails."""
     code = """

@@ -47,8 +47,8 @@ def test_large_results_stay_mapped():
     )
     for counts in json.loads(done.stdout):
         assert counts[0] > 5000  # all of a fresh result's pages
-        # The heap grows until it holds what is alive at the same time, which other threads decide; a
-        # call without effect faults in every result.
+        # The heap grows until it holds what is alive at the same time, which other threads decide.
+        # A call without effect faults in every result.
         assert sum(count > 100 for count in counts[-20:]) <= 10, counts
 
 

@@ -22,6 +22,15 @@ from promise_cases import BAD, CASES
 OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch_size": 2}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cheap_collections():
+    """What other tests left need not be looked through whenever garbage is collected here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
     """The name of a row, for the tests to look it up."""

@@ -29,7 +29,10 @@ def stored(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("strategy", ["LARGE", "CHUNKED", "STREAMING"])
+@pytest.mark.parametrize(
+    "strategy",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("LARGE", "STREAMING")), "CHUNKED"],
+)
 def test_estimate_holds(stored, strategy):
     """Anonymous memory that the fit adds, against what `estimate_memory` says it will."""
     root = Path(__file__).parent

@@ -21,9 +21,12 @@ def cases(names, native, jax):
     """A test's parameters, each with the backend on which it runs.
 
     The recipe compares the two backends; each test against an oracle compiles the pure-JAX one,
-    which takes seconds, where its formulas branch.
+    which takes seconds, where its formulas branch: the first of these in `make test`.
     """
-    values = [("native", *case) for case in native] + [("jax", *case) for case in jax]
+    values: list = [("native", *case) for case in native]
+    for number, case in enumerate(jax):
+        marks = [pytest.mark.slow] if number else []
+        values.append(pytest.param("jax", *case, marks=marks))
     return pytest.mark.parametrize(("backend", *names.split()), values, indirect=["backend"])
 
 
