@@ -18,8 +18,8 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision faults train-check bench \
-	bench-all bench-ops bench-streaming bench-native bench-peers profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers faults train-check bench \
+	bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -55,6 +55,14 @@ test-torchvision: .venv-torchvision/bin/python
 	.venv-torchvision/bin/python -m pip install -q torch==2.13.0
 	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
+
+# Beside other correlators of detector frames, without what their windows need; boost-corr and
+# pysimplemask ask for Python 3.12 and run on 3.11. Their warnings are theirs.
+xpcs-peers: .venv-xpcs-peers/bin/python
+	.venv-xpcs-peers/bin/python -m pip install -q -r benchmarks/xpcs_peers.txt
+	.venv-xpcs-peers/bin/python -m pip install -q --no-deps --ignore-requires-python \
+		boost-corr==0.1.7 pysimplemask==0.4.5 scikit-beam==0.0.27 xpcs-correlator==0.4.5
+	$(MAKE) test VENV=.venv-xpcs-peers TESTS=xpcs/peers TESTFLAGS="-W default $(TESTFLAGS)"
 
 # What reads the data sets of a library that brings many others.
 test-huggingface: EXTRA = test,huggingface
@@ -129,6 +137,10 @@ bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt
 	.venv-peers/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) bench VENV=.venv-peers
+
+# Beside the peers of `make xpcs-peers`, some of which take minutes: BENCHFLAGS=--quick.
+bench-correlators: xpcs-peers
+	.venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py $(BENCHFLAGS)
 
 gpu-check:
 	benchmarks/gpu-check

@@ -90,6 +90,8 @@ STEPS = (
     Step("xpcs-fits", (_script("xpcs_fits"),)),
     Step("xpcs-errors", (_script("xpcs_errors"),)),
     Step("xpcs-streaming", (_script("xpcs_streaming"),)),
+    Step("xpcs-correlators", (_script("xpcs_correlators"),)),
+    Step("xpcs-growth", (_script("xpcs_growth"),)),
     _native("native", "ffi_overhead", "bench_image", "native.json"),
     _native("xpcs-native", "xpcs_native", "bench_xpcs", "native-xpcs.json"),
     _native("ring-handover", "ring_handover", "bench_ring", "native-ring.json"),

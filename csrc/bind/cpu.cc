@@ -5,6 +5,7 @@
 #include "bind/objects.h"
 #include "core/module.h"
 #include "core/simd_level.h"
+#include "correlators/ops.h"
 #include "image/jpeg.h"
 #include "image/ops.h"
 #include "ring/ops.h"
@@ -17,6 +18,7 @@ namespace {
 nb::dict registrations() {
   nb::dict table;
 #define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cpu>(table, target);
+  JAXKERN_CORRELATORS_OPS(JAXKERN_ADD)
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
@@ -34,6 +36,9 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::correlators::define_multitau(m);
+  jaxkern::correlators::define_frame_sums(m);
+  jaxkern::correlators::define_events(m);
   jaxkern::image::define_chain_producer(m);
   jaxkern::image::define_image_files(m);
   jaxkern::image::define_jpeg(m);

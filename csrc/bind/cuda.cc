@@ -3,6 +3,7 @@
 
 #include "bind/objects.h"
 #include "core/module.h"
+#include "correlators/ops.h"
 #include "image/ops.h"
 #include "ring/cuda_module.h"
 #include "ring/ops.h"
@@ -15,6 +16,7 @@ namespace {
 nb::dict registrations() {
   nb::dict table;
 #define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cuda>(table, target);
+  JAXKERN_CORRELATORS_OPS(JAXKERN_ADD)
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)

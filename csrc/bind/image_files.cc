@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "image/headers.h"
 
 namespace nb = nanobind;
@@ -52,14 +53,14 @@ void stamps_of_files(const std::vector<Bytes>& blobs, const Places& place, int t
                      Stamps stamps) {
   check_rows(stamps, place);
   const std::vector<std::string_view> names = texts(blobs, place);
-  const nb::gil_scoped_release released;
+  const Unlocked released;
   stamp_files(names, threads, reinterpret_cast<FileStamp*>(stamps.data()));
 }
 
 void jpeg_sizes(const std::vector<Bytes>& blobs, const Places& place, int threads, Sizes sizes) {
   check_rows(sizes, place);
   const std::vector<std::string_view> images = texts(blobs, place);
-  const nb::gil_scoped_release released;
+  const Unlocked released;
   read_jpeg_sizes(images, threads, reinterpret_cast<ImageSize*>(sizes.data()));
 }
 
@@ -68,7 +69,7 @@ void jpeg_file_sizes(const std::vector<Bytes>& blobs, const Places& place, int t
   check_rows(sizes, place);
   check_rows(stamps, place);
   const std::vector<std::string_view> names = texts(blobs, place);
-  const nb::gil_scoped_release released;
+  const Unlocked released;
   read_jpeg_file_sizes(names, threads, reinterpret_cast<ImageSize*>(sizes.data()),
                        reinterpret_cast<FileStamp*>(stamps.data()));
 }

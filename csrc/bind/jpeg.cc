@@ -9,6 +9,7 @@
 #include <string>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 
 namespace nb = nanobind;
 
@@ -26,7 +27,7 @@ nb::tuple info_of(const Bytes& data) {
   JpegInfo info;
   std::string problem;
   {
-    nb::gil_scoped_release released;
+    Unlocked released;
     problem = read_jpeg_info(data.data(), data.size(), &info);
   }
   check(problem);
@@ -45,7 +46,7 @@ void decode_region(const Bytes& data, const Pixels& out, int32_t top, int32_t le
   const auto channels = static_cast<int32_t>(out.shape(2));
   std::string problem;
   {
-    nb::gil_scoped_release released;
+    Unlocked released;
     if (band <= 0) {
       problem = decoder.decode(data.data(), data.size(), channels, max_pixels, region, out.data(),
                                denominator);

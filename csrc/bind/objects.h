@@ -23,6 +23,11 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
   return *static_cast<const T*>(given.data());
 }
 
+namespace correlators {
+void define_events(nanobind::module_& module);
+void define_multitau(nanobind::module_& module);
+void define_frame_sums(nanobind::module_& module);
+}  // namespace correlators
 namespace image {
 void define_chain_producer(nanobind::module_& module);
 void define_image_files(nanobind::module_& module);

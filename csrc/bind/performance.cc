@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "performance/probe.h"
 
 namespace nb = nanobind;
@@ -29,15 +30,14 @@ void define_probes(nb::module_& module) {
         return measure_memory(level_of(level), threads, bytes, seconds);
       },
       nb::arg("level"), nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"),
-      nb::call_guard<nb::gil_scoped_release>(),
+      nb::call_guard<Unlocked>(),
       "Bytes a second of streams over `bytes` of memory: the best of `seconds` of passes.");
   module.def(
       "measure_compute",
       [](const std::string& level, int64_t threads, double seconds) {
         return measure_compute(level_of(level), threads, seconds);
       },
-      nb::arg("level"), nb::arg("threads"), nb::arg("seconds"),
-      nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("level"), nb::arg("threads"), nb::arg("seconds"), nb::call_guard<Unlocked>(),
       "Operations a second of multiply-adds in registers: the best of `seconds` of runs.");
 }
 

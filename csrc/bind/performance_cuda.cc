@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "performance/cuda.h"
 
 namespace nb = nanobind;
@@ -25,7 +26,7 @@ void define_device_probes(nb::module_& module) {
         }
         return rates;
       },
-      nb::arg("ordinal"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("ordinal"), nb::arg("seconds"), nb::call_guard<Unlocked>(),
       "Bytes and multiply-adds a second of one GPU: the best of `seconds` of launches each.");
 }
 

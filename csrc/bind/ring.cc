@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "ring/dlpack.h"
 #include "ring/program_ring.h"
 
@@ -210,7 +211,7 @@ class PythonRing {
     if (status.ok() && bytes_ <= kShortCopy) {
       copy();
     } else if (status.ok()) {
-      nb::gil_scoped_release unlocked;
+      Unlocked unlocked;
       copy();
     }
     return with_slot(status, std::move(slot));
@@ -235,7 +236,7 @@ class PythonRing {
   // Wakes everybody, then lets those who waited leave. False when some are still here.
   bool close(double timeout) {
     const Deadline deadline = deadline_in(timeout);
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     if (ring_->forked()) return true;
     ring_->close();
     std::unique_lock<std::mutex> lock(visitors_->mutex);
@@ -259,7 +260,7 @@ class PythonRing {
       if (interruptible) next = std::min(next, Deadline(Clock::now() + kSignalPeriod));
       {
         const Visit visit(*visitors_);  // ends before a signal's handler, which may close the ring
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         status = call(next);
       }
       if (status.outcome != Outcome::kTimeout || next == deadline) return status;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "bind/unlocked.h"
 #include "tokens/packer.h"
 #include "tokens/rows.h"
 
@@ -125,7 +126,7 @@ std::tuple<int64_t, int64_t> write(const Pieces& pieces, const Integers& ends, i
   std::string problem;
   BadValue bad;
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     // A copy: another thread may write to the caller's between the check and the use.
     const std::vector<Piece> own = pieces_of(pieces);
     const std::vector<int64_t> own_ends(ends.data(), ends.data() + rows);
@@ -173,7 +174,7 @@ void define_packing(nb::module_& module) {
   module.def(
       "bad_token_offset",
       [](const Integers& offsets, int64_t size) {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         return bad_offset(offsets.data(), static_cast<int64_t>(offsets.shape(0)), size);
       },
       nb::arg("offsets"), nb::arg("size"),

@@ -209,7 +209,7 @@ struct JpegDecoder::State {
   std::string open(const uint8_t* bytes, size_t count, int32_t wanted_channels, int64_t max_pixels,
                    const JpegRegion& region, int32_t scale_denominator);
   std::string read_rows(int32_t rows, uint8_t* out);
-  void place(int32_t stored_row, uint8_t* out) const;
+  void place(int32_t stored_row, const uint8_t* from, uint8_t* out) const;
 };
 
 std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t wanted_channels,
@@ -260,19 +260,19 @@ std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t
   return pass_over(top) ? "" : problem();
 }
 
-// Row `stored_row` of the stored region from `pixels` to its place in the upright region.
-void JpegDecoder::State::place(int32_t stored_row, uint8_t* out) const {
+// Row `stored_row` of the stored region, in `channels`, to its place in the upright region.
+void JpegDecoder::State::place(int32_t stored_row, const uint8_t* from, uint8_t* out) const {
   const size_t bytes = static_cast<size_t>(channels);
   const size_t line = static_cast<size_t>(flip_rows ? height - 1 - stored_row : stored_row);
   const size_t count = static_cast<size_t>(width);
   if (!transposed && !flip_columns) {
-    memcpy(out + line * count * bytes, pixels.data(), count * bytes);
+    memcpy(out + line * count * bytes, from, count * bytes);
     return;
   }
   const size_t step = (transposed ? static_cast<size_t>(height) : 1) * bytes;
   uint8_t* first = out + (transposed ? line : line * count) * bytes;
   for (size_t x = 0; x < count; ++x) {
-    memcpy(first + (flip_columns ? count - 1 - x : x) * step, pixels.data() + x * bytes, bytes);
+    memcpy(first + (flip_columns ? count - 1 - x : x) * step, from + x * bytes, bytes);
   }
 }
 
@@ -281,18 +281,17 @@ std::string JpegDecoder::State::read_rows(int32_t rows, uint8_t* out) {
   for (int32_t i = 0; i < rows; ++i, ++rows_done) {
     if (!read_row()) return problem();
     const uint8_t* from = row.data() + static_cast<size_t>(inset) * components;
-    const size_t count = static_cast<size_t>(width), bytes = static_cast<size_t>(channels);
-    if (conversion == Conversion::kNone) {
-      memcpy(pixels.data(), from, count * bytes);
-    } else {
+    if (conversion != Conversion::kNone) {
+      const size_t count = static_cast<size_t>(width), bytes = static_cast<size_t>(channels);
       for (size_t x = 0; x < count; ++x, from += components) {
         uint8_t rgba[4] = {from[0], from[1], from[2], 255};
         if (conversion == Conversion::kCmyk) cmyk_to_rgb(from, rgba);
         if (channels == 1) rgba[0] = luma(rgba);
         memcpy(pixels.data() + x * bytes, rgba, bytes);
       }
+      from = pixels.data();
     }
-    place(streams() ? i : rows_done, out);
+    place(streams() ? i : rows_done, from, out);
   }
   if (rows_done < height) return "";
   // A cut file is one whatever region is asked for: where the end is missing, the rest must be

@@ -70,7 +70,14 @@ def _pack(chosen: argparse.Namespace) -> int:
 
     source: Any = chosen.source
     if Path(source).is_dir() and suffix_of(source) not in SUFFIXES:  # a Zarr group is a folder
-        source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
+        try:
+            source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
+        except FileNotFoundError as error:
+            kinds = {suffix_of(path) for path in Path(source).iterdir()} & SUFFIXES.keys()
+            if not kinds:
+                raise
+            given = " or ".join(repr(str(Path(source) / f"*{kind}")) for kind in sorted(kinds))
+            raise ValueError(f"{error}; it holds other files: give {given}") from error
     try:
         source = as_source(source)
     except TypeError as error:  # of what is neither a folder nor a file of a known kind

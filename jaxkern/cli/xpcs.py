@@ -1,4 +1,4 @@
-"""``python -m jaxkern xpcs``: simulate, fit and plot two-time correlations, from a YAML file."""
+"""``python -m jaxkern xpcs``: correlate frames; simulate, fit and plot two-time correlations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxkern.cli import xpcs_correlate, xpcs_watch
 from jaxkern.cli.output import print_json
 from jaxkern.core.progress import ProgressBar
 
@@ -36,7 +37,9 @@ _FLAGS = (
 
 def add_parser(commands: Any) -> None:
     """Adds the ``xpcs`` command and those below it."""
-    parser = commands.add_parser("xpcs", help="simulate, fit and plot two-time correlations")
+    parser = commands.add_parser(
+        "xpcs", help="correlate frames; simulate, fit and plot two-time correlations"
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     for name, about in (
         ("simulate", "write a simulated data set to an APS file"),
@@ -62,6 +65,8 @@ def add_parser(commands: Any) -> None:
         )
         if name == "fit":
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
+    xpcs_correlate.add_parser(actions)
+    xpcs_watch.add_parser(actions)
     config = actions.add_parser("config", help="write a commented template of the settings")
     config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
     config.add_argument("--json", action="store_true", help="print JSON")
@@ -75,6 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
         "fit": _fit,
         "plot": _plot,
         "config": _config,
+        "correlate": xpcs_correlate.correlate,
+        "watch": xpcs_watch.watch,
     }
     if chosen.json:
         chosen.quiet = True

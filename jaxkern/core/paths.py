@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -46,23 +49,32 @@ def home_path(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file in one step; a kill or a power cut at any moment leaves the old or the new.
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Names with their numbers in the order of numbers: 1, 2, 10, and not 1, 10, 2.
 
-    The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
+    >>> natural_order(["run10.h5", "run9.h5"])
+    ['run9.h5', 'run10.h5']
+    """
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "new" / "file"
-    >>> write_whole(path, b"all of it")
-    >>> path.read_bytes()
-    b'all of it'
+    def key(name: str) -> list[tuple[bool, int, str]]:
+        parts = re.split(r"([0-9]+)", name)
+        return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts if p]
+
+    return sorted(names, key=key)
+
+
+@contextlib.contextmanager
+def replaced_whole(path: Path) -> Iterator[Path]:
+    """Gives a path to write to; what is there at the end of the block replaces `path` in one step.
+
+    A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
+    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -73,3 +85,16 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file's content in one step, as `replaced_whole` does.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "new" / "file"
+    >>> write_whole(path, b"all of it")
+    >>> path.read_bytes()
+    b'all of it'
+    """
+    with replaced_whole(path) as temporary, temporary.open("xb") as file:
+        file.write(content)

@@ -113,9 +113,9 @@ class Combined(PipelineNode):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
             data = side_by_side(batches, self._names)
         else:
-            for source, parts in enumerate(pieces):
-                for given, _, _ in parts[:1]:
-                    self._fields.check(source, given)
+            self._fields.check(
+                *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)
+            )
             data = row.scattered([part for parts in pieces for part in parts], len(rows), fields)
         if padded:
             data["mask"] = stream.mask_of(wanted)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
+from jaxkern.ring.rows import gather_rows
 
 Data = dict[str, Any]
 
@@ -145,18 +146,28 @@ def scattered(
                     images[at] = image
             return ragged_of(images, values[0].max_height, values[0].max_width)
         first = np.asarray(values[0])
-        result = np.empty((count, *first.shape[1:]), first.dtype)
-        for value, (_, rows, places) in zip(values, parts, strict=True):
-            result[places] = np.asarray(value)[rows]
-        return result
+        return gathered(values, np.empty((count, *first.shape[1:]), first.dtype))
+
+    def gathered(values: Sequence[Any], target: np.ndarray) -> np.ndarray:
+        return gather_rows([np.asarray(value) for value in values], order, target)
 
     datas = [data for data, _, _ in parts]
+    order, start = np.empty(count, np.int64), 0
+    for data, rows, places in parts:
+        length = _length(data)
+        order[places] = np.arange(start, start + length)[rows]
+        start += length
     if out is None or not all(_is_alike(data, out) for data in datas):
         return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
     for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
-        for value, (_, rows, places) in zip(values, parts, strict=True):
-            target[places] = np.asarray(value)[rows]
+        gathered(values, target)
     return out
+
+
+def _length(data: Data) -> int:
+    """The rows of a batch."""
+    found: int = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
+    return found
 
 
 def _is_alike(one: Data, other: Data) -> bool:

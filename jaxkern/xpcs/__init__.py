@@ -2,8 +2,29 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import multitau_delays
-from jaxkern.xpcs.detectors.frames import Events, FrameSource
+from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
+from jaxkern.xpcs.correlators.live import LiveMultiTau
+from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.multitau_state import (
+    MultiTauState,
+    PixelCorrelations,
+    multitau_init,
+    multitau_result,
+    multitau_update,
+)
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeFitData,
+    TwoTimeResult,
+)
+from jaxkern.xpcs.correlators.two_time import twotime
+from jaxkern.xpcs.detectors.events import EventFrames
+from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.growing import GrowingFrames
+from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
@@ -16,6 +37,8 @@ from jaxkern.xpcs.files.prepare import (
     select_phi,
     select_q,
 )
+from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
+from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError
@@ -37,6 +60,7 @@ from jaxkern.xpcs.model.normal import (
 )
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.photons import simulate_photons
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
@@ -49,25 +73,38 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "CorrelationResults",
     "CustomModel",
+    "DetectorFileError",
+    "EventFrames",
     "Events",
     "FitResult",
     "FitTimings",
     "FrameSource",
     "Geometry",
+    "GrowingFrames",
     "LaminarFlow",
+    "LiveMultiTau",
     "MemoryEstimate",
     "Model",
+    "MultiTauResult",
+    "MultiTauState",
     "NormalEquations",
+    "Overview",
     "Parameter",
+    "PixelCorrelations",
     "Prepared",
     "QMap",
+    "SimulatedFrames",
     "Source",
     "Static",
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoTimeFitData",
+    "TwoTimeResult",
     "accumulate",
+    "as_frames",
     "as_source",
     "assemble",
     "correct_diagonal",
@@ -83,16 +120,28 @@ __all__ = [
     "load_result",
     "log_likelihood",
     "memory_limit",
+    "multitau",
     "multitau_delays",
+    "multitau_events",
+    "multitau_init",
+    "multitau_result",
+    "multitau_update",
     "normal_equations",
+    "open_frames",
+    "plot_correlations",
+    "read_results",
     "residual",
     "save_result",
     "select_phi",
     "select_q",
     "simulate",
+    "simulate_frames",
     "simulate_photons",
     "simulate_to_file",
     "state_size",
     "template",
+    "twotime",
+    "twotime_events",
     "write_aps",
+    "write_results",
 ]

@@ -109,6 +109,15 @@ def test_files_that_do_not_decode(folder, tmp_path, capsys):
     assert not source[1]["image"].any()
 
 
+def test_a_folder_of_packed_files_is_no_folder_of_images(folder, tmp_path, capsys):
+    assert main(["pack", str(folder), str(tmp_path / "f" / "x.jkp"), "--shards", "2"]) == 0
+    assert main(["pack", str(tmp_path / "f"), str(tmp_path / "y.jkp")]) == 2
+    error = capsys.readouterr().err
+    assert "has no images in its subfolders" in error
+    assert f"it holds other files: give '{tmp_path}/f/*.jkp'" in error
+    assert main(["pack", f"{tmp_path}/f/*.jkp", str(tmp_path / "y.jkp")]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

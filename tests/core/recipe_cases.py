@@ -17,6 +17,7 @@ from jaxkern.image import ops
 from jaxkern.image.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
+from jaxkern.xpcs.correlators.ops import multitau_update_op
 
 SCALE = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
 
@@ -182,6 +183,27 @@ def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict
     return make
 
 
+def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """States of runs of different lengths, with blocks of frames that complete several levels."""
+
+    def make() -> dict[str, Any]:
+        samples, dpl = [], 2
+        most = {"uint8": 255, "float32": 64, "float64": 64}.get(np.dtype(dtype).name, 10**7)
+        # Eighths have exact sums of products, whether a multiply and an add are fused or not.
+        scale = 8 if np.dtype(dtype).kind == "f" else 1
+        for k in range(8):
+            frames = np.random.default_rng(k).integers(0, most, (37, 5), endpoint=True)
+            frames = (frames / scale).astype(dtype)
+            state = jk.xpcs.multitau_init(5, 64, dtype, dpl)
+            for block in np.split(frames[: 3 * k], k or 1):
+                state = jk.xpcs.multitau_update(state, block)
+            arrays = (state.seen, state.total, state.g, state.head, state.history)
+            samples.append((frames[24:], *map(np.asarray, arrays)))
+        return {"op": multitau_update_op, "samples": samples, "static": {"dpl": dpl}}
+
+    return make
+
+
 def _drawn(aug: jk.image.Compose, count: int, size: tuple[int, int]) -> Any:
     """Parameters, by one program: one operation after the other would be compiled on its own."""
     return jax.jit(lambda keys: aug.sample(keys, size))(jax.random.split(jax.random.key(3), count))
@@ -254,6 +276,11 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         )
         for dtype, rows in ((np.float64, f64), (np.float32, f32))
     },
+    "multitau_update-u8": (multitau_update(np.uint8), _ROWS),
+    "multitau_update-u32": (multitau_update(np.uint32), ["eager_and_jit"]),
+    "multitau_update-i32": (multitau_update(np.int32), ["eager_and_jit"]),
+    "multitau_update-f32-in-f64": (multitau_update(np.float32), _KERNEL_ROWS),
+    "multitau_update-f64": (multitau_update(np.float64), ["eager_and_jit"]),
     "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _REVERSE_ROWS),
     "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _FORWARD_ROWS),
     "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), _ALL_ROWS),

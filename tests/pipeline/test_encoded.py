@@ -319,10 +319,11 @@ def resident(name):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
 
+# One for all runs: the program that draws its parameters is compiled once, in the first.
+chain = im.Compose([im.Resize((224, 224)), im.Normalize(0.5, 0.2)])
+
 def run(rows):
-    size = (rows, 500)
-    source = PillowSource([{file!r} if rows > 1000 else {small!r}], [size])
-    chain = im.Compose([im.Resize((224, 224)), im.Normalize(0.5, 0.2)])
+    source = PillowSource([{file!r} if rows > 1000 else {small!r}], [(rows, 500)])
     for batch in jk.from_source(source, 1, num_workers=1, prefetch_size=1) >> chain:
         assert batch["image"].shape == (1, 224, 224, 3)
 
@@ -340,7 +341,7 @@ print(resident("VmHWM") - before)
 @pytest.mark.slow
 def test_a_tall_file_takes_little_memory(tmp_path):
     """20,000 rows of 500 pixels are 30 MB decoded; rows stream through the chain in 2 MB beside the
-    file's own bytes. The peak also has what JAX keeps of the program for another size."""
+    file's own bytes."""
     for name, rows in (("file", 20000), ("small", 700)):
         pixels = np.tile(photograph(100, 500), (rows // 100, 1, 1))
         (tmp_path / name).write_bytes(jpeg(pixels, quality=50))
@@ -350,4 +351,4 @@ def test_a_tall_file_takes_little_memory(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert int(found.stdout) < (tmp_path / "file").stat().st_size + (8 << 20)
+    assert int(found.stdout) < (tmp_path / "file").stat().st_size + (2 << 20)

@@ -98,6 +98,10 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
     )
     with pytest.raises(TypeError, match=r"nothing decodes the members '\.bin' of .*x-00\.tar"):
         jk.pipeline.WebDatasetSource(path)
+    with pytest.raises(KeyError, match=r"decoders has \['exe'\]; the endings of .* are \['cls'\]"):
+        jk.pipeline.WebDatasetSource(path, fields=["cls"], decoders={"cls": len, "exe": len})
+    one = jk.pipeline.WebDatasetSource(path, {"x": "jpg;png"}, decoders={"png": len})
+    assert one.gather(ALL)["x"].tolist() == [len(photo) for photo in photos]
     source = jk.pipeline.WebDatasetSource(
         path,
         fields=("cls", "json", "left.npy", "txt", "bin"),
@@ -496,6 +500,8 @@ def test_tfrecords(tmp_path, photos):
     assert_images(data["x"], photos)
     text = jk.pipeline.TFRecordSource(path, features=("text",), decoders={"text": len})
     assert text.gather(ORDER)["text"].tolist() == [3] * 5
+    with pytest.raises(KeyError, match=r"decoders has \['id'\]; the features of bytes are \['text"):
+        jk.pipeline.TFRecordSource(path, ("id", "text"), decoders={"text": len, "id": len})
     with pytest.raises(ValueError, match=r"has no feature 'label'; it has \['id', 'image'"):
         jk.pipeline.TFRecordSource(path, features=["label"])
     write_tfrecord(path, [{"x": [1, 2]}, {"x": [3]}])

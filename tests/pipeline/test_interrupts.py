@@ -25,19 +25,14 @@ BATCHES = 60
 @pytest.fixture(scope="module")
 def interrupted():
     script = Path(__file__).with_name("interrupted.py")
-    # A signal between two instructions of JAX's own `bind` leaves its thread without a trace, and
-    # then no JAX code runs there any more, whoever calls it.
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-P", "-W", "ignore", str(script)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=os.environ,
-        )
-        if "'NoneType' object has no attribute" not in done.stderr:
-            break
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -50,11 +45,12 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS.split())
 def test_nothing_is_lost_to_an_interrupt(interrupted, kind):
-    report = interrupted[kind.replace("_", " ")]
-    assert report["found"] == list(range(BATCHES))
-    assert report["wrong"] == 0
+    reports = interrupted[kind.replace("_", " ")]
+    for report in reports:
+        assert report["found"] == list(range(BATCHES))
+        assert report["wrong"] == 0
     if kind != "rows":  # which are there at once
-        assert report["interrupts"] >= 5
+        assert sum(report["interrupts"] for report in reports) >= 10
 
 
 # Worker threads, which run what is on the host, get no signals.

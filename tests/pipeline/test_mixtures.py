@@ -279,6 +279,22 @@ def test_fields_must_agree(node, workers):
         epoch_of(mixture(*pipes))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_two_dtypes_make_no_batch(workers):
+    """None is cast to what the others are, whatever the batches before were."""
+
+    def halved(batch):
+        whole = batch["id"].max() < 10
+        return {"id": batch["id"] if whole else batch["id"] / np.float32(2)}
+
+    pipes = [numbers(0, 20, shuffle=False, num_workers=workers) >> halved]
+    pipes.append(numbers(0, 20, num_workers=workers) >> (lambda batch: {"id": batch["id"]}))
+    mixture = iter(jk.mix([(pipe, 1) for pipe in pipes], batch_size=10))
+    assert [next(mixture)["id"].dtype for _ in range(2)] == [np.int32] * 2
+    with pytest.raises(ValueError, match=r"\['id'\] is .*32\[\] in input . and .*32\[\] in input"):
+        next(mixture)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

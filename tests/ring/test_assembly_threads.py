@@ -199,6 +199,20 @@ next(batches)
 print("leaves")
 """
 
+# Native work of a daemon thread that ends while the interpreter does.
+LATE = """
+import sys, threading, time
+from jaxkern import _cpu
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)
+sys.late = Late()
+level = _cpu.simd_levels()[-1]
+work = lambda: _cpu.measure_compute(level, 1, 0.3)
+threading.Thread(target=work, daemon=True).start()
+print("leaves")
+"""
+
 
 def process(code: str) -> str:
     done = subprocess.run(
@@ -222,3 +236,7 @@ def test_a_fork_gets_a_clear_error():
 def test_an_exit_in_the_middle():
     for _ in range(3):
         assert process(EXIT) == "leaves\n"
+
+
+def test_an_exit_while_a_thread_works_natively():
+    assert process(LATE) == "leaves\n"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.encoded import EncodedImages
-from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource
+from jaxkern.ring.rows import gather_rows
 
 
 class FieldsOf:
@@ -27,15 +30,23 @@ class FieldsOf:
         self._first: tuple[int, dict[str, str]] | None = None
         self._agreed: set[int] = set()
 
-    def check(self, source: int, data: Data) -> None:
-        """Raises ValueError where an input's rows are unlike those of the input before."""
-        if source in self._agreed:
-            return
-        found = {
-            jax.tree_util.keystr(path): _kind(value)
-            for path, value in jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
-        }
-        first, wanted = self._first = self._first or (source, found)
+    def check(self, *pieces: tuple[int, Data]) -> None:
+        """Raises ValueError where the pieces of a batch, (input, rows) each, are unlike each other,
+        or the first one of an input is unlike those of the inputs before."""
+        for source, data in pieces:
+            if source not in self._agreed:
+                found = source, _kinds(data)
+                self._first = self._first or found
+                self._compare(self._first, found)
+                self._agreed.add(source)
+        (first, one), *others = pieces
+        looks = _looks(one)
+        for source, data in others:
+            if _looks(data) != looks:
+                self._compare((first, _kinds(one)), (source, _kinds(data)))
+
+    def _compare(self, one: tuple[int, dict[str, str]], other: tuple[int, dict[str, str]]) -> None:
+        (first, wanted), (source, found) = one, other
         if found != wanted:
             differences = [
                 f"{name} is {wanted.get(name, 'absent')} in input {first} and "
@@ -48,13 +59,27 @@ class FieldsOf:
                 "fields, shapes and dtypes: change one input before; images of different sizes "
                 "want one max_size"
             )
-        self._agreed.add(source)
+
+
+def _kinds(data: Data) -> dict[str, str]:
+    """What its fields are, in words, by their names."""
+    leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
+    return {jax.tree_util.keystr(path): _kind(value) for path, value in leaves}
 
 
 def _kind(value: Any) -> str:
     if row.is_ragged(value):
         return f"Ragged[up to {value.max_height}x{value.max_width}x{value.channels}]"
     return f"{row.canonical_dtype(value.dtype)}{list(value.shape[1:])}"
+
+
+def _looks(data: Data) -> Any:
+    """What is equal only where `_kinds` is, and quickly found."""
+    leaves, tree = jax.tree.flatten(data, is_leaf=row.is_ragged)
+    return tree, [
+        (v.max_height, v.max_width, v.channels) if row.is_ragged(v) else (v.dtype, v.shape[1:])
+        for v in leaves
+    ]
 
 
 class JoinedSource(BatchSource):
@@ -88,18 +113,53 @@ class JoinedSource(BatchSource):
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The rows of all sources, each read together."""
+        arrays = self._arrays
+        if arrays is not None:
+            return self._rows_of_arrays(arrays, records, out)
         pieces = list(self._split(records))
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
             data = self.sources[source].gather(inner, out)
-            self._fields.check(source, data)
+            self._fields.check((source, data))
             return data
         parts = []
         for source, inner, places in pieces:
             data = self.sources[source].gather(inner)
-            self._fields.check(source, data)
             parts.append((data, slice(None), places))
+        self._fields.check(
+            *((piece[0], part[0]) for piece, part in zip(pieces, parts, strict=True))
+        )
         return row.scattered(parts, len(records), out)
+
+    @functools.cached_property
+    def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
+        """Those of all sources; None where one has more than arrays, or comes more than once."""
+        plain = [
+            source.row_arrays() if isinstance(source, ArraySource) else None
+            for source in self.sources
+        ]
+        found = [arrays for arrays in plain if arrays is not None]
+        lengths = np.cumsum([len(source) for source in self.sources])
+        if len(found) < len(plain) or not np.array_equal(lengths, self._ends):
+            return None
+        self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(found)))
+        return found
+
+    def _rows_of_arrays(
+        self, parts: Sequence[Mapping[str, np.ndarray]], records: np.ndarray, out: Data | None
+    ) -> Data:
+        for name, array in ((name, array) for part in parts for name, array in part.items()):
+            check_mapped(f"field {name!r}", array)
+        rows, found = records % self._ends[-1], {}
+        for name in parts[0]:
+            arrays = [part[name] for part in parts]
+            if out is None:
+                first = arrays[0]
+                target = np.empty((len(rows), *first.shape[1:]), first.dtype)
+                found[name] = row.canonical(gather_rows(arrays, rows, target))
+            else:
+                found[name] = gather_rows(arrays, rows, out[name])
+        return found
 
     def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(source, its records, their places)."""

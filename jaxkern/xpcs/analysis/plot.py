@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.analysis.figures import label_axes, new_figure, percentiles, save_figure
 from jaxkern.xpcs.analysis.views import RESIDUAL_EDGES, AngleView, residual_scale, scale
 from jaxkern.xpcs.model.models import Model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 
@@ -24,12 +22,12 @@ def plot_maps(
     path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
 ) -> Path:
     """Data, model and residual of each angle, side by side; what does not count is blank."""
-    figure = _figure(10.5, 3.1 * len(views) + 0.3, title)
+    figure = new_figure(10.5, 3.1 * len(views) + 0.3, title)
     grid = figure.subplots(len(views), 3, squeeze=False)
     for row, view in zip(grid, views, strict=True):
         edge = (*view.edges, *view.edges)
-        low, high = _percentiles(np.stack([view.data, view.model]), [0.5, 99.5], (0.0, 1.0))
-        spread = _percentiles(np.abs(view.residual), [99], (1.0,))[0]
+        low, high = percentiles(np.stack([view.data, view.model]), [0.5, 99.5], (0.0, 1.0))
+        spread = percentiles(np.abs(view.residual), [99], (1.0,))[0]
         label = _residual_label(view)
         shown = (
             ("data", "g2", view.data, {"vmin": low, "vmax": high, "cmap": "viridis"}),
@@ -39,11 +37,11 @@ def plot_maps(
         for axes, (name, unit, image, how) in zip(row, shown, strict=True):
             drawn = axes.imshow(image, origin="lower", extent=edge, interpolation="none", **how)
             axes.set_title(f"{name}, {_angle(view)}", fontsize=9)
-            _label(axes, "t2 (s)", "t1 (s)")
+            label_axes(axes, "t2 (s)", "t1 (s)")
             bar = figure.colorbar(drawn, ax=axes, shrink=0.85)
             bar.set_label(unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
-    return _save(figure, path, dpi)
+    return save_figure(figure, path, dpi)
 
 
 def plot_cuts(
@@ -55,7 +53,7 @@ def plot_cuts(
     """
     columns = min(3, len(views))
     rows = -(-len(views) // columns)
-    figure = _figure(4.2 * columns, 4.2 * rows + 0.3, title)
+    figure = new_figure(4.2 * columns, 4.2 * rows + 0.3, title)
     grid = figure.subplots(
         2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
     )
@@ -81,18 +79,18 @@ def plot_cuts(
         above.set_title(_angle(view), fontsize=9)
         above.legend(fontsize=7, frameon=False, loc="upper right")
         first = place % columns == 0
-        _label(above, "", "g2" if first else "")
-        _label(below, "lag t2 - t1 (s)", "data - model" if first else "")
+        label_axes(above, "", "g2" if first else "")
+        label_axes(below, "lag t2 - t1 (s)", "data - model" if first else "")
         above.tick_params(labelbottom=False)
         below.tick_params(labelbottom=True)
-    return _save(figure, path, dpi)
+    return save_figure(figure, path, dpi)
 
 
 def plot_residuals(
     path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
 ) -> Path:
     """How often a residual occurs at each angle, beside noise of the given sigma."""
-    figure = _figure(5.6, 3.9, title)
+    figure = new_figure(5.6, 3.9, title)
     axes = figure.subplots()
     centres, width = (RESIDUAL_EDGES[1:] + RESIDUAL_EDGES[:-1]) / 2, np.diff(RESIDUAL_EDGES)
     for view in views:
@@ -106,9 +104,9 @@ def plot_residuals(
         axes.plot(centres, normal, "k--", lw=1, label="normal, 1")
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-6)
-    _label(axes, _residual_label(views[0]) if views else "residual", "density")
+    label_axes(axes, _residual_label(views[0]) if views else "residual", "density")
     axes.legend(fontsize=7, frameon=False, loc="upper right")
-    return _save(figure, path, dpi)
+    return save_figure(figure, path, dpi)
 
 
 def plot_parameters(
@@ -130,7 +128,7 @@ def plot_parameters(
       names, popt, pcov: of all fitted parameters [q], [q], [q, q].
     """
     rates = rate_bands(model, physics, names, pcov)
-    figure = _figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)), title)
+    figure = new_figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)), title)
     halves: Any = figure.subfigures(1, 2, width_ratios=[1, 1.25])
     left, right = halves
     column = left.subplots(1 + len(rates), 1, squeeze=False)[:, 0]
@@ -149,7 +147,7 @@ def plot_parameters(
         axes.plot(t, rate, lw=1.4)
         axes.fill_between(t, rate - error, rate + error, alpha=0.3, lw=0)
         axes.set_title("band: one standard error", fontsize=8)
-        _label(axes, "t (s)", name)
+        label_axes(axes, "t (s)", name)
     shown = list(range(len(names))) if len(names) <= 24 else physical
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = (pcov / np.outer(errors, errors))[np.ix_(shown, shown)]
@@ -159,7 +157,7 @@ def plot_parameters(
     axes.set_yticks(range(len(shown)), [names[k] for k in shown], fontsize=7)
     axes.set_title("blank: held, or not determined", fontsize=8)
     right.colorbar(drawn, ax=axes, shrink=0.7).set_label("correlation", fontsize=8)
-    return _save(figure, path, dpi)
+    return save_figure(figure, path, dpi)
 
 
 def rate_bands(
@@ -188,7 +186,7 @@ def plot_convergence(
     path: str | Path, costs: Sequence[float], *, title: str = "", dpi: int = 120
 ) -> Path:
     """What is left of the cost above its minimum, over the passes of the fit."""
-    figure = _figure(5.6, 3.6, title)
+    figure = new_figure(5.6, 3.6, title)
     axes = figure.subplots()
     found = np.asarray(costs, np.float64)
     if found.size:
@@ -196,14 +194,8 @@ def plot_convergence(
         floor = max(abs(best) * 1e-15, math.ulp(0.0))
         axes.semilogy(np.arange(1, found.size + 1), np.maximum(found - best, floor), ".-")
         axes.set_title(f"lowest cost {best:.8g}", fontsize=9)
-    _label(axes, "pass over the data", "cost above the lowest")
-    return _save(figure, path, dpi)
-
-
-def _label(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=7)
+    label_axes(axes, "pass over the data", "cost above the lowest")
+    return save_figure(figure, path, dpi)
 
 
 def _angle(view: AngleView) -> str:
@@ -212,29 +204,3 @@ def _angle(view: AngleView) -> str:
 
 def _residual_label(view: AngleView) -> str:
     return "(data - model) / sigma" if view.scaled else "data - model"
-
-
-def _percentiles(image: Array, at: Sequence[float], empty: tuple[float, ...]) -> tuple[float, ...]:
-    """Percentiles of what is finite; `empty` where nothing is, or all is the same."""
-    finite = image[np.isfinite(image)]
-    found = tuple(float(p) for p in np.percentile(finite, at)) if finite.size else empty
-    return found if found[-1] > 0 and len(set((0.0, *found)[-2:])) == 2 else empty
-
-
-def _figure(width: float, height: float, title: str) -> Figure:
-    """A figure without pyplot: no display, no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    if title:
-        figure.suptitle(title, fontsize=9)
-    return figure
-
-
-def _save(figure: Figure, path: str | Path, dpi: int) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-    return path

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+
+#: a level, of the kernels
+MOST_DELAYS = 64
 
 
 def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
@@ -29,3 +34,23 @@ def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
                 return np.array(delays, np.int64)
             delays.append(t << level)
         level += 1
+
+
+def pair_weights(
+    good: NDArray[np.integer[Any]], dpl: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Of each delay: sum of c c' over its pairs of sums, and how many pairs have c c' above 0.
+
+    Args:
+      good: [N] c of level 0, the good frames in each sum.
+    """
+    weights, pairs = [], []
+    c, level = good.astype(np.int64), 0
+    while len(c):
+        for t in range(dpl + 1 if level else 1, min(2 * dpl, len(c) - 1) + 1):
+            products = c[:-t] * c[t:]
+            weights.append(int(products.sum()))  # at most the square of all frames
+            pairs.append(int(np.count_nonzero(products)))
+        full = len(c) // 2 * 2
+        c, level = c[0:full:2] + c[1:full:2], level + 1
+    return np.array(weights, np.float64), np.array(pairs, np.int64)

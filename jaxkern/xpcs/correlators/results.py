@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,9 @@ class MultiTauResult:
       frame_time: from one of them to the next in s, or None.
       qmap: what the bins are of.
       overview: sums of the frames, for plots and files; None where they were not asked for.
-      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames.
+      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames (all that were
+        left out), and what else the function was told.
+      parts: results of equal parts of the run, in time; empty where they were not asked for.
     """
 
     delay: NDArray[np.int64]
@@ -63,6 +65,33 @@ class MultiTauResult:
     qmap: QMap
     overview: Overview | None
     config: dict[str, Any]
+    parts: tuple[MultiTauResult, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arrays and numbers, as lists and Python's own for `json`; NaN stays NaN.
+
+        Without the map and the overview, which have files of their own.
+        """
+        names = ["delay", "tau", "bins", "g2", "g2_err", "q", "phi", "n_pixels", "n_pairs"]
+        arrays = {name: getattr(self, name) for name in names}
+        return {
+            **{name: None if x is None else x.tolist() for name, x in arrays.items()},
+            "n_frames": self.n_frames,
+            "frame_time": self.frame_time,
+            "config": dict(self.config),
+            "parts": [part.to_dict() for part in self.parts],
+        }
+
+    def __repr__(self) -> str:
+        delays = f"{len(self.delay)} delays"
+        if len(self.delay):
+            unit, last = ("frames", self.delay[-1]) if self.tau is None else ("s", self.tau[-1])
+            delays += f" to {last:.6g} {unit}"
+        parts = f", {len(self.parts)} parts" if self.parts else ""
+        return (
+            f"MultiTauResult({len(self.bins)} bins of {self.n_pixels.sum()} pixels, {delays}, "
+            f"{self.n_frames} frames{parts})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +107,8 @@ class TwoTimeResult:
       t1: edges of c2's first axis in frames (ages with "age-lag"); [n + 1].
       t2: edges of its second axis in frames (lags with "age-lag").
       q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: as of `MultiTauResult`.
+      n_pairs: [N] pairs of good frames at each lag, which the means of diagonals are of.
+      c2_pairs: of the shape of c2, pairs of good frames in each cell; None with form "full".
     """
 
     c2: NDArray[Any]
@@ -94,3 +125,78 @@ class TwoTimeResult:
     qmap: QMap
     overview: Overview | None
     config: dict[str, Any]
+    n_pairs: NDArray[np.int64] | None = None
+    c2_pairs: NDArray[np.int64] | None = None
+
+    @property
+    def delay(self) -> NDArray[np.int64]:
+        """[N] the lags of `g2`, in frames."""
+        return np.arange(self.n_frames)
+
+    @property
+    def tau(self) -> NDArray[np.float64] | None:
+        """[N] the lags of `g2` in s; None where the time of a frame is not known."""
+        step = self.frame_time
+        return None if step is None else (self.delay * step).astype(np.float64)
+
+    def fit_data(self, q: float | None = None, tolerance: float = 0.1) -> TwoTimeFitData:
+        """The matrices of one ring of q, as `jaxkern.xpcs.fit` takes them.
+
+        Args:
+          q: in 1/Angstrom; the ring nearest to it is taken. None where all bins have one q.
+          tolerance: the most that the ring may differ from `q`, as a part of it.
+
+        Raises:
+          ValueError: for a form of which fits know nothing, an unknown time of a frame, and a q
+            that no bin has.
+
+        Example:
+          >>> import jaxkern as jk, numpy as np
+          >>> frames = np.random.default_rng(0).poisson(2.0, (50, 4, 6)).astype(np.uint8)
+          >>> bins = np.repeat([[1, 2]], 4, axis=0).repeat(3, axis=1)
+          >>> qmap = jk.xpcs.QMap(bins, q=[0.005, 0.005], phi=[0.0, 90.0])
+          >>> found = jk.xpcs.twotime(frames, qmap, frame_time=0.1).fit_data(0.005)
+          >>> found.data.shape, found.phi.tolist(), found.dt
+          ((2, 50, 50), [0.0, 90.0], 0.1)
+          >>> t = found.t
+          >>> geometry = jk.xpcs.Geometry(found.q, gap=None, dt=found.dt, t=t, phi=found.phi)
+        """
+        if self.config["form"] == "full":
+            step = 1.0
+        elif self.config["form"][0] == "t1t2":
+            step = float(self.t1[1] - self.t1[0])
+        else:
+            raise ValueError('c2 is of ages and lags; wanted form "full" or ("t1t2", n) for fits')
+        if self.frame_time is None:
+            raise ValueError(
+                "the time of a frame is not known: give frame_time= to what correlates the frames"
+            )
+        if self.q is None:
+            raise ValueError("the qmap has no q; wanted QMap(..., q=[n_dynamic] in 1/Angstrom)")
+        value = self.q[0] if q is None else q
+        ring = self.q[np.argmin(np.abs(self.q - value))]
+        if abs(ring - value) > tolerance * abs(value) or (q is None and np.any(self.q != ring)):
+            there = ", ".join(f"{x:.6g}" for x in np.unique(self.q))
+            raise ValueError(
+                f"q is {q!r}; wanted one within {tolerance:.3g} (relative) of what the bins have: "
+                f"{there} 1/Angstrom"
+            )
+        places = np.flatnonzero(np.abs(self.q - ring) <= 1e-6 * abs(ring))
+        phi = np.zeros(len(places)) if self.phi is None else self.phi[places]
+        dt = step * self.frame_time
+        t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
+        return TwoTimeFitData(np.asarray(self.c2[places]), float(ring), phi, t, dt)
+
+
+class TwoTimeFitData(NamedTuple):
+    """What `jaxkern.xpcs.fit` and its `Geometry` need of one ring.
+
+    data: [n_phi, n, n] the matrices. q: in 1/Angstrom. phi: [n_phi] in degrees, zeros where they
+    are not known. t: [n] times in s from the first frame. dt: from one to the next in s.
+    """
+
+    data: NDArray[Any]
+    q: float
+    phi: NDArray[np.float64]
+    t: NDArray[np.float64]
+    dt: float

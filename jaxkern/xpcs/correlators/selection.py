@@ -32,6 +32,7 @@ class FrameSelection:
         bad_frames: Sequence[int] | NDArray[Any] | None = None,
     ):
         end = total if end is None else end
+        self.total = total
         self.begin = whole_number("begin", begin, 0)
         self.end = whole_number("end", end, 0)
         self.stride = whole_number("stride", stride, 1)
@@ -49,10 +50,30 @@ class FrameSelection:
         self.bad = bad.astype(np.int64)
         self.n = (self.end - self.begin) // (self.stride * self.average)
 
+    def leaving_out(self, bad_frames: NDArray[Any]) -> FrameSelection:
+        """The same with more bad frames."""
+        bad = np.union1d(self.bad, bad_frames)
+        return FrameSelection(self.total, self.begin, self.end, self.stride, self.average, bad)
+
+    def part(self, first: int, stop: int) -> FrameSelection:
+        """Sums first .. stop - 1."""
+        length = self.stride * self.average
+        begin, end = (self.begin + k * length for k in (first, stop))
+        return FrameSelection(self.total, begin, end, self.stride, self.average, self.bad)
+
     @property
-    def is_plain(self) -> bool:
-        """Whether every frame from `begin` on is one of its own, and none is bad."""
-        return self.stride == 1 and self.average == 1 and not self.good_counts_differ
+    def bad_within(self) -> NDArray[np.int64]:
+        """The bad frames that would otherwise be in a sum."""
+        from_begin = self.bad - self.begin
+        inside = (from_begin >= 0) & (from_begin < self.n * self.average * self.stride)
+        within: NDArray[np.int64] = self.bad[inside & (from_begin % self.stride == 0)]
+        return within
+
+    def bad_places(self) -> NDArray[np.bool_]:
+        """[N * average] which of the frames that are taken are bad."""
+        places = np.zeros(self.n * self.average, bool)
+        places[(self.bad_within - self.begin) // self.stride] = True
+        return places
 
     @property
     def good_counts_differ(self) -> bool:
@@ -61,7 +82,6 @@ class FrameSelection:
     def good_counts(self) -> NDArray[np.uint32]:
         """[N] how many good frames each sum holds."""
         counts = np.full(self.n, self.average, np.uint32)
-        within = self.bad[self.bad >= self.begin] - self.begin
-        within = within[within % self.stride == 0] // self.stride // self.average
-        np.subtract.at(counts, within[within < self.n], 1)
+        within = (self.bad_within - self.begin) // (self.stride * self.average)
+        np.subtract.at(counts, within, 1)
         return counts

@@ -10,6 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class DetectorFileError(ValueError):
+    """A detector's file, or a map of its bins, that is not what its format says."""
+
+
 class Events(NamedTuple):
     """Counts that are not zero, ordered by frame.
 
@@ -18,7 +22,7 @@ class Events(NamedTuple):
 
     pixel: NDArray[np.int32]
     frame: NDArray[np.int32]
-    count: NDArray[Any]
+    count: NDArray[Any]  # type: ignore[assignment]
 
 
 class FrameSource:
@@ -32,6 +36,10 @@ class FrameSource:
       words: [M] uint64 where events lie in memory or in a memory map as Rigaku's words, else None:
         count in bits 0 to 11, pixel in 16 to 36, frame in 40 to 63.
       pixel_base: what is subtracted from the pixels of `words`.
+      columns: pixel, frame and count, [M] whole numbers in any order, where events lie so in memory
+        or in memory maps, else None.
+      dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
+        it marks none. Correlators leave these pixels out.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
         and "pixel_size" in m, "start_time", as far as it is known.
     """
@@ -42,6 +50,8 @@ class FrameSource:
     array: NDArray[Any] | None = None
     words: NDArray[np.uint64] | None = None
     pixel_base: int = 0
+    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
+    dead: NDArray[np.bool_] | None = None
     name: str = "frames"
 
     def __init__(self) -> None:
@@ -50,14 +60,28 @@ class FrameSource:
     def read(self, first: int, stop: int) -> NDArray[Any]:
         """Frames first .. stop - 1, [stop - first, H, W]."""
         events = self.events(first, stop)
-        frames = np.zeros((stop - first, self.shape[1] * self.shape[2]), self.dtype)
-        np.add.at(frames, (events.frame - first, events.pixel), events.count)
+        pixels = self.shape[1] * self.shape[2]
+        frames = np.zeros((stop - first) * pixels, self.dtype)
+        place = (events.frame.astype(np.int64) - first) * pixels + events.pixel
+        ordered = np.sort(place)
+        if (ordered[1:] == ordered[:-1]).any():
+            np.add.at(frames, place, events.count)
+            if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+                raise DetectorFileError(
+                    f"{self.name}: the counts of a pixel in one of the frames {first} to "
+                    f"{stop - 1} add up to more than {self.dtype} holds"
+                )
+        else:
+            frames[place] = events.count
         return frames.reshape(stop - first, *self.shape[1:])
 
     def events(self, first: int, stop: int) -> Events:
-        """The counts of frames first .. stop - 1 that are not zero."""
-        frames = self.read(first, stop).reshape(stop - first, -1)
-        frame, pixel = np.nonzero(frames)
+        """The counts of frames first .. stop - 1 that are not zero, without dead pixels."""
+        frames = self.read(first, stop).reshape(stop - first, self.shape[1] * self.shape[2])
+        counted = frames != 0
+        if self.dead is not None:
+            counted &= ~self.dead.reshape(-1)
+        frame, pixel = np.nonzero(counted)
         return Events(
             pixel.astype(np.int32), (frame + first).astype(np.int32), frames[frame, pixel]
         )
@@ -111,10 +135,15 @@ class ArrayFrames(FrameSource):
             raise ValueError(f"{name} has the shape {found.shape}; wanted [N, H, W] or [N, P]")
         if found.dtype.kind not in "uif":
             raise ValueError(f"{name} is {found.dtype}; wanted whole or floating-point counts")
-        self.array, self.name = found, name
-        self.shape, self.dtype = found.shape, found.dtype
+        self._stored, self.name = found, name
+        self.shape, self.dtype = found.shape, found.dtype.newbyteorder("=")
+        # Others than those of this machine are turned around as they are read.
+        self.array = found if found.dtype.isnative else None
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
         self.check_range(first, stop)
-        assert self.array is not None
-        return self.array[first:stop]
+        return np.asarray(self._stored[first:stop], self.dtype)
+
+
+def _total(counts: NDArray[Any]) -> int:
+    return int(counts.sum(dtype=np.uint64))

@@ -3,33 +3,147 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
+from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
+from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
+from jaxkern.xpcs.detectors.hdf5 import hdf5_frames
+from jaxkern.xpcs.detectors.imm import ImmFrames
+from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.detectors.rigaku import MODULE, Rigaku3MFrames, RigakuFrames
 
-#: the suffix of a path -> the source that reads it
-SUFFIXES: dict[str, Callable[[Any], FrameSource]] = {}
+Shape = tuple[int, int]
 
 
-def as_frames(frames: Any, frame_shape: tuple[int, int] | None = None) -> FrameSource:
+def _rigaku(path: str, frame_shape: Shape | None) -> FrameSource:
+    # A map of bins may be turned against the detector: its shape is no other shape of frames.
+    turned = frame_shape is None or frame_shape[0] * frame_shape[1] == MODULE[0] * MODULE[1]
+    return RigakuFrames(path, MODULE if turned or frame_shape is None else frame_shape)
+
+
+#: the end of a path -> what reads it, from the path and the shape of frames that is asked for
+SUFFIXES: dict[str, Callable[[str, Shape | None], FrameSource]] = {
+    ".bin": _rigaku,
+    ".bin.000": lambda path, frame_shape: Rigaku3MFrames(path),
+    ".imm": lambda path, frame_shape: ImmFrames(path),
+    ".npy": NpyFrames,
+    ".npz": npz_events,
+    ".h5": hdf5_frames,
+    ".hdf": hdf5_frames,
+    ".hdf5": hdf5_frames,
+    ".nxs": hdf5_frames,
+    ".cxi": hdf5_frames,
+}
+# How files of these begin, whatever they are called; Rigaku's have no mark.
+_MAGIC: dict[bytes, Callable[[str, Shape | None], FrameSource]] = {
+    b"\x89HDF\r\n\x1a\n": hdf5_frames,
+    b"\x93NUMPY": NpyFrames,
+    b"PK\x03\x04": npz_events,
+}
+
+
+def as_frames(
+    frames: Any, frame_shape: Shape | None = None, dataset: str | None = None
+) -> FrameSource:
     """An array [N, H, W] or [N, P], a `FrameSource` or a path, as a `FrameSource`.
+
+    Args:
+      frame_shape: (H, W), for arrays [N, P] and for files of events that do not say it.
+      dataset: see `open_frames`; for paths.
 
     Raises:
       TypeError: for what is none of them.
-      ValueError: for arrays of other ranks, and paths whose suffix no reader knows.
+      ValueError: for arrays of other ranks, and see `open_frames`.
     """
     if isinstance(frames, FrameSource):
         return frames
     if isinstance(frames, str | os.PathLike):
-        suffix = os.path.splitext(os.fspath(frames))[1].lower()
-        if suffix not in SUFFIXES:
-            raise ValueError(
-                f"{os.fspath(frames)!r} has the suffix {suffix!r}; wanted one of {sorted(SUFFIXES)}"
-            )
-        return SUFFIXES[suffix](frames)
+        return open_frames(frames, frame_shape, dataset)
     if hasattr(frames, "shape") and hasattr(frames, "dtype"):
         return ArrayFrames(frames, frame_shape)
     raise TypeError(
         f"frames is {frames!r:.80}; wanted an array [N, H, W] or [N, P], a FrameSource, or a path"
     )
+
+
+@contextmanager
+def frames_and_map(frames: Any, qmap: QMap) -> Iterator[tuple[FrameSource, QMap]]:
+    """Frames as a source, and their map without dead pixels; a file that this opens is closed.
+
+    Raises:
+      ValueError: for a map of another shape than the frames, and see `as_frames`.
+    """
+    source = as_frames(frames, qmap.shape)
+    try:
+        if source.shape[1:] != qmap.shape:
+            raise ValueError(
+                f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
+                f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
+            )
+        yield source, qmap.without(source.dead)
+    finally:
+        if source is not frames:
+            source.close()
+
+
+def open_frames(
+    path: str | os.PathLike[str],
+    frame_shape: Shape | None = None,
+    dataset: str | None = None,
+) -> FrameSource:
+    """The frames or events of a detector's file, read by parts.
+
+    ==========================  ==================================================================
+    `.bin`                      Rigaku's events, 512 x 1024 pixels
+    `.bin.000`                  the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
+    `.imm`                      IMM, dense or events
+    `.h5 .hdf .hdf5 .nxs .cxi`  frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
+                                pixel, frame, count
+    `.npy`                      an array [N, H, W] or [N, P], mapped into memory
+    `.npz`                      events in arrays pixel, frame, count
+    ==========================  ==================================================================
+
+    HDF5 and NumPy files are known by their first bytes too, whatever they are called.
+
+    Args:
+      path: the file; of several, the master or the first.
+      frame_shape: (H, W), where the file does not say it.
+      dataset: for HDF5, the name of the data set [N, H, W], of a group with data_000001, ..., or of
+        a group with events; found where it is None.
+
+    Raises:
+      FileNotFoundError: no such file.
+      DetectorFileError: what the file holds is not what its format says; a ValueError.
+      ImportError: h5py, or hdf5plugin for some compressions, is wanted and not installed.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np, pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "events.npz"
+      >>> np.savez(path, pixel=[3, 0], frame=[0, 2], count=[1, 5], shape=[4, 2, 2])
+      >>> frames = jk.xpcs.open_frames(path)
+      >>> frames.shape, frames.read(2, 3).tolist()
+      ((4, 2, 2), [[[5, 0], [0, 0]]])
+    """
+    name = os.fspath(path)
+    if Path(name).is_dir():
+        raise DetectorFileError(f"{name} is a folder; wanted a file of frames or events")
+    with open(name, "rb") as file:
+        begin = file.read(8)
+    lower = name.lower()
+    by_suffix = next((SUFFIXES[s] for s in SUFFIXES if lower.endswith(s)), None)
+    by_content = next((_MAGIC[m] for m in _MAGIC if begin.startswith(m)), None)
+    # A .bin may begin with any bytes.
+    reader = by_suffix if by_suffix is _rigaku else by_content or by_suffix
+    if reader is None:
+        raise DetectorFileError(
+            f"{name} has a suffix that no reader knows, and does not begin as HDF5 or NumPy files "
+            f"do; wanted one of {', '.join(SUFFIXES)}"
+        )
+    if dataset is not None:
+        if reader is not hdf5_frames:
+            raise ValueError(f"dataset is {dataset!r}, and {name} is not an HDF5 file")
+        return hdf5_frames(name, frame_shape, dataset)
+    return reader(name, frame_shape)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from jaxkern.core.version import __version__
+from jaxkern.xpcs.detectors.frames import DetectorFileError
+from jaxkern.xpcs.detectors.qmap_files import made_layout, read_qmap, write_layout
+from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
 
 
 class QMap:
@@ -22,6 +29,8 @@ class QMap:
       mask: [H, W], true where a pixel is good; by default all are.
       q: [n_dynamic] of the dynamic bins 1, 2, ..., in 1/Angstrom.
       phi: [n_dynamic] of the dynamic bins, in degrees.
+      blemish: [H, W], true where the detector itself is good; for pictures of the mean intensity.
+      layout: what a file of this map holds beside or instead of the above, see `layout`.
 
     Raises:
       ValueError: for maps of different shapes, negative bins, a static bin that lies in more than
@@ -41,6 +50,8 @@ class QMap:
         mask: Any = None,
         q: Any = None,
         phi: Any = None,
+        blemish: Any = None,
+        layout: Mapping[str, Any] | None = None,
     ):
         self.dynamic = _bins("dynamic", dynamic)
         self.shape: tuple[int, int] = (self.dynamic.shape[0], self.dynamic.shape[1])
@@ -50,6 +61,11 @@ class QMap:
         else:
             self.mask = np.asarray(mask).astype(bool)
             _check_shape("mask", self.mask, self.shape)
+        self.blemish: NDArray[np.bool_] | None = None
+        if blemish is not None:
+            self.blemish = np.asarray(blemish).astype(bool)
+            _check_shape("blemish", self.blemish, self.shape)
+        self._layout = layout
         self.n_dynamic = int(self.dynamic.max(initial=0))
         self.n_static = int(self.static.max(initial=0))
         self.q = _labels("q", q, self.n_dynamic)
@@ -61,6 +77,126 @@ class QMap:
             f"QMap({self.shape[0]} x {self.shape[1]}, {self.n_dynamic} dynamic and "
             f"{self.n_static} static bins, {self.n_pixels} pixels)"
         )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], group: str | None = None) -> Self:
+        """The map of a file of simplemask's or pysimplemask's, or of results made with one.
+
+        q and phi are those of the cell that `dynamic_index_mapping` gives each bin.
+
+        Args:
+          path: the HDF5 file.
+          group: its group; by default `/qmap`, or `/xpcs/qmap` of results.
+
+        Raises:
+          FileNotFoundError: no such file.
+          DetectorFileError: not an HDF5 file, groups or maps that are missing or of other shapes,
+            and what `QMap` refuses; it is a ValueError.
+        """
+        given = read_qmap(path, group)
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise DetectorFileError(f"{os.fspath(path)}: {error}") from error
+
+    @classmethod
+    def from_geometry(
+        cls,
+        shape: tuple[int, int],
+        *,
+        beam_center: tuple[float, float],
+        distance: float,
+        pixel_size: float,
+        energy: float,
+        q_edges: Any,
+        phi_edges: Any = None,
+        static: tuple[int, int] = (10, 1),
+        mask: Any = None,
+    ) -> Self:
+        """The map of a flat detector that stands upright to the beam.
+
+        q is 4 pi / lambda sin(theta) with tan(2 theta) = r / distance, lambda = 12.39842 Angstrom /
+        energy. phi is 0 to the right of the beam and 90 degrees above it, as row 0 is on top.
+        A bin holds its lower edge; the last one its upper edge too. Cells of the grid without
+        pixels get no bin.
+
+        Args:
+          shape: (H, W) of a frame.
+          beam_center: (x, y) in pixels, x along a row; the middle of the first pixel is (0, 0).
+          distance: from sample to detector, in m.
+          pixel_size: in m.
+          energy: of the photons, in keV.
+          q_edges: [n + 1] increasing edges of the dynamic bins, in 1/Angstrom.
+          phi_edges: [m + 1] increasing edges in degrees, of one turn at most; without them a bin is
+            a whole ring, and the map has no phi.
+          static: into how many static bins of equal width a dynamic one is cut, in q and in phi.
+          mask: [H, W], true where a pixel is good.
+
+        Raises:
+          ValueError: for edges that do not increase, and other numbers that make no sense.
+
+        Example:
+          >>> import jaxkern as jk, numpy as np
+          >>> qmap = jk.xpcs.QMap.from_geometry(
+          ...     (64, 64), beam_center=(31.5, 31.5), distance=5.0, pixel_size=75e-6, energy=10.0,
+          ...     q_edges=[1e-3, 2e-3], phi_edges=[-90, 0, 90], static=(4, 1))
+          >>> qmap, qmap.q.tolist(), qmap.phi.tolist()
+          (QMap(64 x 64, 2 dynamic and 8 static bins, 816 pixels), [0.0015, 0.0015], [-45.0, 45.0])
+        """
+        return cls(
+            **geometry_bins(
+                shape,
+                beam_center=beam_center,
+                distance=distance,
+                pixel_size=pixel_size,
+                energy=energy,
+                q_edges=q_edges,
+                phi_edges=phi_edges,
+                static=static,
+                mask=mask,
+            )
+        )
+
+    def without(self, pixels: Any) -> Self:
+        """This map without the pixels that are true in [H, W]; itself where that is None."""
+        if pixels is None:
+            return self
+        left_out = np.asarray(pixels).astype(bool)
+        _check_shape("pixels", left_out, self.shape)
+        mask = self.mask & ~left_out
+        layout = None if self._layout is None else {**self._layout, "mask": mask.astype(np.uint8)}
+        return type(self)(self.dynamic, self.static, mask, self.q, self.phi, self.blemish, layout)
+
+    def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
+        """Writes the map into a new HDF5 file, as pysimplemask does.
+
+        Raises:
+          FileExistsError: the file is there.
+        """
+        import h5py
+
+        with h5py.File(path, "x") as file:
+            self.write_group(file.create_group(group))
+
+    def write_group(self, group: Any) -> None:
+        """Writes the map into an empty HDF5 group of an open file."""
+        write_layout(group, self.layout, __version__)
+
+    @cached_property
+    def layout(self) -> dict[str, Any]:
+        """What a file of this map holds, by the names of pysimplemask: maps, lists of q and phi.
+
+        `dynamic_roi_map`, `static_roi_map`, `mask` (and `blemish`) [H, W]; of each kind of bins
+        `num_pts`, `v_list_dim0`, `v_list_dim1` and `index_mapping`; `map_names`, `map_units`; what
+        the file that it was read from had besides, or the geometry.
+        """
+        if self._layout is not None:
+            layout = {key: value for key, value in self._layout.items() if value is not None}
+        else:
+            layout = made_layout(self.dynamic, self.static, self.mask, self.q, self.phi)
+        if self.blemish is not None:
+            layout["blemish"] = self.blemish.astype(np.uint8)
+        return layout
 
     @cached_property
     def used(self) -> NDArray[np.bool_]:

@@ -96,9 +96,9 @@ class ApsFile:
         if layout not in (None, *LAYOUTS):
             raise ValueError(f"layout is {layout!r}; wanted None or one of {', '.join(LAYOUTS)}")
         self.path = Path(path)
-        self._file = _open(self.path)
+        self._file = open_hdf5(self.path)
         try:
-            with _damage_told(self.path):
+            with damage_told(self.path):
                 self.layout = find_layout(self._file, layout)
                 entries = read_entries(self._file, self.layout)
         except BaseException:
@@ -122,21 +122,7 @@ class ApsFile:
             columns = matrix[:, first_row:stop_row].T
         except OSError as error:
             raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
-        below = np.arange(n_t) < np.arange(first_row, stop_row)[:, None]
-        beside = np.arange(n_t) != np.arange(first_row, stop_row)[:, None]
-        # What each triangle says of these rows, with its mirror image.
-        upper, lower = np.where(below, columns, rows), np.where(below, rows, columns)
-        stored_below = np.any(lower, where=beside)
-        stored_above = not stored_below or np.any(upper, where=beside)
-        tolerance = max(_MIRRORED, 4 * np.finfo(self.dtype).eps)
-        whole = stored_below and stored_above
-        if whole and not np.allclose(upper, lower, rtol=tolerance, atol=0, equal_nan=True):
-            raise ApsFormatError(
-                f"{self.path}: {stored.name} holds numbers in both triangles that are not each "
-                f"other's mirror images (rows {first_row} to {stop_row}); wanted one triangle and "
-                "zeros, or a symmetric matrix"
-            )
-        return np.asarray(upper if stored_above else lower)
+        return complete_rows(rows, columns, first_row, f"{self.path}: {stored.name}")
 
     def _matrix(self, angle: int) -> Any:
         """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
@@ -165,6 +151,35 @@ class ApsFile:
 
     def __repr__(self) -> str:
         return f"ApsFile({str(self.path)!r}, layout={self.layout!r}, shape={self.shape})"
+
+
+def complete_rows(rows: Array, columns: Array, first_row: int, what: str) -> Array:
+    """Rows of a symmetric matrix of which the file may hold one triangle: [m, n].
+
+    Args:
+      rows: [m, n] as stored, from row ``first_row`` on.
+      columns: [m, n], the same columns of the matrix, transposed.
+      what: the matrix in an error.
+
+    Raises:
+      ApsFormatError: numbers in both triangles that are not each other's mirror images.
+    """
+    n_t, stop_row = rows.shape[1], first_row + len(rows)
+    below = np.arange(n_t) < np.arange(first_row, stop_row)[:, None]
+    beside = np.arange(n_t) != np.arange(first_row, stop_row)[:, None]
+    # What each triangle says of these rows, with its mirror image.
+    upper, lower = np.where(below, columns, rows), np.where(below, rows, columns)
+    stored_below = np.any(lower, where=beside)
+    stored_above = not stored_below or np.any(upper, where=beside)
+    tolerance = max(_MIRRORED, 4 * np.finfo(rows.dtype).eps)
+    whole = stored_below and stored_above
+    if whole and not np.allclose(upper, lower, rtol=tolerance, atol=0, equal_nan=True):
+        raise ApsFormatError(
+            f"{what} holds numbers in both triangles that are not each other's mirror images "
+            f"(rows {first_row} to {stop_row}); wanted one triangle and zeros, or a symmetric "
+            "matrix"
+        )
+    return np.asarray(upper if stored_above else lower)
 
 
 def load_aps(
@@ -200,7 +215,13 @@ def load_aps(
         return ApsData(c2, file.q[chosen], file.phi[chosen], file.dt)
 
 
-def _open(path: Path) -> h5py.File:
+def open_hdf5(path: Path) -> h5py.File:
+    """The file, open for reading.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ApsFormatError: not an HDF5 file, or a damaged one.
+    """
     import h5py
 
     if not path.exists():
@@ -212,7 +233,7 @@ def _open(path: Path) -> h5py.File:
 
 
 @contextlib.contextmanager
-def _damage_told(path: Path) -> Iterator[None]:
+def damage_told(path: Path) -> Iterator[None]:
     """Errors with the path, also what h5py raises where groups, links or headers cannot be read."""
     try:
         yield

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.paths import natural_order
+
 if TYPE_CHECKING:
     import h5py
 
@@ -30,12 +32,14 @@ _LONGEST_LIST = 10**7
 # Where a time step stands, and what it is multiplied with. Newer files of the older layout have it
 # in the newer place.
 _NEXUS_TIMES: tuple[str, ...] = ("entry/instrument/detector_1/frame_time",)
-_NEXUS_STEPS = ("xpcs/twotime/config/stride_frame", "xpcs/twotime/config/avg_frame")
+_NEXUS_STEPS = ("config/stride_frame", "config/avg_frame")
 _OLD_TIMES = (
     "measurement/instrument/detector/exposure_period",
     "measurement/instrument/detector/exposure_time",
 )
 _OLD_STEPS = ("xpcs/stride_frames", "xpcs/avg_frames")
+#: the unit of `frame_time` in a file of frames of which nobody knows the time: it is 1 then
+FRAMES = "frame"
 
 
 class ApsFormatError(ValueError):
@@ -50,16 +54,6 @@ class Entries:
     q: Array
     phi: Array
     dt: float | None
-
-
-def natural_order(names: Iterable[str]) -> list[str]:
-    """Names with their numbers in the order of numbers: 1, 2, 10, and not 1, 10, 2."""
-
-    def key(name: str) -> list[tuple[bool, int, str]]:
-        parts = re.split(r"([0-9]+)", name)
-        return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts if p]
-
-    return sorted(names, key=key)
 
 
 def find_layout(file: h5py.File, layout: str | None) -> str:
@@ -79,6 +73,13 @@ def find_layout(file: h5py.File, layout: str | None) -> str:
     raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}")
 
 
+def find_missing(file: h5py.File, names: Iterable[str]) -> None:
+    """Raises ApsFormatError where any of these is missing."""
+    missing = [name for name in names if name not in file]
+    if missing:
+        raise ApsFormatError(f"{', '.join(missing)} is missing. The file holds {_contents(file)}")
+
+
 def read_entries(file: h5py.File, layout: str) -> Entries:
     """The matrices of a file, in its own order.
 
@@ -86,8 +87,8 @@ def read_entries(file: h5py.File, layout: str) -> Entries:
       ApsFormatError: lists and data sets that disagree.
     """
     sets, q, phi = (_aps if layout == "aps" else _aps_u)(file)
-    _check_alike(sets)
-    return Entries(sets, q, phi, _time_step(file, layout))
+    check_alike(sets)
+    return Entries(sets, q, phi, read_time_step(file, layout))
 
 
 def _contents(file: h5py.File) -> str:
@@ -105,15 +106,15 @@ def _contents(file: h5py.File) -> str:
     return "; ".join(found) or "nothing"
 
 
-def _values(file: h5py.File, name: str) -> Array:
-    """The numbers of a small data set, of any shape."""
+def read_numbers(file: h5py.File, name: str, most: int = _LONGEST_LIST) -> Array:
+    """The numbers of a data set, of any shape and at most `most` of them."""
     import h5py
 
     item = file[name]
     if not isinstance(item, h5py.Dataset):
         raise ApsFormatError(f"{name} is a group; wanted a data set")
     shape = item.shape
-    if shape is None or item.dtype.kind not in "iuf" or not 0 < item.size <= _LONGEST_LIST:
+    if shape is None or item.dtype.kind not in "biuf" or not 0 < item.size <= most:
         raise ApsFormatError(
             f"{name} is {item.dtype} {None if shape is None else list(shape)}; wanted "
             "numbers, [n] or [1, n]"
@@ -123,7 +124,7 @@ def _values(file: h5py.File, name: str) -> Array:
 
 def _list(file: h5py.File, name: str) -> Array:
     """A list of finite numbers, stored as [n], [1, n] or more rows of which the first counts."""
-    values = _values(file, name)
+    values = read_numbers(file, name)
     if values.ndim == 0:
         raise ApsFormatError(f"{name} is one number; wanted numbers, [n] or [1, n]")
     first = values if values.ndim == 1 else values.reshape(-1, values.shape[-1])[0]
@@ -133,18 +134,18 @@ def _list(file: h5py.File, name: str) -> Array:
     return numbers
 
 
-def _whole_numbers(file: h5py.File, name: str) -> Array:
+def read_whole_numbers(file: h5py.File, name: str) -> Array:
     """A list of whole numbers, stored as [n], [n, 1] or [1, n]."""
-    values = np.ravel(_values(file, name))
+    values = np.ravel(read_numbers(file, name))
     whole = values.astype(np.int64)
     if not np.array_equal(whole, values):
         raise ApsFormatError(f"{name} is not of whole numbers")
     return whole
 
 
-def _bins(file: h5py.File, name: str) -> Array:
+def read_bins(file: h5py.File, name: str) -> Array:
     """The bins that the matrices are of, from 1, each once."""
-    bins = _whole_numbers(file, name)
+    bins = read_whole_numbers(file, name)
     different, counts = np.unique(bins, return_counts=True)
     if (counts > 1).any():
         raise ApsFormatError(
@@ -164,11 +165,11 @@ def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
     names = natural_order(group)
     index = "xpcs/qphi_bin_to_process"
     if index in file and len(q) == len(phi):
-        bins = _bins(file, index)
+        bins = read_bins(file, index)
         names = _names_of_bins(group, bins, index, r"([0-9]+)[^0-9]*$")
         # Lists of the processed bins alone are too short to be of all bins.
         if len(q) != len(bins) or bins.max() <= len(q):
-            _check_bins(bins, len(q), index, f"{len(q)} values of xpcs/dqlist")
+            check_bins(bins, len(q), index, f"{len(q)} values of xpcs/dqlist")
             q, phi = q[bins - 1], phi[bins - 1]
     if not (len(q) == len(phi) == len(names)) or not names:
         raise ApsFormatError(
@@ -182,18 +183,39 @@ def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
 
 
 def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
+    q, phi, what = read_labels(file)
+    bins, sets = read_matrices(file, len(q), what)
+    return sets, q[bins - 1], phi[bins - 1]
+
+
+def read_labels(file: h5py.File) -> tuple[Array, Array, str]:
+    """q and phi of every bin, from 1, and how many these are in words.
+
+    Raises:
+      ApsFormatError: lists and grid that disagree, or are not of q and phi.
+    """
     q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0")
     phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1")
     _check_grid(file, (len(q_list), len(phi_list)))
     cells, what = _cells(file, len(q_list), len(phi_list))
+    return q_list[cells // len(phi_list)], phi_list[cells % len(phi_list)], what
+
+
+def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
+    """The bins whose matrices a file holds, and these.
+
+    Args:
+      n_bins: how many bins there are; `what` they are in words.
+
+    Raises:
+      ApsFormatError: bins that are not there, or not one matrix a bin.
+    """
     index = "xpcs/twotime/processed_bins"
-    bins = _bins(file, index)
-    _check_bins(bins, len(cells), index, what)
+    bins = read_bins(file, index)
+    check_bins(bins, n_bins, index, what)
     group = _group(file, "xpcs/twotime/correlation_map")
-    cell = cells[bins - 1]
     names = _names_of_bins(group, bins, index, r"^c2_([0-9]+)$")
-    sets = [group[name] for name in names]
-    return sets, q_list[cell // len(phi_list)], phi_list[cell % len(phi_list)]
+    return bins, [group[name] for name in names]
 
 
 def _check_grid(file: h5py.File, sizes: tuple[int, int]) -> None:
@@ -209,7 +231,7 @@ def _check_grid(file: h5py.File, sizes: tuple[int, int]) -> None:
                 f"{names} is {given}; wanted ['q', 'phi'], bins of wavevector and angle"
             )
     if numbers in file:
-        points = _whole_numbers(file, numbers)
+        points = read_whole_numbers(file, numbers)
         if points.tolist() != list(sizes):
             raise ApsFormatError(
                 f"{numbers} is {points.tolist()}, but dynamic_v_list_dim0 has {sizes[0]} "
@@ -222,7 +244,7 @@ def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
     name, most = "xpcs/qmap/dynamic_index_mapping", n_q * n_phi
     if name not in file:
         return np.arange(most), f"{n_q} q times {n_phi} phi"
-    cells = _whole_numbers(file, name)
+    cells = read_whole_numbers(file, name)
     if cells.min() < 0 or cells.max() >= most or len(np.unique(cells)) != len(cells):
         raise ApsFormatError(
             f"{name} has {len(cells)} cells from {cells.min()} to {cells.max()}; wanted "
@@ -231,7 +253,7 @@ def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
     return cells, f"{len(cells)} cells of dynamic_index_mapping"
 
 
-def _check_bins(bins: Array, most: int, name: str, what: str) -> None:
+def check_bins(bins: Array, most: int, name: str, what: str) -> None:
     if bins.min() < 1 or bins.max() > most:
         raise ApsFormatError(
             f"{name} has {bins.size} bins from {bins.min()} to {bins.max()}; wanted bins "
@@ -272,7 +294,7 @@ def _names_of_bins(group: h5py.Group, bins: Array, index: str, pattern: str) -> 
     )
 
 
-def _check_alike(sets: Sequence[Any]) -> None:
+def check_alike(sets: Sequence[Any]) -> None:
     import h5py
 
     for item in sets:
@@ -291,24 +313,34 @@ def _check_alike(sets: Sequence[Any]) -> None:
             )
 
 
-def _time_step(file: h5py.File, layout: str) -> float | None:
-    """Seconds between the frames of a matrix; None where the file has no time."""
-    places = {_NEXUS_TIMES: _NEXUS_STEPS}
+def read_time_step(file: h5py.File, layout: str, analysis: str = "twotime") -> float | None:
+    """Seconds between the frames that were correlated; None where the file has no time.
+
+    Args:
+      analysis: "twotime" or "multitau", whose steps count in the layout "aps-u".
+    """
+    places = {_NEXUS_TIMES: tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS)}
     if layout == "aps":
         places = {_OLD_TIMES: _OLD_STEPS, **places}
     for times, steps in places.items():
         # The period, and the exposure alone where a detector gives no period.
-        seconds = max((_number(file, name) for name in times if name in file), default=0.0)
+        there = [name for name in times if name in file and not _in_frames(file[name])]
+        seconds = max((read_number(file, name) for name in there), default=0.0)
         if seconds > 0:
             for name in steps:
                 # Left out, a step is 1, as in the software that writes these files.
-                seconds *= _number(file, name, least=1) if name in file else 1
+                seconds *= read_number(file, name, least=1) if name in file else 1
             return seconds
     return None
 
 
-def _number(file: h5py.File, name: str, least: float = 0) -> float:
-    values = np.ravel(_values(file, name))
+def _in_frames(item: Any) -> bool:
+    units = item.attrs.get("units")
+    return isinstance(units, str | bytes) and units in (FRAMES, FRAMES.encode())
+
+
+def read_number(file: h5py.File, name: str, least: float = 0) -> float:
+    values = np.ravel(read_numbers(file, name))
     number = float(values[0])
     if values.size != 1 or not np.isfinite(number) or number < least:
         raise ApsFormatError(

@@ -75,12 +75,7 @@ class ApsWriter:
 
     def write_rows(self, angle: int, first_row: int, rows: NDArray[Any]) -> None:
         """Stores rows ``first_row`` and on of matrix ``angle``; of [m, n_t] the part j >= i."""
-        upper = np.triu(np.asarray(rows, self.dtype), first_row)
-        stop_row = first_row + len(upper)
-        for start in range(first_row, stop_row, TILE):
-            stop = min(start + TILE, stop_row)
-            part = upper[start - first_row : stop - first_row, start:]
-            self._sets[angle][start:stop, start:] = part
+        store_upper(self._sets[angle], first_row, rows)
 
     def close(self) -> None:
         self._file.close()
@@ -90,6 +85,15 @@ class ApsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def store_upper(dataset: Any, first_row: int, rows: NDArray[Any]) -> None:
+    """Stores rows ``first_row`` and on of a data set [n, n]; of `rows` [m, n] the part j >= i."""
+    stop_row = first_row + len(rows)
+    for start in range(first_row, stop_row, TILE):
+        stop = min(start + TILE, stop_row)
+        part = rows[start - first_row : stop - first_row, start:]
+        dataset[start:stop, start:] = np.triu(np.asarray(part, dataset.dtype))
 
 
 def write_aps(

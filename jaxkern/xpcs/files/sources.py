@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.files.aps_entries import natural_order
+from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.model.ops import DATA_DTYPES
 
 

@@ -57,7 +57,7 @@ def simulate_photons(
     draw = np.random.default_rng(seed)
     correlations = np.empty(squared.shape)
     for angle, matrix in enumerate(squared):
-        mix = _root(np.sqrt(np.clip(matrix, 0.0, None)))
+        mix = covariance_root(np.sqrt(np.clip(matrix, 0.0, None)))
         intensity = np.zeros((n_t, pixels))
         for _ in range(modes):
             parts = mix @ draw.standard_normal((n_t, 2 * pixels))
@@ -69,12 +69,12 @@ def simulate_photons(
     return correlations
 
 
-def _root(g1: NDArray[Any]) -> NDArray[Any]:
+def covariance_root(g1: NDArray[Any]) -> NDArray[Any]:
     """A matrix whose product with independent numbers has the correlations g1 [n, n]."""
     values, vectors = np.linalg.eigh(g1)
     if values[0] < -1e-6 * values[-1]:
         raise ValueError(
-            f"the model's g1 has the eigenvalue {values[0]:.3g} (largest {values[-1]:.3g}); wanted "
+            f"g1 has the eigenvalue {values[0]:.3g} (largest {values[-1]:.3g}); wanted "
             "a correlation function, which has none below 0"
         )
     root: NDArray[Any] = vectors * np.sqrt(np.clip(values, 0.0, None))

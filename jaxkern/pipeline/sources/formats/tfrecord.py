@@ -45,7 +45,7 @@ class TFRecordSource(ColumnSource):
 
     Raises: ImportError without tfrecord; FileNotFoundError; ValueError that names file and byte for
       a record that is damaged or cut short, and for features that differ from record to record;
-      TypeError for bytes that are no images.
+      TypeError for bytes that are no images; KeyError for decoders of what is no feature of bytes.
     """
 
     def __init__(
@@ -160,13 +160,18 @@ class _Fields:
     def columns(self, blobs: Sequence[np.ndarray]) -> dict[str, Column]:
         """All of them."""
         columns: dict[str, Column] = {}
+        decodable: set[str] = set()
         for name, values in self._values.items():
             if isinstance(values[0], tuple):
-                decode = self._decoders.get((self._wanted or {})[name])
-                columns[name] = Bytes(blobs, np.array(values, np.int64), decode)
+                feature = (self._wanted or {})[name]
+                decodable.add(feature)
+                places = np.array(values, np.int64)
+                columns[name] = Bytes(blobs, places, self._decoders.get(feature))
             else:
                 stacked = np.stack(values)
                 columns[name] = stacked[:, 0] if stacked.shape[1] == 1 else stacked
+        if unknown := sorted(self._decoders.keys() - decodable):
+            raise KeyError(f"decoders has {unknown}; the features of bytes are {sorted(decodable)}")
         return columns
 
     def _place(

@@ -47,8 +47,9 @@ class WebDatasetSource(ColumnSource):
       fields: which, and their names: field -> ending, or several of which a sample has one,
         ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default those of the
         first sample, as above.
-      decoders: ending -> function from bytes to a number, an array or a dict of those, the same
-        shapes in every sample; for other endings, and before what is said above.
+      decoders: ending (one of a field's stands for all of them) -> function from bytes to a number,
+        an array or a dict of those, the same shapes in every sample; for other endings, and before
+        what is said above.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
@@ -57,7 +58,7 @@ class WebDatasetSource(ColumnSource):
 
     Raises: FileNotFoundError; ValueError that names the shard for one that is compressed, damaged
       or cut short, and for a sample without one of the fields; TypeError for endings that nothing
-      decodes.
+      decodes; KeyError for decoders of endings that no field has.
     """
 
     def __init__(
@@ -70,16 +71,21 @@ class WebDatasetSource(ColumnSource):
         self.files = files_of(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
         given = decoders or {}
+        wanted = _wanted(fields, index.first_endings())
+        used: set[str | None] = set()
         columns: dict[str, Column] = {}
-        for name, endings in _wanted(fields, index.first_endings()).items():
-            kinds = {ending.rpartition(".")[2] for ending in endings}
-            function = given.get(endings[0]) or given.get(endings[0].rpartition(".")[2])
+        for name, endings in wanted.items():
+            kinds = {_last(ending) for ending in endings}
+            keys = (key for ending in endings for key in (ending, _last(ending)))
+            decoder = next((key for key in keys if key in given), None)
+            function = None if decoder is None else given[decoder]
+            used.add(decoder)
             if function is None and kinds <= {*_IMAGES}:
                 columns[name] = Bytes(index.blobs, index.places(name, endings))
             elif function is None and kinds <= {*NUMBERS}:
                 columns[name] = index.numbers(name, endings)
             else:
-                function = function or _DECODERS.get(endings[0].rpartition(".")[2])
+                function = function or _DECODERS.get(_last(endings[0]))
                 if function is None:
                     raise TypeError(
                         f"nothing decodes the members {'.' + endings[0]!r} of {self.files[0]}; "
@@ -87,6 +93,12 @@ class WebDatasetSource(ColumnSource):
                         "fields={...} without them"
                     )
                 columns[name] = Bytes(index.blobs, index.places(name, endings), function)
+        if unknown := sorted(given.keys() - used):
+            there = sorted({ending for endings in wanted.values() for ending in endings})
+            raise KeyError(
+                f"decoders has {unknown}; the endings of the fields are {there}, and one function "
+                "decodes a field"
+            )
         super().__init__(columns, index.name_of, **images)
 
     def __repr__(self) -> str:
@@ -181,6 +193,11 @@ def _wanted(
         else:
             found[ending] = (ending,)
     return found
+
+
+def _last(ending: str) -> str:
+    """Its part that tells the format."""
+    return ending.rpartition(".")[2]
 
 
 def _number(data: bytes) -> int | float:

@@ -1,0 +1,255 @@
+// Correlators of frames in NumPy's memory for Python; they run without the interpreter's lock.
+#include "bind/correlators.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/objects.h"
+#include "bind/unlocked.h"
+#include "core/simd_level.h"
+#include "correlators/frame_sums.h"
+#include "correlators/multitau.h"
+
+namespace nb = nanobind;
+
+namespace jaxkern::correlators {
+namespace {
+
+using Frames = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;
+using Marks = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Missing = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using StateArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using StateRead = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+Dtype dtype_of(const nb::dlpack::dtype& given) {
+  const auto code = static_cast<nb::dlpack::dtype_code>(given.code);
+  if (given.lanes == 1 && code == nb::dlpack::dtype_code::UInt) {
+    if (given.bits == 8) return Dtype::kU8;
+    if (given.bits == 16) return Dtype::kU16;
+    if (given.bits == 32) return Dtype::kU32;
+  }
+  if (given.lanes == 1 && code == nb::dlpack::dtype_code::Int && given.bits == 32) {
+    return Dtype::kI32;
+  }
+  if (given.lanes == 1 && code == nb::dlpack::dtype_code::Float) {
+    if (given.bits == 32) return Dtype::kF32;
+    if (given.bits == 64) return Dtype::kF64;
+  }
+  throw nb::type_error(
+      "frames have another dtype; wanted uint8, uint16, uint32, int32, float32 or float64");
+}
+
+// Frames whose pixels lie together; `sums` of `average` of them.
+FrameRows rows_of(const Frames& frames, int64_t average, const std::optional<Marks>& bad,
+                  const std::optional<Numbers>& divisor) {
+  FrameRows rows;
+  rows.dtype = dtype_of(frames.dtype());
+  if (frames.shape(1) > 1 && frames.stride(1) != 1) {
+    throw nb::value_error(
+        "the pixels of a frame do not lie together; wanted frames [N, P] with "
+        "a stride of one pixel in the last axis");
+  }
+  if (frames.shape(1) > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+    throw nb::value_error("frames have 2^31 pixels or more");
+  }
+  if (average < 1) throw nb::value_error("average is below 1");
+  const auto counted = static_cast<size_t>(frames.shape(0));
+  if (bad && bad->shape(0) != counted) throw nb::value_error("bad has another length than frames");
+  if (divisor && divisor->shape(0) != counted) {
+    throw nb::value_error("divisor has another length than frames");
+  }
+  rows.data = static_cast<const char*>(frames.data());
+  rows.stride = frames.shape(0) > 1 ? frames.stride(0) * dtype_bytes(rows.dtype) : 0;
+  rows.average = average;
+  if (bad) rows.bad = bad->data();
+  if (divisor) rows.divisor = divisor->data();
+  return rows;
+}
+
+nb::object multitau(const Frames& frames, const Integers& pixel, const Integers& static_bin,
+                    const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic, int32_t dpl,
+                    int64_t average, const std::optional<Marks>& bad,
+                    const std::optional<Numbers>& divisor, int64_t threads,
+                    const std::optional<Cells>& progress) {
+  check_dpl(dpl);
+  if (const char* problem = simd_problem()) throw nb::value_error(problem);
+  const FrameRows rows = rows_of(frames, average, bad, divisor);
+  const auto frame_pixels = static_cast<int64_t>(frames.shape(1));
+  const BinnedPixels pixels =
+      pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
+  Progress cells;
+  if (progress) cells = {progress->data(), progress->data() + 1};
+  BinSums sums;
+  std::string problem;
+  {
+    Unlocked unlocked;
+    OwnThreads own(threads);
+    problem = correlate(own.executor(), rows, frame_pixels,
+                        static_cast<int64_t>(frames.shape(0)) / average, dpl, pixels, cells, &sums);
+  }
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  if (cells.stopped()) return nb::none();
+  return to_python(std::move(sums), n_static, n_dynamic);
+}
+
+// total, g, head, history, and with missing frames lost_past and lost_future.
+template <typename Array>
+MultiTauState state_of(const std::vector<Array>& arrays, const Delays& delays, int64_t pixels,
+                       bool real, bool weighted) {
+  if (arrays.size() != (weighted ? 6 : 4)) {
+    throw nb::value_error("a state has 4 arrays, and 6 where frames are missing");
+  }
+  MultiTauState state;
+  state.real = real;
+  state.pitch = pixels;
+  size_t next = 0;
+  for_arrays(delays, real, weighted, [&](auto array, int64_t rows, int64_t item) {
+    const Array& given = arrays[next++];
+    if (given.nbytes() != static_cast<size_t>(rows * item * pixels)) {
+      throw nb::value_error("an array of the state has another size");
+    }
+    state.*array = static_cast<char*>(const_cast<void*>(static_cast<const void*>(given.data())));
+  });
+  return state;
+}
+
+Delays delays_of(int64_t most_frames, int32_t dpl) {
+  check_dpl(dpl);
+  return Delays::of(most_frames, dpl);
+}
+
+MissingFrames missing_of(const std::optional<Missing>& given, int64_t sums) {
+  if (!given) return {};
+  if (static_cast<int64_t>(given->shape(0)) < sums) {
+    throw nb::value_error("missing has fewer entries than there are sums");
+  }
+  return {given->data(), sums};
+}
+
+void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray>& arrays,
+                int64_t most_frames, int32_t dpl, int64_t average, const std::optional<Marks>& bad,
+                const std::optional<Numbers>& divisor, const std::optional<Missing>& missing,
+                bool real, int64_t threads) {
+  if (const char* problem = simd_problem()) throw nb::value_error(problem);
+  const Delays delays = delays_of(most_frames, dpl);
+  const FrameRows rows = rows_of(frames, average, bad, divisor);
+  if (rows.real() && !real) throw nb::value_error("frames of reals for a state of whole counts");
+  const auto pixels = static_cast<int64_t>(frames.shape(1));
+  const int64_t sums = static_cast<int64_t>(frames.shape(0)) / average;
+  if (seen < 0) throw nb::value_error("seen is below 0");
+  const MultiTauState state = state_of(arrays, delays, pixels, real, missing.has_value());
+  Unlocked unlocked;
+  OwnThreads own(threads);
+  update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
+}
+
+nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t frame_pixels,
+                   const Integers& pixel, const Integers& static_bin, const Integers& dynamic_bin,
+                   int32_t n_static, int32_t n_dynamic, int64_t most_frames, int32_t dpl,
+                   int64_t average, const std::optional<Missing>& missing, bool real,
+                   int64_t threads) {
+  const Delays delays = delays_of(most_frames, dpl);
+  const BinnedPixels pixels =
+      pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
+  if (seen < 0 || average < 1) throw nb::value_error("seen is below 0, or average below 1");
+  const MultiTauState state = state_of(arrays, delays, frame_pixels, real, missing.has_value());
+  BinSums sums;
+  std::string problem;
+  {
+    Unlocked unlocked;
+    OwnThreads own(threads);
+    problem = reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen),
+                     pixels, &sums);
+  }
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  return to_python(std::move(sums), n_static, n_dynamic);
+}
+
+// totals [masks, N] as int64 or float64.
+nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
+                          const std::optional<StateArray>& image, const std::optional<Marks>& bad,
+                          int64_t threads) {
+  if (const char* problem = simd_problem()) throw nb::value_error(problem);
+  const FrameRows rows = rows_of(frames, 1, bad, std::nullopt);
+  const auto count = static_cast<int64_t>(frames.shape(0));
+  const auto pixels = static_cast<int64_t>(frames.shape(1));
+  const bool real = is_real(rows.dtype);
+  if (masks.size() > kMostMasks) throw nb::value_error("more than 2 masks");
+  std::vector<const uint8_t*> given;
+  for (const Marks& mask : masks) {
+    if (mask.shape(0) != frames.shape(1)) throw nb::value_error("a mask has another length");
+    given.push_back(mask.data());
+  }
+  const nb::dlpack::dtype wide = real ? nb::dtype<double>() : nb::dtype<int64_t>();
+  if (image &&
+      (image->dtype() != wide || image->ndim() != 1 || image->shape(0) != frames.shape(1))) {
+    throw nb::value_error("image has another size or dtype; wanted [P] of int64, or float64");
+  }
+  std::vector<uint64_t> totals(given.size() * static_cast<size_t>(count));
+  {
+    Unlocked unlocked;
+    OwnThreads own(threads);
+    frame_sums(own.executor(), rows, count, pixels,
+               image ? static_cast<char*>(image->data()) : nullptr, given,
+               reinterpret_cast<char*>(totals.data()));
+  }
+  auto* kept = new std::vector<uint64_t>(std::move(totals));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<uint64_t>*>(p); });
+  const size_t shape[] = {given.size(), static_cast<size_t>(count)};
+  return nb::cast(
+      nb::ndarray<nb::numpy>(kept->data(), 2, shape, owner, nullptr, wide, nb::device::cpu::value));
+}
+
+}  // namespace
+
+void define_multitau(nb::module_& module) {
+  module.attr("MULTITAU_STRIP") = kStrip;
+  module.def(
+      "multitau", &multitau, nb::arg("frames"), nb::arg("pixel"), nb::arg("static_bin"),
+      nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"), nb::arg("dpl") = 4,
+      nb::arg("average") = 1, nb::arg("bad") = nb::none(), nb::arg("divisor") = nb::none(),
+      nb::arg("threads") = 0, nb::arg("progress") = nb::none(),
+      "Multi-tau sums of frames [N, P] for ascending pixels, whose bins count from 0. bad: uint8 "
+      "[N], 1 where a frame is left out; divisor: float64 [N] of each frame, which makes all sums "
+      "float64; progress: int64 [2], where the first counts sums of MULTITAU_STRIP pixels that are "
+      "done, and another value than 0 in the second stops the call, which then gives None. Gives "
+      "weight [delays], the "
+      "sums [3, delays, n_static] of G, IP and IF over pixels, each exact and rounded once, and "
+      "the mean and the summed squares of the deviations [delays, n_dynamic] of the ratio G weight "
+      "/ (IP IF) of the pixels; <G> is G / weight / pixels, and so on.");
+  module.def(
+      "multitau_update", &add_frames, nb::arg("frames"), nb::arg("seen"), nb::arg("state"),
+      nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
+      nb::arg("bad") = nb::none(), nb::arg("divisor") = nb::none(), nb::arg("missing") = nb::none(),
+      nb::arg("real") = false, nb::arg("threads") = 0,
+      "Adds frames [N, P] to a state that has `seen` sums of frames: arrays, zeros at first, of 8 "
+      "bytes [P] total, [delays, P] G, of 4 bytes (8 with real) [delays, P] head, [levels * 2 dpl, "
+      "P] history, and with missing (uint32, how many frames each sum from the first on lacks) two "
+      "of 8 bytes [delays, P].");
+  module.def("multitau_reduce", &bin_sums, nb::arg("state"), nb::arg("seen"),
+             nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("static_bin"),
+             nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"),
+             nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
+             nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
+             "What `multitau` gives, of a state of `multitau_update`; weights are 0 where a delay "
+             "was not reached.");
+}
+
+void define_frame_sums(nb::module_& module) {
+  module.def("frame_sums", &sums_of_frames, nb::arg("frames"), nb::arg("masks"),
+             nb::arg("image") = nb::none(), nb::arg("bad") = nb::none(), nb::arg("threads") = 0,
+             "Adds frames [N, P], but for bad ones (uint8 [N]), to image [P], which is int64 for "
+             "whole counts and float64 for others, and gives the totals [masks, N] of all frames "
+             "over the pixels of up to 2 masks, uint8 [P]; whole counts are exact.");
+}
+
+}  // namespace jaxkern::correlators

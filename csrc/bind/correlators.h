@@ -1,0 +1,94 @@
+// What the correlators' functions take from Python and give it.
+#ifndef JAXKERN_BIND_CORRELATORS_H_
+#define JAXKERN_BIND_CORRELATORS_H_
+
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+#include "correlators/multitau.h"
+
+namespace jaxkern::correlators {
+
+namespace nb = nanobind;
+
+using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Cells = nb::ndarray<int64_t, nb::shape<2>, nb::c_contig, nb::device::cpu>;
+using Made = nb::ndarray<nb::numpy, double>;
+
+// Threads of a call's own, which end with it.
+class OwnThreads {
+ public:
+  explicit OwnThreads(int64_t threads) {
+    executor_.workers =
+        threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
+    executor_.schedule = [this](std::function<void()> task) {
+      threads_.emplace_back(std::move(task));
+    };
+  }
+  ~OwnThreads() { join(); }
+  // Of one loop: its helpers are done soon after it.
+  void join() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  const Executor& executor() const { return executor_; }
+
+ private:
+  Executor executor_;
+  std::vector<std::thread> threads_;
+};
+
+inline BinnedPixels pixels_of(const Integers& pixel, const Integers& static_bin,
+                              const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
+                              int64_t frame_pixels) {
+  BinnedPixels pixels = {pixel.data(),       static_bin.data(),
+                         dynamic_bin.data(), static_cast<int64_t>(pixel.shape(0)),
+                         n_static,           n_dynamic};
+  if (static_bin.shape(0) != pixel.shape(0) || dynamic_bin.shape(0) != pixel.shape(0)) {
+    throw nb::value_error("pixels and their bins differ in length");
+  }
+  for (int64_t i = 0; i < pixels.count; ++i) {
+    if (pixels.pixel[i] < 0 || pixels.pixel[i] >= frame_pixels ||
+        (i > 0 && pixels.pixel[i] <= pixels.pixel[i - 1])) {
+      throw nb::value_error("pixels do not ascend, or lie outside the frame");
+    }
+    if (pixels.static_bin[i] < 0 || pixels.static_bin[i] >= n_static || pixels.dynamic_bin[i] < 0 ||
+        pixels.dynamic_bin[i] >= n_dynamic) {
+      throw nb::value_error("a bin is below 0, or not below the number of bins");
+    }
+  }
+  return pixels;
+}
+
+inline void check_dpl(int64_t dpl) {
+  if (dpl < 1 || dpl > kMostDelays) {
+    throw nb::value_error("dpl is out of range; wanted 1 to 64 delays a level");
+  }
+}
+
+inline Made to_numpy(std::vector<double>&& values, std::initializer_list<size_t> shape) {
+  auto* kept = new std::vector<double>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<double>*>(p); });
+  return Made(kept->data(), shape, owner);
+}
+
+inline nb::tuple to_python(BinSums&& sums, int32_t n_static, int32_t n_dynamic) {
+  const size_t delays = sums.weight.size();
+  const auto statics = static_cast<size_t>(n_static), dynamics = static_cast<size_t>(n_dynamic);
+  return nb::make_tuple(to_numpy(std::move(sums.weight), {delays}),
+                        to_numpy(std::move(sums.sums), {3, delays, statics}),
+                        to_numpy(std::move(sums.mean), {delays, dynamics}),
+                        to_numpy(std::move(sums.squares), {delays, dynamics}));
+}
+
+}  // namespace jaxkern::correlators
+
+#endif  // JAXKERN_BIND_CORRELATORS_H_

@@ -1,0 +1,435 @@
+// The check and the sort of events.
+#include "correlators/events.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+#include "core/huge_pages.h"
+
+namespace jaxkern::correlators {
+namespace {
+
+constexpr int64_t kChunk = 1024;
+// No number of a column that counts is as large: what does not fit is turned into it.
+constexpr uint32_t kTooLarge = 0xffffffff;
+// Of a pixel's counts, as for dense frames.
+constexpr uint64_t kMostTotal = 0xffffffff;
+// Events of a bucket, about, so that it and its sorted copy lie in a core's second cache.
+constexpr double kBucketEvents = 32768;
+constexpr int64_t kMostBuckets = 2048;
+constexpr int64_t kMostSlices = 64, kLeastSlice = int64_t{1} << 16;
+
+template <typename T>
+void decode(const Column& column, int64_t begin, int64_t size, uint32_t* out) {
+  const char* from = column.data + begin * column.stride;
+  for (int64_t i = 0; i < size; ++i) {
+    T value;
+    std::memcpy(&value, from + i * column.stride, sizeof(T));
+    if constexpr (sizeof(T) > 4) {
+      out[i] = static_cast<uint64_t>(value) < kTooLarge ? static_cast<uint32_t>(value) : kTooLarge;
+    } else if constexpr (std::numeric_limits<T>::is_signed) {
+      out[i] = value < 0 ? kTooLarge : static_cast<uint32_t>(value);
+    } else {
+      out[i] = value;
+    }
+  }
+}
+
+// f(T()) for the type of a column.
+template <typename Function>
+auto with_type(ColumnKind kind, const Function& f) {
+  switch (kind) {
+    case ColumnKind::kU8:
+      return f(uint8_t{});
+    case ColumnKind::kI8:
+      return f(int8_t{});
+    case ColumnKind::kU16:
+      return f(uint16_t{});
+    case ColumnKind::kI16:
+      return f(int16_t{});
+    case ColumnKind::kU32:
+      return f(uint32_t{});
+    case ColumnKind::kI32:
+      return f(int32_t{});
+    case ColumnKind::kU64:
+      return f(uint64_t{});
+    case ColumnKind::kI64:
+      return f(int64_t{});
+  }
+  throw std::invalid_argument("a column of events has an unknown type");
+}
+
+void decode_column(const Column& column, int64_t begin, int64_t size, uint32_t* out) {
+  with_type(column.kind, [&](auto zero) { decode<decltype(zero)>(column, begin, size, out); });
+}
+
+std::string text_of(const Column& column, int64_t place) {
+  return with_type(column.kind, [&](auto value) {
+    std::memcpy(&value, column.data + place * column.stride, sizeof(value));
+    return std::to_string(value);
+  });
+}
+
+int32_t bits_of(uint64_t value) {
+  int32_t bits = 0;
+  for (; value != 0; value >>= 1) ++bits;
+  return bits;
+}
+
+int32_t most_count_bits(const EventInput& input) {
+  if (input.words != nullptr) return 12;
+  switch (input.count.kind) {
+    case ColumnKind::kU8:
+    case ColumnKind::kI8:
+      return 8;
+    case ColumnKind::kU16:
+    case ColumnKind::kI16:
+      return 16;
+    default:
+      return 32;
+  }
+}
+
+}  // namespace
+
+// Some events, decoded.
+struct EventSort::Chunk {
+  int64_t first = 0, size = 0;
+  uint32_t pixel[kChunk], frame[kChunk], count[kChunk];
+};
+
+template <typename Run>
+void EventSort::for_chunks(int64_t slice, const Run& run) const {
+  Chunk chunk;
+  const int64_t begin = input_.size / slices_ * slice + std::min(slice, input_.size % slices_);
+  const int64_t end = begin + input_.size / slices_ + (slice < input_.size % slices_);
+  for (chunk.first = begin; chunk.first < end; chunk.first += chunk.size) {
+    chunk.size = std::min(kChunk, end - chunk.first);
+    if (input_.words == nullptr) {
+      decode_column(input_.pixel, chunk.first, chunk.size, chunk.pixel);
+      decode_column(input_.frame, chunk.first, chunk.size, chunk.frame);
+      decode_column(input_.count, chunk.first, chunk.size, chunk.count);
+    } else {
+      const auto base = static_cast<uint32_t>(input_.pixel_base);
+      for (int64_t i = 0; i < chunk.size; ++i) {
+        uint64_t word;
+        std::memcpy(&word, input_.words + 8 * (chunk.first + i), 8);
+        // Below the base it wraps to more than any detector has.
+        chunk.pixel[i] = (static_cast<uint32_t>(word >> 16) & 0x1fffff) - base;
+        chunk.frame[i] = static_cast<uint32_t>(word >> 40);
+        chunk.count[i] = static_cast<uint32_t>(word) & 0xfff;
+      }
+    }
+    run(static_cast<const Chunk&>(chunk));
+  }
+}
+
+// The sum that a frame, which is there, belongs to, or -1.
+inline int64_t EventSort::sum_of(uint32_t frame) const {
+  if (map_.sum != nullptr) return map_.sum[frame];
+  const int64_t sum = static_cast<int64_t>(frame) - map_.first_frame;
+  return sum < map_.n_sums ? std::max<int64_t>(sum, -1) : -1;
+}
+
+EventSort::EventSort(const Executor& executor, const EventInput& input, const EventMap& map,
+                     double bytes)
+    : input_(input), map_(map), sorted_(nullptr, std::free) {
+  const auto within = [](int64_t value, int64_t most) { return value >= 0 && value <= most; };
+  if (!within(map.n_pixels, kTooLarge - 1) || !within(map.n_ranks, kMostSums) ||
+      !within(map.n_frames, kMostSums) || !within(map.n_sums, kMostSums) ||
+      !within(map.first_frame, kMostSums) || !within(input.pixel_base, kMostSums) ||
+      input.size < 0) {
+    throw std::invalid_argument("events, pixels or frames are more than 2^31");
+  }
+  for (int64_t p = 0; p < map.n_pixels; ++p) {
+    if (map.rank[p] > map.n_ranks) throw std::invalid_argument("a pixel's rank is beyond the last");
+  }
+  for (int64_t f = 0; map.sum != nullptr && f < map.n_frames; ++f) {
+    if (map.sum[f] >= map.n_sums) throw std::invalid_argument("a frame's sum is beyond the last");
+  }
+  sum_bits_ = bits_of(static_cast<uint64_t>(std::max<int64_t>(map.n_sums - 1, 0)));
+  const double mean = static_cast<double>(input.size) / std::max<int64_t>(map.n_ranks, 1);
+  const int32_t most = std::max(kLeastBucketShift, 64 - sum_bits_ - most_count_bits(input));
+  while (shift_ < std::min(most, 16) &&
+         (mean * static_cast<double>(int64_t{2} << shift_) <= kBucketEvents ||
+          map.n_ranks >> shift_ >= kMostBuckets)) {
+    ++shift_;
+  }
+  buckets_ = (map.n_ranks + (int64_t{1} << shift_) - 1) >> shift_;
+  slices_ = std::clamp<int64_t>(input.size / kLeastSlice, 1, kMostSlices);
+  survey(executor);
+  plan_parts(bytes);
+}
+
+std::string EventSort::problem_of(int64_t event) const {
+  std::string pixel, frame, count;
+  if (input_.words == nullptr) {
+    pixel = text_of(input_.pixel, event);
+    frame = text_of(input_.frame, event);
+    count = text_of(input_.count, event);
+  } else {
+    uint64_t word;
+    std::memcpy(&word, input_.words + 8 * event, 8);
+    pixel = std::to_string(static_cast<int64_t>((word >> 16) & 0x1fffff) - input_.pixel_base);
+    frame = std::to_string(word >> 40);
+    count = std::to_string(word & 0xfff);
+  }
+  return "event " + std::to_string(event) + " has the pixel " + pixel + ", the frame " + frame +
+         " and the count " + count + "; wanted a pixel from 0 to " +
+         std::to_string(map_.n_pixels - 1) + ", a frame from 0 to " +
+         std::to_string(map_.n_frames - 1) + " and a count from 0 to 2^32 - 2";
+}
+
+// Checks all events, and counts those of each slice and bucket.
+void EventSort::survey(const Executor& executor) {
+  const int64_t none = input_.size;
+  counts_.assign(slices_ * (buckets_ + 1), 0);
+  std::mutex mutex;
+  int64_t first_bad = none;
+  uint32_t all_bits = 0;
+  parallel_for(executor, slices_, 1, [&](int64_t slice, int64_t) {
+    int64_t* counts = counts_.data() + slice * (buckets_ + 1);
+    int64_t bad = none;
+    uint32_t bits = 0;
+    const auto n_pixels = static_cast<uint32_t>(map_.n_pixels);
+    const auto n_frames = static_cast<uint32_t>(map_.n_frames);
+    for_chunks(slice, [&](const Chunk& chunk) {
+      if (bad != none) return;
+      bool wrong = false;
+      for (int64_t i = 0; i < chunk.size; ++i) {
+        wrong |= (chunk.pixel[i] >= n_pixels) | (chunk.frame[i] >= n_frames) |
+                 (chunk.count[i] == kTooLarge);
+        bits |= chunk.count[i];
+      }
+      for (int64_t i = 0; wrong && i < chunk.size; ++i) {
+        if (chunk.pixel[i] >= n_pixels || chunk.frame[i] >= n_frames ||
+            chunk.count[i] == kTooLarge) {
+          bad = chunk.first + i;
+          return;
+        }
+      }
+      for (int64_t i = 0; i < chunk.size; ++i) {
+        const uint32_t rank = map_.rank[chunk.pixel[i]];
+        const bool counts_here =
+            (rank < map_.n_ranks) & (sum_of(chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
+        ++counts[counts_here ? rank >> shift_ : buckets_];
+      }
+    });
+    std::lock_guard<std::mutex> lock(mutex);
+    first_bad = std::min(first_bad, bad);
+    all_bits |= bits;
+  });
+  if (first_bad != none) throw std::invalid_argument(problem_of(first_bad));
+  count_bits_ = bits_of(all_bits);
+  const int32_t bits = shift_ + sum_bits_ + count_bits_;
+  if (bits > 64) {
+    throw std::invalid_argument(
+        "counts of up to " + std::to_string(all_bits) + " in " + std::to_string(map_.n_sums) +
+        " frames; wanted smaller counts or fewer frames (begin=, end=, average=)");
+  }
+  wide_ = bits > 32;
+}
+
+void EventSort::plan_parts(double bytes) {
+  begins_.assign(buckets_ + 1, 0);
+  for (int64_t bucket = 0; bucket < buckets_; ++bucket) {
+    begins_[bucket + 1] = begins_[bucket];
+    for (int64_t slice = 0; slice < slices_; ++slice) {
+      begins_[bucket + 1] += counts_[slice * (buckets_ + 1) + bucket];
+    }
+  }
+  kept_ = begins_[buckets_];
+  const double most = bytes / (wide_ ? 8 : 4);
+  for (int64_t first = 0, bucket = 0; bucket < buckets_; ++bucket) {
+    const bool fits = static_cast<double>(begins_[bucket + 1] - begins_[first]) <= most;
+    if (!fits && bucket > first) part_ends_.push_back(first = bucket);
+    if (bucket + 1 == buckets_) part_ends_.push_back(buckets_);
+  }
+}
+
+void EventSort::load(const Executor& executor, int64_t part) {
+  first_ = part == 0 ? 0 : part_ends_[part - 1];
+  last_ = part_ends_[part];
+  const size_t events = begins_[last_] - begins_[first_];
+  sorted_.reset();
+  const size_t bytes = (events * (wide_ ? 8 : 4) + kHugePage) / kHugePage * kHugePage;
+  sorted_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
+  if (!sorted_) throw std::bad_alloc();
+  advise_huge_pages(sorted_.get(), bytes);
+  if (wide_) {
+    scatter(executor, reinterpret_cast<uint64_t*>(sorted_.get()));
+  } else {
+    scatter(executor, reinterpret_cast<uint32_t*>(sorted_.get()));
+  }
+}
+
+template <typename Word>
+void EventSort::scatter(const Executor& executor, Word* words) {
+  // Where each slice writes the events of each bucket.
+  const int64_t size = last_ - first_;
+  std::vector<int64_t> places(slices_ * size), ends(slices_ * size);
+  for (int64_t b = 0; b < size; ++b) {
+    int64_t place = begins_[first_ + b] - begins_[first_];
+    for (int64_t slice = 0; slice < slices_; ++slice) {
+      places[slice * size + b] = place;
+      ends[slice * size + b] = place += counts_[slice * (buckets_ + 1) + first_ + b];
+    }
+  }
+  // The caller's memory may be a file that something else writes: it is believed at no time.
+  std::atomic<bool> changed{false};
+  const auto mask = static_cast<uint32_t>((uint64_t{1} << shift_) - 1);
+  const auto first = static_cast<uint32_t>(first_), n_buckets = static_cast<uint32_t>(size);
+  parallel_for(executor, slices_, 1, [&](int64_t slice, int64_t) {
+    int64_t* next = places.data() + slice * size;
+    const int64_t* stop = ends.data() + slice * size;
+    for_chunks(slice, [&](const Chunk& chunk) {
+      for (int64_t i = 0; i < chunk.size; ++i) {
+        if (chunk.pixel[i] >= map_.n_pixels || chunk.frame[i] >= map_.n_frames) {
+          changed = true;
+          return;
+        }
+        const uint32_t rank = map_.rank[chunk.pixel[i]];
+        const uint32_t bucket = (rank >> shift_) - first;
+        const int64_t sum = sum_of(chunk.frame[i]);
+        const uint32_t count = chunk.count[i];
+        const bool counts_here =
+            (rank < map_.n_ranks) & (bucket < n_buckets) & (sum >= 0) & (count != 0);
+        if (!counts_here) continue;
+        if (next[bucket] >= stop[bucket] || static_cast<uint64_t>(count) >> count_bits_ != 0) {
+          changed = true;
+          return;
+        }
+        words[next[bucket]++] = static_cast<Word>(
+            (static_cast<uint64_t>(rank & mask) << sum_bits_ | sum) << count_bits_ | count);
+      }
+    });
+    for (int64_t b = 0; b < size; ++b) {
+      if (next[b] != stop[b]) changed = true;
+    }
+  });
+  if (changed) throw std::runtime_error("the events changed while they were sorted");
+}
+
+template <typename Word>
+void EventSort::sort_words(const Word* words, int64_t bucket, Scratch& scratch) const {
+  const Word* own = words + (begins_[bucket] - begins_[first_]);
+  const int64_t events = bucket_events(bucket);
+  const int32_t shift = sum_bits_ + count_bits_;
+  scratch.ends.assign((int64_t{1} << shift_) + 1, 0);
+  if (static_cast<int64_t>(scratch.words.size() * 8 / sizeof(Word)) < events) {
+    scratch.words.resize(events * sizeof(Word) / 8 + 1);
+  }
+  // ends[p] is where pixel p's next event goes; after the last one it is the pixel's end.
+  int64_t* next = scratch.ends.data();
+  for (int64_t i = 0; i < events; ++i) ++next[(static_cast<uint64_t>(own[i]) >> shift) + 1];
+  for (int64_t p = 0; p < int64_t{1} << shift_; ++p) next[p + 1] += next[p];
+  Word* out = reinterpret_cast<Word*>(scratch.words.data());
+  for (int64_t i = 0; i < events; ++i) out[next[static_cast<uint64_t>(own[i]) >> shift]++] = own[i];
+}
+
+void EventSort::sort_bucket(int64_t bucket, Scratch& scratch) const {
+  if (wide_) {
+    sort_words(reinterpret_cast<const uint64_t*>(sorted_.get()), bucket, scratch);
+  } else {
+    sort_words(reinterpret_cast<const uint32_t*>(sorted_.get()), bucket, scratch);
+  }
+}
+
+void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
+  const uint32_t* at = std::find(map_.rank, map_.rank + map_.n_pixels, rank);
+  throw std::invalid_argument("pixel " + std::to_string(at - map_.rank) + " has " +
+                              std::to_string(total) +
+                              " counts; wanted less than 2^32 - 1, so that no sum of products "
+                              "exceeds 64 bits: give fewer frames (begin=, end=) or mask it");
+}
+
+template <typename Word>
+uint64_t EventSort::sort_in_place(int64_t bucket, Scratch& scratch, int64_t* ends) {
+  sort_bucket(bucket, scratch);
+  Word* sorted = reinterpret_cast<Word*>(scratch.words.data());
+  Word* out = reinterpret_cast<Word*>(sorted_.get());
+  const auto mask = static_cast<Word>((uint64_t{1} << (sum_bits_ + count_bits_)) - 1);
+  const auto count_mask = static_cast<Word>((uint64_t{1} << count_bits_) - 1);
+  const int64_t base = begins_[bucket] - begins_[first_];
+  uint64_t most = 0;
+  int64_t begin = 0;
+  for (int64_t local = 0; local < int64_t{1} << shift_; ++local) {
+    const int64_t end = scratch.ends[local], rank = (bucket << shift_) + local;
+    if (rank >= map_.n_ranks) break;
+    if (!std::is_sorted(sorted + begin, sorted + end)) std::sort(sorted + begin, sorted + end);
+    uint64_t total = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      out[base + i] = sorted[i] & mask;
+      total += sorted[i] & count_mask;
+    }
+    if (total >= kMostTotal) throw_too_many(rank, total);
+    most = std::max(most, total);
+    ends[rank - (first_ << shift_)] = base + end;
+    begin = end;
+  }
+  return most;
+}
+
+std::vector<int64_t> EventSort::sort_in_place(const Executor& executor, uint64_t* most) {
+  const int64_t ranks = std::min(last_ << shift_, map_.n_ranks) - (first_ << shift_);
+  std::vector<int64_t> ends(std::max<int64_t>(ranks, 0));
+  std::mutex mutex;
+  *most = 0;
+  parallel_for(executor, last_ - first_, 1, [&](int64_t i, int64_t) {
+    Scratch scratch;
+    const int64_t bucket = first_ + i;
+    const uint64_t own = wide_ ? sort_in_place<uint64_t>(bucket, scratch, ends.data())
+                               : sort_in_place<uint32_t>(bucket, scratch, ends.data());
+    std::lock_guard<std::mutex> lock(mutex);
+    *most = std::max(*most, own);
+  });
+  return ends;
+}
+
+template <typename Word>
+PixelCounts EventSort::unpack_words(Word* words, int64_t rank, int64_t size,
+                                    Scratch& scratch) const {
+  if (static_cast<int64_t>(scratch.sums.size()) < size) {
+    scratch.sums.resize(size);
+    scratch.counts.resize(size);
+  }
+  uint32_t* sums = scratch.sums.data();
+  uint32_t* counts = scratch.counts.data();
+  const auto sum_mask = static_cast<uint32_t>((uint64_t{1} << sum_bits_) - 1);
+  const auto count_mask = static_cast<uint32_t>((uint64_t{1} << count_bits_) - 1);
+  const int32_t count_bits = count_bits_;
+  int64_t n = 0;
+  uint64_t total = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const uint64_t word = words[i];
+    const auto sum = static_cast<uint32_t>(word >> count_bits) & sum_mask;
+    const auto count = static_cast<uint32_t>(word) & count_mask;
+    total += count;
+    if (n > 0 && sum <= sums[n - 1]) {
+      if (sum < sums[n - 1]) {  // frames were out of order
+        std::sort(words, words + size);
+        return unpack_words(words, rank, size, scratch);
+      }
+      counts[n - 1] += count;  // wraps only where the total is refused below
+      continue;
+    }
+    sums[n] = sum;
+    counts[n++] = count;
+  }
+  if (total >= kMostTotal) throw_too_many(rank, total);
+  return {rank, n, sums, counts, total};
+}
+
+PixelCounts EventSort::unpack(int64_t rank, int64_t begin, int64_t end, Scratch& scratch) const {
+  if (wide_) return unpack_words(scratch.words.data() + begin, rank, end - begin, scratch);
+  return unpack_words(reinterpret_cast<uint32_t*>(scratch.words.data()) + begin, rank, end - begin,
+                      scratch);
+}
+
+}  // namespace jaxkern::correlators

@@ -1,0 +1,143 @@
+// Events (pixel, frame, count), checked and sorted by pixel in threads.
+//
+// Two passes of a radix sort. The first reads the caller's memory, a file's mapping included, and
+// leaves the events of some neighbouring pixels, a bucket, together as packed words; pixels that
+// the map does not use are dropped. The second sorts one bucket in the cache, for whoever takes its
+// pixels. Both are stable, so that a pixel's frames stay in the order that they were given in.
+#ifndef JAXKERN_CORRELATORS_EVENTS_H_
+#define JAXKERN_CORRELATORS_EVENTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/parallel.h"
+
+namespace jaxkern::correlators {
+
+enum class ColumnKind : int32_t { kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64 };
+
+// Whole numbers in the caller's memory, `stride` bytes apart.
+struct Column {
+  const char* data = nullptr;
+  int64_t stride = 0;
+  ColumnKind kind = ColumnKind::kI32;
+};
+
+// Events as three columns or as Rigaku's words: count in bits 0 to 11, pixel in 16 to 36, frame in
+// 40 to 63, little-endian.
+struct EventInput {
+  int64_t size = 0;
+  const char* words = nullptr;  // null: the columns
+  int64_t pixel_base = 0;       // subtracted from the pixels of words
+  Column pixel, frame, count;
+};
+
+// Which events count, and for what.
+struct EventMap {
+  int64_t n_pixels = 0;            // pixels are 0 to n_pixels - 1
+  const uint32_t* rank = nullptr;  // [n_pixels] a pixel's place among those in use; n_ranks: none
+  int64_t n_ranks = 0;
+  int64_t n_frames = 0;          // frames are 0 to n_frames - 1
+  int64_t n_sums = 0;            // sums of frames that are correlated
+  const int32_t* sum = nullptr;  // [n_frames] the sum that a frame belongs to, or -1: none
+  int64_t first_frame = 0;       // without `sum`: frame f is sum f - first_frame, if there is one
+};
+
+// The counts of one pixel: sums in ascending order, no two the same.
+struct PixelCounts {
+  int64_t rank = 0;
+  int64_t size = 0;
+  const uint32_t* sum = nullptr;
+  const uint32_t* count = nullptr;
+  uint64_t total = 0;  // below 2^32, so that no product of two sums of counts exceeds 64 bits
+};
+
+// Buckets hold 2^shift ranks, at least this many, and begin at multiples of it.
+constexpr int32_t kLeastBucketShift = 9;
+constexpr int64_t kMostSums = (int64_t{1} << 31) - 1;
+
+class EventSort {
+ public:
+  // Memory of one thread that takes buckets.
+  struct Scratch {
+    std::vector<uint64_t> words;
+    std::vector<int64_t> ends;
+    std::vector<uint32_t> sums, counts;
+  };
+
+  // Checks every event; what it was given must outlive it. `bytes`: for sorted events; where they
+  // are more they are taken in parts. Throws std::invalid_argument that names the first event that
+  // cannot be.
+  EventSort(const Executor& executor, const EventInput& input, const EventMap& map, double bytes);
+
+  int64_t kept() const { return kept_; }  // events that count
+  int64_t parts() const { return static_cast<int64_t>(part_ends_.size()); }
+  // Sorts the buckets of a part; those of the part before are gone.
+  void load(const Executor& executor, int64_t part);
+  // Buckets of the loaded part.
+  int64_t first_bucket() const { return first_; }
+  int64_t last_bucket() const { return last_; }
+  int64_t bucket_events(int64_t bucket) const { return begins_[bucket + 1] - begins_[bucket]; }
+  int32_t bucket_shift() const { return shift_; }
+
+  // Sorts the loaded part where it is: a pixel's words, sum << count_bits() | count, then lie
+  // together, sums ascending, equal ones not yet added. `most` is the largest total of a pixel.
+  // Gives where the words of each rank of the part end. Throws as `pixels` does.
+  std::vector<int64_t> sort_in_place(const Executor& executor, uint64_t* most);
+  template <typename Word>
+  const Word* words() const {
+    return reinterpret_cast<const Word*>(sorted_.get());
+  }
+  bool wide() const { return wide_; }
+  int32_t count_bits() const { return count_bits_; }
+
+  // take(const PixelCounts&) for each pixel of a loaded bucket that has counts, ranks ascending.
+  // Throws std::invalid_argument where a pixel has 2^32 - 1 counts or more.
+  template <typename Take>
+  void pixels(int64_t bucket, Scratch& scratch, const Take& take) const {
+    sort_bucket(bucket, scratch);
+    int64_t begin = 0;
+    for (int64_t local = 0; local < int64_t{1} << shift_; ++local) {
+      const int64_t end = scratch.ends[local];
+      if (end == begin) continue;
+      take(unpack((bucket << shift_) + local, begin, end, scratch));
+      begin = end;
+    }
+  }
+
+ private:
+  struct Chunk;
+  template <typename Run>
+  void for_chunks(int64_t slice, const Run& run) const;
+  int64_t sum_of(uint32_t frame) const;
+  void survey(const Executor& executor);
+  void plan_parts(double bytes);
+  template <typename Word>
+  void scatter(const Executor& executor, Word* words);
+  template <typename Word>
+  void sort_words(const Word* words, int64_t bucket, Scratch& scratch) const;
+  void sort_bucket(int64_t bucket, Scratch& scratch) const;
+  template <typename Word>
+  PixelCounts unpack_words(Word* words, int64_t rank, int64_t size, Scratch& scratch) const;
+  PixelCounts unpack(int64_t rank, int64_t begin, int64_t end, Scratch& scratch) const;
+  template <typename Word>
+  uint64_t sort_in_place(int64_t bucket, Scratch& scratch, int64_t* ends);
+  [[noreturn]] void throw_too_many(int64_t rank, uint64_t total) const;
+  std::string problem_of(int64_t event) const;
+
+  EventInput input_;
+  EventMap map_;
+  int32_t shift_ = kLeastBucketShift, sum_bits_ = 0, count_bits_ = 0;
+  bool wide_ = false;  // words of 64 bits, else of 32
+  int64_t buckets_ = 0, slices_ = 0, kept_ = 0, first_ = 0, last_ = 0;
+  std::vector<int64_t> counts_;     // [slices, buckets + 1] events; the last bucket: dropped ones
+  std::vector<int64_t> begins_;     // [buckets + 1] of all events that are kept
+  std::vector<int64_t> part_ends_;  // [parts] buckets
+  std::unique_ptr<char, void (*)(void*)> sorted_;
+};
+
+}  // namespace jaxkern::correlators
+
+#endif  // JAXKERN_CORRELATORS_EVENTS_H_

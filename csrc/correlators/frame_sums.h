@@ -1,0 +1,42 @@
+// Sums of dense frames over time and over pixels, for a tile of pixels at a time.
+#ifndef JAXKERN_CORRELATORS_FRAME_SUMS_H_
+#define JAXKERN_CORRELATORS_FRAME_SUMS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/simd_dispatch.h"
+#include "correlators/multitau.h"
+
+namespace jaxkern::correlators {
+
+constexpr int64_t kSumTile = 4096;  // pixels of a tile
+constexpr int32_t kMostMasks = 2;
+
+// int64 for whole counts, double for others; `at` is the first of a tile's.
+struct FrameSumsTile {
+  FrameRows frames;  // whose divisors and average play no part
+  int64_t count = 0;
+  int64_t pixel = 0;  // first of the tile
+  int64_t pixels = 0;
+  char* image = nullptr;  // [pixels] to which the good frames are added, or null
+  int32_t masks = 0;
+  const uint8_t* mask[kMostMasks] = {};  // [pixels] true where a pixel counts
+  char* totals[kMostMasks] = {};         // [count] of each mask, written
+};
+
+// Frames are added in their order.
+JAXKERN_LEVEL_FUNCTION(void, frame_sums_tile, const FrameSumsTile& tile, char* scratch)
+
+// A tile's sums in narrow words, and the masks in words as wide as counts.
+constexpr size_t kSumScratchBytes = kSumTile * (8 + 8 * kMostMasks);
+
+// Adds frames of `pixels` pixels to image [pixels], int64 or double, unless it is null, and writes
+// totals [masks, count] over the pixels of each mask [pixels].
+void frame_sums(const Executor& executor, const FrameRows& frames, int64_t count, int64_t pixels,
+                char* image, const std::vector<const uint8_t*>& masks, char* totals);
+
+}  // namespace jaxkern::correlators
+
+#endif  // JAXKERN_CORRELATORS_FRAME_SUMS_H_

@@ -1,0 +1,384 @@
+// Multi-tau correlation of whole frames on the CPU: tiles of pixels over threads, and the sums of
+// their bins.
+#include "correlators/multitau.h"
+
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "correlators/bin_sums.h"
+
+namespace jaxkern::correlators {
+namespace {
+
+typedef uint64_t LooseCount __attribute__((aligned(4), may_alias));
+typedef double LooseReal __attribute__((aligned(4), may_alias));
+typedef uint32_t LooseWord __attribute__((aligned(4), may_alias));
+
+// What a pixel's sums are, and those of many pixels.
+struct Counts {
+  using Sum = LooseCount;
+  using Narrow = LooseWord;
+  using Value = uint64_t;
+  using Many = Wide;
+};
+struct Reals {
+  using Sum = LooseReal;
+  using Narrow = LooseReal;
+  using Value = double;
+  using Many = double;
+};
+
+template <typename T>
+const T* row_of(const char* array, int64_t row, int64_t pitch) {
+  return reinterpret_cast<const T*>(array) + row * pitch;
+}
+
+// sum c[k] c[k - t] for all delays, c[k] the frames in a sum of `seen`; without missing frames the
+// number of pairs, 0 where there are none.
+std::vector<double> weights(const Delays& delays, int64_t seen, int64_t average,
+                            const MissingFrames& missing) {
+  std::vector<double> weights;
+  for (int32_t level = 0; level < delays.levels(); ++level) {
+    const int64_t sums = seen >> level, full = average << level;
+    const uint32_t* const lost = missing.at(level);
+    for (int32_t d = 0; d < delays.at(level); ++d) {
+      const int64_t t = delays.first(level) + d;
+      Wide weight = 0;
+      if (lost == nullptr) {
+        weight = static_cast<Wide>(std::max<int64_t>(0, sums - t));
+      } else {
+        for (int64_t k = t; k < sums; ++k) {
+          weight += static_cast<Wide>(full - lost[k]) * static_cast<Wide>(full - lost[k - t]);
+        }
+      }
+      weights.push_back(static_cast<double>(weight));
+    }
+  }
+  return weights;
+}
+
+// A few pixels whose state is complete: where they are in it, and their bins.
+struct TilePixels {
+  std::vector<int64_t> place;
+  std::vector<int32_t> static_bin, dynamic_bin;  // numbers of `statics` and `dynamics`
+  std::vector<int32_t> statics, dynamics;        // the bins that they have
+};
+
+// Goes through the delays of complete pixels: visit(tau, j, G, IP, IF) for each pixel j of each
+// delay that was reached, all pixels of a delay before the next delay; done(tau) after them.
+template <typename Kind, typename Visit, typename Done>
+void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, int64_t average,
+                bool weighted, const std::vector<int64_t>& place, const Visit& visit,
+                const Done& done) {
+  using Value = typename Kind::Value;
+  using Sum = typename Kind::Sum;
+  using Narrow = typename Kind::Narrow;
+  const int64_t pixels = static_cast<int64_t>(place.size()), kept = delays.kept();
+  std::vector<Value> total(pixels), tail(pixels);
+  for (int64_t j = 0; j < pixels; ++j) total[j] = row_of<Sum>(state.total, 0, 0)[place[j]];
+  for (int32_t level = 0; level < delays.levels(); ++level) {
+    const int64_t sums = seen >> level;
+    const auto last = [&](int64_t t) {  // the sum t before the end
+      return row_of<Narrow>(state.history, level * kept + (sums - t) % kept, state.pitch);
+    };
+    std::fill(tail.begin(), tail.end(), Value{0});
+    const int64_t first = delays.first(level);
+    for (int64_t t = 1; t < first + delays.at(level) && t < sums; ++t) {
+      const Narrow* const newest = last(t);
+      for (int64_t j = 0; j < pixels; ++j) tail[j] += newest[place[j]];
+      if (t < first) continue;
+      const int64_t tau = delays.offset(level) + t - first;
+      const Sum* const g = row_of<Sum>(state.g, tau, state.pitch);
+      const Narrow* const head = row_of<Narrow>(state.head, tau, state.pitch);
+      const Sum* const past = row_of<Sum>(state.lost_past, tau, state.pitch);
+      const Sum* const future = row_of<Sum>(state.lost_future, tau, state.pitch);
+      const Value full = static_cast<Value>(average << level);
+      for (int64_t j = 0; j < pixels; ++j) {
+        const int64_t at = place[j];
+        Value before = total[j] - tail[j], after = total[j] - head[at];
+        if (weighted) {
+          before = before * full - past[at];
+          after = after * full - future[at];
+        }
+        visit(tau, j, static_cast<Value>(g[at]), before, after);
+      }
+      done(tau);
+    }
+    if (sums % 2 != 0) {
+      const Narrow* const alone = last(1);
+      for (int64_t j = 0; j < pixels; ++j) total[j] -= alone[place[j]];
+    }
+  }
+}
+
+template <typename Kind>
+TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_t seen,
+                        int64_t average, bool weighted, const std::vector<double>& weight,
+                        const TilePixels& tile) {
+  using Many = typename Kind::Many;
+  const int64_t pixels = static_cast<int64_t>(tile.place.size());
+  const int64_t n_static = static_cast<int64_t>(tile.statics.size());
+  const int64_t n_dynamic = static_cast<int64_t>(tile.dynamics.size());
+  TileSums<Kind> result;
+  result.statics = tile.statics;
+  result.dynamics = tile.dynamics;
+  result.sums.assign(3 * delays.count * n_static, Many{0});
+  result.mean.assign(delays.count * n_dynamic, 0);
+  result.squares.assign(delays.count * n_dynamic, 0);
+  result.counts.assign(n_dynamic, 0);
+  for (const int32_t bin : tile.dynamic_bin) ++result.counts[bin];
+  if constexpr (std::is_same_v<Kind, Counts>) {
+    const LooseCount* const total = row_of<LooseCount>(state.total, 0, 0);
+    for (int64_t j = 0; j < pixels; ++j) {
+      if (total[tile.place[j]] >= kMostCounts) result.dark = j;
+    }
+    if (result.dark >= 0) return result;
+  }
+  std::vector<double> ratio(pixels);
+  const auto visit = [&](int64_t tau, int64_t j, auto g, auto before, auto after) {
+    Many* const sums = result.sums.data() + tau * n_static + tile.static_bin[j];
+    sums[0] += g;
+    sums[delays.count * n_static] += before;
+    sums[2 * delays.count * n_static] += after;
+    const double light = static_cast<double>(before) * static_cast<double>(after);
+    ratio[j] = light == 0 ? 0 : static_cast<double>(g) * weight[tau] / light;
+  };
+  const auto done = [&](int64_t tau) {
+    double* const mean = result.mean.data() + tau * n_dynamic;
+    double* const squares = result.squares.data() + tau * n_dynamic;
+    for (int64_t j = 0; j < pixels; ++j) mean[tile.dynamic_bin[j]] += ratio[j];
+    for (int64_t b = 0; b < n_dynamic; ++b) mean[b] /= static_cast<double>(result.counts[b]);
+    for (int64_t j = 0; j < pixels; ++j) {
+      const double off = ratio[j] - mean[tile.dynamic_bin[j]];
+      squares[tile.dynamic_bin[j]] += off * off;
+    }
+  };
+  for_delays<Kind>(state, delays, seen, average, weighted, tile.place, visit, done);
+  return result;
+}
+
+// The pixels of strips first .. last - 1, each of which `place_of` finds in a state.
+template <typename PlaceOf>
+TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels>& strips,
+                       int64_t first, int64_t last, const PlaceOf& place_of) {
+  TilePixels tile;
+  const int64_t begin = strips[first].begin, end = strips[last - 1].end;
+  for (int64_t s = first; s < last; ++s) {
+    for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
+      tile.place.push_back(place_of(s, pixels.pixel[i]));
+    }
+  }
+  tile.static_bin = numbered({pixels.static_bin + begin, pixels.static_bin + end}, &tile.statics);
+  tile.dynamic_bin =
+      numbered({pixels.dynamic_bin + begin, pixels.dynamic_bin + end}, &tile.dynamics);
+  return tile;
+}
+
+std::string too_many(int64_t pixel) {
+  return "pixel " + std::to_string(pixel) +
+         " has a negative count, or counts that sum to 2^32 - 1 or more; leave the pixel out by "
+         "the "
+         "mask, or give the frames as float64, whose sums are exact below 2^53";
+}
+
+// run(tile) gives the sums of a tile of strips, for all of them; a few waves of tiles at a time, so
+// that sums that wait for their turn take little memory.
+template <typename Kind, typename Run>
+std::string sum_tiles(const Executor& executor, const BinnedPixels& pixels,
+                      const std::vector<StripPixels>& strips, const Run& run, AllSums<Kind>* all) {
+  const int64_t count = static_cast<int64_t>(strips.size());
+  const int64_t tiles = (count + kTileStrips - 1) / kTileStrips;
+  const int64_t wave = 16 * std::max<int64_t>(1, executor.workers);
+  for (int64_t first = 0; first < tiles; first += wave) {
+    std::vector<TileSums<Kind>> sums(std::min(wave, tiles - first));
+    parallel_for(executor, static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t strip = (first + i) * kTileStrips;
+        sums[i] = run(strip, std::min(strip + kTileStrips, count));
+      }
+    });
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (sums[i].dark >= 0) {
+        const int64_t strip = (first + static_cast<int64_t>(i)) * kTileStrips;
+        return too_many(pixels.pixel[strips[strip].begin + sums[i].dark]);
+      }
+      all->add(sums[i]);
+    }
+  }
+  return {};
+}
+
+// A state of a few pixels in memory of its own, zeros at first.
+class OwnState {
+ public:
+  OwnState(const Delays& delays, bool real, bool weighted, int64_t pitch)
+      : delays_(delays), weighted_(weighted) {
+    state_.real = real;
+    state_.pitch = pitch;
+    size_t bytes = 0;
+    for_arrays(delays, real, weighted, [&](auto, int64_t rows, int64_t item) {
+      bytes += static_cast<size_t>(rows * item * pitch);
+    });
+    memory_.assign(bytes, 0);
+    char* at = memory_.data();
+    for_arrays(delays, real, weighted, [&](auto array, int64_t rows, int64_t item) {
+      state_.*array = at;
+      at += rows * item * pitch;
+    });
+  }
+  const MultiTauState& state() const { return state_; }
+
+  // Copies the first `pixels` of each row of another state, and back.
+  void take(const MultiTauState& from, int64_t pixels) { copy(from, state_, pixels); }
+  void put(const MultiTauState& to, int64_t pixels) const { copy(state_, to, pixels); }
+
+ private:
+  void copy(const MultiTauState& from, const MultiTauState& to, int64_t pixels) const {
+    for_arrays(delays_, state_.real, weighted_, [&](auto array, int64_t rows, int64_t item) {
+      for (int64_t row = 0; row < rows; ++row) {
+        std::memcpy(to.*array + row * item * to.pitch, from.*array + row * item * from.pitch,
+                    static_cast<size_t>(item * pixels));
+      }
+    });
+  }
+
+  Delays delays_;
+  bool weighted_;
+  MultiTauState state_;
+  std::vector<char> memory_;
+};
+
+template <typename Kind>
+std::string correlate(const Executor& executor, const FrameRows& frames, int64_t frame_pixels,
+                      int64_t sums, const Delays& delays, const MissingFrames& missing,
+                      const BinnedPixels& pixels, const Progress& progress, BinSums* result) {
+  const std::vector<StripPixels> strips = strips_of(pixels);
+  std::vector<double> weight = weights(delays, sums, frames.average, missing);
+  AllSums<Kind> all(delays, pixels);
+  const auto run = [&](int64_t first, int64_t last) {
+    const OwnState own(delays, std::is_same_v<Kind, Reals>, missing.any(), kTileStrips * kStrip);
+    for (int64_t k = 0; k < sums && !progress.stopped(); k += kBlock) {
+      MultiTauStrip strip;
+      strip.delays = delays;
+      strip.frames = frames;
+      strip.first = strip.seen = k;
+      strip.sums = std::min(kBlock, sums - k);
+      strip.ahead = std::min(kBlock, sums - k - strip.sums);
+      strip.missing = &missing;
+      for (int64_t s = first; s < last; ++s) {
+        strip.pixel = strips[s].pixel;
+        strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
+        strip.state = own.state().from_pixel((s - first) * kStrip);
+        multitau_strip(strip, thread_scratch<kScratchBytes>());
+      }
+      progress.add(strip.sums * (last - first));
+    }
+    const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t pixel) {
+      return (s - first) * kStrip + pixel - strips[s].pixel;
+    });
+    return sum_tile<Kind>(own.state(), delays, sums, frames.average, missing.any(), weight, tile);
+  };
+  std::string problem = sum_tiles<Kind>(executor, pixels, strips, run, &all);
+  if (problem.empty()) all.give(std::move(weight), result);
+  return problem;
+}
+
+}  // namespace
+
+MultiTauState MultiTauState::from_pixel(int64_t pixel) const {
+  MultiTauState moved = *this;
+  moved.total += 8 * pixel;
+  moved.g += 8 * pixel;
+  moved.head += narrow_bytes() * pixel;
+  moved.history += narrow_bytes() * pixel;
+  if (lost_past != nullptr) {
+    moved.lost_past += 8 * pixel;
+    moved.lost_future += 8 * pixel;
+  }
+  return moved;
+}
+
+MissingFrames::MissingFrames(const uint32_t* missing, int64_t sums) {
+  levels_.emplace_back(missing, missing + sums);
+  while (levels_.back().size() > 1) {
+    const std::vector<uint32_t>& below = levels_.back();
+    std::vector<uint32_t> level(below.size() / 2);
+    for (size_t k = 0; k < level.size(); ++k) level[k] = below[2 * k] + below[2 * k + 1];
+    levels_.push_back(std::move(level));
+  }
+}
+
+std::string correlate(const Executor& executor, const FrameRows& frames, int64_t frame_pixels,
+                      int64_t sums, int32_t dpl, const BinnedPixels& pixels,
+                      const Progress& progress, BinSums* result) {
+  const Delays delays = Delays::of(sums, dpl);
+  MissingFrames missing;
+  if (frames.bad != nullptr) {
+    std::vector<uint32_t> lost(static_cast<size_t>(sums), 0);
+    for (int64_t f = 0; f < sums * frames.average; ++f) lost[f / frames.average] += frames.bad[f];
+    missing = MissingFrames(lost.data(), sums);
+  }
+  const auto run = frames.real() ? &correlate<Reals> : &correlate<Counts>;
+  return run(executor, frames, frame_pixels, sums, delays, missing, pixels, progress, result);
+}
+
+void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
+                   const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
+                   int64_t begin, int64_t end) {
+  MultiTauStrip strip;
+  strip.delays = delays;
+  strip.frames = frames;
+  strip.missing = &missing;
+  for (int64_t s = begin; s < end; ++s) {
+    strip.pixel = s * kStrip;
+    strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
+    const MultiTauState given = state.from_pixel(strip.pixel);
+    strip.state = given;
+    // A last strip that is not whole has no room in the state.
+    std::unique_ptr<OwnState> own;
+    if (strip.lanes < kStrip) {
+      own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
+      own->take(given, strip.lanes);
+      strip.state = own->state();
+    }
+    for (int64_t k = 0; k < sums; k += kBlock) {
+      strip.first = k;
+      strip.seen = seen + k;
+      strip.sums = std::min(kBlock, sums - k);
+      multitau_strip(strip, thread_scratch<kScratchBytes>());
+    }
+    if (own) own->put(given, strip.lanes);
+  }
+}
+
+void update(const Executor& executor, const FrameRows& frames, int64_t frame_pixels, int64_t sums,
+            int64_t seen, const Delays& delays, const MissingFrames& missing,
+            const MultiTauState& state) {
+  const int64_t strips = (frame_pixels + kStrip - 1) / kStrip;
+  parallel_for(executor, strips, kTileStrips, [&](int64_t begin, int64_t end) {
+    update_strips(frames, frame_pixels, sums, seen, delays, missing, state, begin, end);
+  });
+}
+
+std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
+                   int64_t seen, int64_t average, const MissingFrames& missing,
+                   const BinnedPixels& pixels, BinSums* result) {
+  const auto as = [&](auto kind) {
+    using Kind = decltype(kind);
+    const std::vector<StripPixels> strips = strips_of(pixels);
+    std::vector<double> weight = weights(delays, seen, average, missing);
+    AllSums<Kind> all(delays, pixels);
+    const auto run = [&](int64_t first, int64_t last) {
+      const TilePixels tile =
+          tile_pixels(pixels, strips, first, last, [](int64_t, int64_t pixel) { return pixel; });
+      return sum_tile<Kind>(state, delays, seen, average, missing.any(), weight, tile);
+    };
+    std::string problem = sum_tiles<Kind>(executor, pixels, strips, run, &all);
+    if (problem.empty()) all.give(std::move(weight), result);
+    return problem;
+  };
+  return state.real ? as(Reals{}) : as(Counts{});
+}
+
+}  // namespace jaxkern::correlators

@@ -1,0 +1,268 @@
+"""``python -m jaxkern xpcs correlate``: from a file of frames to a file of results."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxkern.cli.output import print_json
+from jaxkern.core.quantities import scaled
+
+if TYPE_CHECKING:
+    from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
+    from jaxkern.xpcs.detectors.frames import FrameSource
+    from jaxkern.xpcs.detectors.qmap import QMap
+
+_FORMS = "full, t1t2:N (N x N cells), or age-lag:AGES:DECADE:LAGS (lags linear up to a decade)"
+
+
+def add_parser(actions: Any) -> None:
+    """Adds the command to those of ``xpcs``."""
+    about = "correlate the frames of a file, and write a file of results that xpcs-viewer opens"
+    correlate = actions.add_parser("correlate", help=about, description=about)
+    correlate.add_argument("frames", type=Path, help="frames or events of a detector")
+    add_choices(correlate)
+    correlate.add_argument("--end", type=int, metavar="N", help="the first frame behind the last")
+    correlate.add_argument(
+        "--intensity-cut",
+        metavar="LOW,HIGH",
+        help="leave out frames with less or more light than so many times the median",
+    )
+    correlate.add_argument(
+        "--twotime",
+        nargs="?",
+        const="full",
+        metavar="FORM",
+        help=f"two-time correlations too; {_FORMS}; default full",
+    )
+    correlate.add_argument(
+        "--smoothing", choices=("static", "none"), default="static", help="of two-time correlations"
+    )
+    correlate.add_argument(
+        "--parts", type=int, default=0, metavar="N", help="g2 of so many equal parts of the run too"
+    )
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """What `watch` takes too."""
+    parser.add_argument(
+        "--qmap", type=Path, required=True, metavar="FILE", help="bins of pixels, as simplemask's"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="results.hdf")
+    parser.add_argument(
+        "--bins",
+        metavar="LIST",
+        help="dynamic bins, such as 1,5-9; with --twotime those that have a two-time correlation",
+    )
+    parser.add_argument("--dpl", type=int, default=4, metavar="N", help="delays a level; default 4")
+    parser.add_argument("--begin", type=int, default=0, metavar="N", help="the first frame, from 0")
+    parser.add_argument("--stride", type=int, default=1, metavar="N", help="every n-th frame")
+    parser.add_argument("--average", type=int, default=1, metavar="N", help="neighbours summed")
+    parser.add_argument(
+        "--bad-frames", metavar="LIST", help="frames to leave out, from 0, such as 7,100-120"
+    )
+    parser.add_argument(
+        "--normalize", action="store_true", help="divide each frame by its mean counts"
+    )
+    parser.add_argument(
+        "--frame-time",
+        type=float,
+        metavar="S",
+        help="from frame to frame; default the file's",
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="of an HDF5 file; default: looked for")
+    parser.add_argument(
+        "--metadata", type=Path, metavar="FILE", help="*_metadata.hdf, of which /entry is copied"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw what was found there")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, no report")
+
+
+def numbers(text: str | None, what: str) -> list[int] | None:
+    """A list of numbers and ranges with both ends, such as 1,5-9.
+
+    Raises:
+      ValueError: for anything else, and more than ten million numbers.
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,12})\s*(?:-\s*([0-9]{1,12})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first + len(found) >= 10**7:
+            raise ValueError(f"{what} is {text!r:.60}; wanted numbers and ranges, such as 1,5-9")
+        found.extend(range(first, last + 1))
+    return found
+
+
+def form(text: str | None) -> Any:
+    """A form of two-time correlations as `twotime` takes it.
+
+    Raises:
+      ValueError: for anything that is none.
+    """
+    if text is None or text == "full":
+        return text
+    name, *sizes = text.split(":")
+    wanted = {"t1t2": 1, "age-lag": 3}.get(name)
+    if wanted != len(sizes) or not all(re.fullmatch("[0-9]{1,9}", size) for size in sizes):
+        raise ValueError(f"--twotime is {text!r:.60}; wanted {_FORMS}")
+    return (name, *map(int, sizes))
+
+
+def _cut(text: str | None) -> tuple[float | None, float | None] | None:
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) if part.strip() else None for part in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--intensity-cut is {text!r:.60}; wanted LOW,HIGH in units of the median, such as "
+            "0.5,2 (or ,2)"
+        ) from None
+    return low, high
+
+
+def correlate(chosen: argparse.Namespace) -> int:
+    """Correlates a file; errors of input are for the caller."""
+    from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+    from jaxkern.xpcs.correlators.multitau import multitau
+    from jaxkern.xpcs.correlators.two_time import twotime
+    from jaxkern.xpcs.detectors.opening import open_frames
+    from jaxkern.xpcs.detectors.qmap import QMap
+    from jaxkern.xpcs.files.results_writer import write_results
+
+    how = {"smoothing": chosen.smoothing, "form": form(chosen.twotime)}
+    bins, cut = numbers(chosen.bins, "--bins"), _cut(chosen.intensity_cut)
+    check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
+    qmap = QMap.read(chosen.qmap)
+    began = time.monotonic()
+    with open_frames(chosen.frames, qmap.shape, chosen.dataset) as source:
+        common = {
+            **selection(chosen),
+            "end": chosen.end,
+            "frame_time": frame_time(chosen, source),
+            "progress": not chosen.quiet,
+        }
+        if not chosen.quiet:
+            print(describe(source, qmap))
+        found = multitau(
+            source,
+            qmap,
+            chosen.dpl,
+            chosen.normalize,
+            intensity_cut=cut,
+            bins=None if chosen.twotime else bins,
+            parts=chosen.parts,
+            overview=True,
+            **common,
+        )
+        pairs = None
+        if chosen.twotime:
+            common["bad_frames"] = found.config["bad_frames"]
+            pairs = twotime(source, qmap, bins=bins, **how, **common)
+        seconds = time.monotonic() - began
+        files = [write_results(chosen.output, found, pairs, chosen.metadata, source)]
+        if chosen.plots:
+            files += plot_correlations(chosen.plots, found, pairs, title=chosen.frames.name)
+        report(chosen, source, found, pairs, files, seconds)
+    return 0
+
+
+# What `watch` does too ---------------------------------------------------------------------------
+
+
+def selection(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Which frames the flags choose."""
+    return {
+        "begin": chosen.begin,
+        "stride": chosen.stride,
+        "average": chosen.average,
+        "bad_frames": numbers(chosen.bad_frames, "--bad-frames"),
+    }
+
+
+def check_output(chosen: argparse.Namespace, *inputs: Path | None) -> None:
+    """Raises where the output is there already and not to be replaced, or is an input."""
+    output = chosen.output
+    if output.exists():
+        if any(given is not None and given.exists() and given.samefile(output) for given in inputs):
+            raise ValueError(f"--output {output} is one of the files that are read")
+        if not chosen.force:
+            raise FileExistsError(f"{output} is there already; --force replaces it")
+
+
+def frame_time(chosen: argparse.Namespace, source: FrameSource) -> float | None:
+    """From one frame to the next in s: the flag's, that of the metadata, or the source's."""
+    if chosen.frame_time is not None:
+        return float(chosen.frame_time)
+    told = read_metadata(chosen.metadata) if chosen.metadata else {}
+    return told.get("frame_time", source.metadata.get("frame_time"))
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a file of metadata says."""
+    from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, open_hdf5
+    from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
+
+    with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
+        return detector_metadata(file)
+
+
+def describe(source: FrameSource, qmap: QMap) -> str:
+    n, height, width = source.shape
+    kind = "events" if source.is_sparse else source.dtype.name
+    return f"{source.name}: {n:,} frames of {height} x {width} ({kind}); {qmap}"
+
+
+def report(
+    chosen: argparse.Namespace,
+    source: FrameSource,
+    found: MultiTauResult,
+    pairs: TwoTimeResult | None,
+    files: list[Path],
+    seconds: float,
+) -> None:
+    """Prints what was done."""
+    n, height, width = source.shape
+    size = n * height * width * source.dtype.itemsize
+    if source.is_sparse:
+        size = chosen.frames.stat().st_size
+    bad = len(found.config["bad_frames"])
+    if chosen.json:
+        print_json(
+            {
+                "files": files,
+                "frames": n,
+                "frames_correlated": found.n_frames,
+                "bad_frames": bad,
+                "frame_time": found.frame_time,
+                "bins": found.bins.tolist(),
+                "two_time_bins": None if pairs is None else pairs.bins.tolist(),
+                "delays": len(found.delay),
+                "seconds": seconds,
+                "frames_per_second": n / max(seconds, 1e-9),
+                "bytes_per_second": size / max(seconds, 1e-9),
+            }
+        )
+    elif not chosen.quiet:
+        rate = f"{n / max(seconds, 1e-9):,.0f} frames/s, {scaled(size / max(seconds, 1e-9), 'B/s')}"
+        print(f"{found}: {seconds:.3g} s ({rate})")
+        if pairs is not None:
+            print(f"two-time correlations of {len(pairs.bins)} bins, {list(pairs.c2.shape)}")
+        if bad:
+            print(f"{bad} bad frames were left out")
+        print("wrote " + ", ".join(map(str, files)))
+    if found.frame_time is None and not chosen.json:
+        print(
+            "note: nothing says the time between frames, so that delays are in frames; a fit needs "
+            "--frame-time",
+            file=sys.stderr,
+        )

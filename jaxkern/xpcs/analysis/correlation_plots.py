@@ -1,0 +1,276 @@
+"""Plots of correlations: g2, two-time maps, I(t), the mean image with the bins over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.analysis.figures import label_axes, new_figure, percentiles, save_figure
+from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.detectors.qmap import QMap
+
+Array = NDArray[Any]
+
+# Panels of one plot at most; bins are then spread evenly over those that are there.
+MOST_PANELS = 24
+MOST_MAPS = 9
+# Points of a map or a curve at most, along a side: of more, means of neighbours.
+_SHOWN = 500
+
+
+class _How(TypedDict):
+    title: str
+    dpi: int
+
+
+def plot_correlations(
+    folder: str | Path,
+    multitau: MultiTauResult | None = None,
+    twotime: TwoTimeResult | None = None,
+    *,
+    title: str = "",
+    dpi: int = 120,
+) -> list[Path]:
+    """Draws what there is into a folder; returns the paths.
+
+    g2.png has g2 with errors of all bins, a panel a q (24 at most, evenly spread); twotime.png the
+    two-time maps (9 at most) and g2 of the whole run and of its five parts; intensity.png the mean
+    counts over time; detector.png the mean image with the bins over it.
+
+    Args:
+      folder: made where it is missing.
+      multitau: what `multitau` gave, or None.
+      twotime: what `twotime` gave, or None.
+      title: over each plot.
+      dpi: dots an inch.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed.
+    """
+    folder, how = Path(folder), _How(title=title, dpi=dpi)
+    paths = []
+    if multitau is not None:
+        paths.append(plot_g2(folder / "g2.png", multitau, **how))
+    if twotime is not None:
+        paths.append(plot_twotime(folder / "twotime.png", twotime, **how))
+    shown = next((r for r in (multitau, twotime) if r is not None), None)
+    if shown is not None and shown.overview is not None:
+        step = _seconds(shown.frame_time)
+        paths.append(plot_intensity(folder / "intensity.png", shown.overview, step, **how))
+        paths.append(plot_detector(folder / "detector.png", shown.overview, shown.qmap, **how))
+    return paths
+
+
+def plot_g2(path: str | Path, result: MultiTauResult, *, title: str = "", dpi: int = 120) -> Path:
+    """g2 over the delay with its errors: a panel for each q, a colour for each phi."""
+    rows = _rows(result.bins, result.q)
+    shown = [rows[k] for k in _spread(len(rows), MOST_PANELS)]
+    columns = min(4, max(len(shown), 1))
+    lines = max(-(-len(shown) // columns), 1)
+    figure = new_figure(3.3 * columns + 0.4, 2.6 * lines + 0.4, title)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True)
+    x = result.delay if result.tau is None else result.tau
+    for place, axes in enumerate(grid.ravel()):
+        if place >= len(shown):
+            axes.set_axis_off()
+            continue
+        members = shown[place]
+        for number, k in enumerate(members):
+            there = np.isfinite(result.g2[:, k])
+            error = np.nan_to_num(result.g2_err[there, k])
+            axes.errorbar(
+                x[there],
+                result.g2[there, k],
+                error,
+                fmt=".-",
+                ms=3,
+                lw=0.6,
+                color=_colour(number, len(members)),
+                label=_angle_label(result, k),
+            )
+        axes.set_xscale("log")
+        axes.set_title(_ring_label(result, members), fontsize=8)
+        if 1 < len(members) <= 6 and result.phi is not None:
+            axes.legend(fontsize=6, frameon=False, loc="upper right")
+        bottom = place + columns >= len(shown)
+        axes.tick_params(labelbottom=bottom)
+        unit = "frames" if result.tau is None else "s"
+        label_axes(axes, f"delay ({unit})" if bottom else "", "" if place % columns else "g2")
+    return save_figure(figure, path, dpi)
+
+
+def plot_twotime(
+    path: str | Path, result: TwoTimeResult, *, title: str = "", dpi: int = 120
+) -> Path:
+    """Two-time maps, with g2 of the whole run and of its parts below each."""
+    chosen = _spread(len(result.bins), MOST_MAPS)
+    columns = min(3, max(len(chosen), 1))
+    lines = max(-(-len(chosen) // columns), 1)
+    figure = new_figure(4.0 * columns + 0.4, 5.4 * lines + 0.4, title)
+    ratios = [2.4, 1] * lines
+    grid = figure.subplots(2 * lines, columns, squeeze=False, height_ratios=ratios)
+    step, unit = _seconds(result.frame_time)
+    aged = str(result.config.get("form", "full")).find("age-lag") >= 0
+    names = ("lag", "age") if aged else ("t2", "t1")
+    for place in range(lines * columns):
+        above, below = grid[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
+        if place >= len(chosen):
+            above.set_axis_off()
+            below.set_axis_off()
+            continue
+        k = chosen[place]
+        _draw_map(figure, above, result, k, step, aged)
+        above.set_title(_bin_label(result, k), fontsize=8)
+        label_axes(above, f"{names[0]} ({unit})", f"{names[1]} ({unit})")
+        lag = np.arange(1, len(result.g2))
+        below.plot(lag * step, result.g2[1:, k], "k-", lw=1.2, label="all")
+        parts = result.g2_parts[:, 1:, k]
+        for number, part in enumerate(parts):
+            colour = _colour(number, len(parts))
+            name = f"part {number + 1}"
+            below.plot(np.arange(1, len(part) + 1) * step, part, lw=0.7, color=colour, label=name)
+        if len(lag) > 1:
+            below.set_xscale("log")
+        if place == 0:
+            below.legend(fontsize=6, frameon=False, loc="upper right", ncols=2)
+        label_axes(below, f"lag ({unit})", "" if place % columns else "g2")
+    return save_figure(figure, path, dpi)
+
+
+def plot_intensity(
+    path: str | Path,
+    overview: Overview,
+    step: tuple[float, str] = (1.0, "frames"),
+    *,
+    title: str = "",
+    dpi: int = 120,
+) -> Path:
+    """Mean counts of a pixel over time; of long runs also the least and the most of neighbours.
+
+    Args:
+      step: from one frame to the next, and its unit.
+    """
+    figure = new_figure(7.0, 3.2, title)
+    axes = figure.subplots()
+    n = len(overview.intensity)
+    block = max(-(-n // (4 * _SHOWN)), 1)
+    starts = np.arange(0, n, block)
+    x = starts * step[0]
+    if n:
+        mean = np.add.reduceat(overview.intensity, starts) / np.diff([*starts, n])
+        if block > 1:
+            least = np.minimum.reduceat(overview.intensity, starts)
+            most = np.maximum.reduceat(overview.intensity, starts)
+            axes.fill_between(x, least, most, alpha=0.3, lw=0)
+            axes.set_title(f"band: least and most of {block} frames", fontsize=8)
+        axes.plot(x, mean, lw=0.8)
+    label_axes(axes, f"t ({step[1]})", "counts a pixel and frame")
+    return save_figure(figure, path, dpi)
+
+
+def plot_detector(
+    path: str | Path, overview: Overview, qmap: QMap, *, title: str = "", dpi: int = 120
+) -> Path:
+    """The mean image, alone and with the dynamic bins over it; masked pixels are blank."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    image = np.where(qmap.mask & (overview.mean_image > 0), overview.mean_image, np.nan)
+    height, width = qmap.shape
+    wide = 4.6 * float(np.clip(width / height, 0.6, 2.5))
+    figure = new_figure(2 * wide + 1.6, 4.9, title)
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    low, high = percentiles(image, [1, 99.9], (0.1, 1.0))
+    norm = LogNorm(low, high) if 0 < 10 * low < high else Normalize(0, high)
+    drawn = left.imshow(image, norm=norm, cmap="viridis", interpolation="none")
+    left.set_title("mean counts a frame", fontsize=8)
+    figure.colorbar(drawn, ax=left, shrink=0.8).ax.tick_params(labelsize=7)
+    right.imshow(image, norm=norm, cmap="gray", interpolation="none")
+    bins = np.where(qmap.used, qmap.dynamic, 0).astype(np.float64)
+    # Neighbouring numbers get colours far from each other.
+    colours = np.where(bins > 0, (bins * 0.618034) % 1.0, np.nan)
+    right.imshow(colours, cmap="hsv", alpha=0.45, vmin=0, vmax=1, interpolation="none")
+    right.set_title(f"{qmap.n_dynamic} dynamic bins, {qmap.n_pixels} pixels", fontsize=8)
+    for axes in (left, right):
+        label_axes(axes, "column", "row")
+    return save_figure(figure, path, dpi)
+
+
+def _draw_map(
+    figure: Any, axes: Any, result: TwoTimeResult, k: int, step: float, aged: bool
+) -> None:
+    matrix = np.asarray(result.c2[k], np.float64)
+    if not aged:
+        matrix = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    low, high = percentiles(matrix, [1, 99], (0.0, 1.0))
+    how = {"vmin": low, "vmax": high, "cmap": "viridis"}
+    if aged:
+        drawn = axes.pcolormesh(result.t2 * step, result.t1 * step, matrix, **how)
+        if len(result.t2) > 2:
+            axes.set_xscale("symlog", linthresh=max(float(result.t2[1]) * step, 1e-12))
+    else:
+        block = -(-len(matrix) // _SHOWN)
+        first, last = float(result.t1[0]) * step, float(result.t1[-1]) * step
+        edges = (first, last, first, last)
+        shown = _means(matrix, block)
+        drawn = axes.imshow(shown, origin="lower", extent=edges, interpolation="none", **how)
+    figure.colorbar(drawn, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
+
+
+def _means(matrix: Array, block: int) -> Array:
+    """Means of block x block points, of those that are numbers."""
+    if block <= 1:
+        return matrix
+    starts = np.arange(0, len(matrix), block)
+    known = np.isfinite(matrix)
+    total, count = (
+        np.add.reduceat(np.add.reduceat(part, starts, axis=0), starts, axis=1)
+        for part in (np.where(known, matrix, 0.0), known.astype(np.float64))
+    )
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _seconds(frame_time: float | None) -> tuple[float, str]:
+    return (1.0, "frames") if frame_time is None else (frame_time, "s")
+
+
+def _rows(bins: Array, q: Array | None) -> list[list[int]]:
+    """Positions of the bins of each q, in its order; each bin alone where q is not known."""
+    if q is None:
+        return [[k] for k in range(len(bins))]
+    return [np.flatnonzero(q == value).tolist() for value in np.unique(q)]
+
+
+def _spread(n: int, most: int) -> list[int]:
+    return sorted({int(k) for k in np.linspace(0, n - 1, min(n, most)).round()}) if n else []
+
+
+def _colour(number: int, count: int) -> Any:
+    """A colour of a fixed order: the cycle's for a few, one map's for more."""
+    if count <= 10:
+        return f"C{number}"
+    from matplotlib import colormaps
+
+    return colormaps["turbo"](number / max(count - 1, 1))
+
+
+def _ring_label(result: MultiTauResult, members: list[int]) -> str:
+    if result.q is None:
+        return f"bin {result.bins[members[0]]}"
+    more = "" if len(members) == 1 else f", {len(members)} angles"
+    return f"q {result.q[members[0]]:.4g} 1/Angstrom{more}"
+
+
+def _angle_label(result: MultiTauResult, k: int) -> str:
+    return f"bin {result.bins[k]}" if result.phi is None else f"{result.phi[k]:.4g} deg"
+
+
+def _bin_label(result: TwoTimeResult, k: int) -> str:
+    parts = [f"bin {result.bins[k]}"]
+    if result.q is not None:
+        parts.append(f"q {result.q[k]:.4g} 1/Angstrom")
+    if result.phi is not None:
+        parts.append(f"{result.phi[k]:.4g} deg")
+    return ", ".join(parts)

@@ -1,0 +1,134 @@
+"""Multi-tau g2 of a whole run: which frames and pixels, in which turns, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.blocks import is_whole
+from jaxkern.xpcs.correlators.delays import MOST_DELAYS
+from jaxkern.xpcs.correlators.dense_sums import DenseSums
+from jaxkern.xpcs.correlators.event_sums import EventSums
+from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
+from jaxkern.xpcs.correlators.native_sums import native_module
+from jaxkern.xpcs.correlators.overview import OverviewSums
+from jaxkern.xpcs.correlators.pixels import BinnedPixels
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.opening import frames_and_map
+from jaxkern.xpcs.detectors.qmap import QMap
+
+
+def multitau(
+    frames: Any,
+    qmap: QMap,
+    dpl: int = 4,
+    normalize: bool = False,
+    bad_frames: Sequence[int] | NDArray[Any] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    stride: int = 1,
+    average: int = 1,
+    *,
+    intensity_cut: tuple[float | None, float | None] | None = None,
+    bins: Sequence[int] | NDArray[Any] | None = None,
+    parts: int = 0,
+    frame_time: float | None = None,
+    overview: bool = False,
+    progress: bool = True,
+) -> MultiTauResult:
+    """g2 of the dynamic bins of a map at multi-tau delays, of all frames of a run.
+
+    A level of delays correlates sums of neighbouring frames, each level sums twice as long as the
+    one before. With s the sums of a pixel, k < n and <> the mean over a static bin's pixels,
+
+        G  = sum of s[k] s[k + t] / n,   IP = sum of s[k] / n,   IF = sum of s[k + t] / n
+        g2 = mean over the dynamic bin's static bins of <G> / (<IP> <IF>)
+
+    and the error of g2 is the standard error of G / (IP IF) over the dynamic bin's pixels, 0 in
+    one without light. Whole counts are summed exactly. Frames in memory and in memory maps are
+    read where they are, others in blocks, by a thread of their own, in as many passes as the
+    memory that is free asks for.
+
+    Args:
+      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A pixel of NaN makes its
+        bins NaN: mask it in `qmap`.
+      qmap: the bins of the pixels.
+      dpl: delays a level, at most 64, see `multitau_delays`.
+      normalize: divide each frame by its mean over the pixels with mask 1, in float64.
+      bad_frames: numbers of frames, from the first of the source, that are left out of all sums
+        and pairs.
+      begin, end: the frames that are taken, `end` exclusive.
+      stride: every n-th frame.
+      average: so many neighbours are summed to one frame.
+      intensity_cut: (low, high): frames whose light on the map's pixels is less than `low` or more
+        than `high` times the median frame's are bad too; None is no limit.
+      bins: the dynamic bins that are wanted; by default all.
+      parts: g2 of so many equal parts of the run too, for samples that age.
+      frame_time: from one frame to the next in s; by default what the source says.
+      overview: mean image, intensity in time and static means too.
+      progress: a bar on the terminal.
+
+    Returns:
+      A `MultiTauResult`, with the frames that were left out in `config["bad_frames"]`.
+
+    Raises:
+      ValueError: for arguments out of range, a map of another shape than the frames, fewer than 2
+        frames (for each part), and counts that do not fit into 32 bits.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> frames = np.random.default_rng(0).poisson(2.0, (100, 8, 8)).astype(np.uint16)
+      >>> qmap = jk.xpcs.QMap(np.repeat([[1, 2]], 8, 0).repeat(4, 1), q=[0.01, 0.02])
+      >>> r = jk.xpcs.multitau(frames, qmap, frame_time=1e-3)
+      >>> r
+      MultiTauResult(2 bins of 64 pixels, 21 delays to 0.08 s, 100 frames)
+      >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
+      ((21, 2), [0.01, 0.02], True)
+    """
+    with (
+        frames_and_map(frames, qmap) as (source, living),
+        CorrelationProgress(progress, "multi-tau") as bar,
+    ):
+        whole_number("dpl", dpl, 1, MOST_DELAYS)
+        selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
+        least = 2 * max(whole_number("parts", parts, 0), 1)
+        if selection.n < least:
+            raise ValueError(
+                f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} "
+                f"frames of {source.name}; wanted {least} or more"
+            )
+        limits = intensity_limits(intensity_cut)
+        labels = BinLabels(living, bins)
+        step = time_step(frame_time, source)
+        divisor = None
+        if limits is not None or normalize:
+            means = FrameMeans(source, living, selection, bar)
+            divisor = means.divisors() if normalize else None
+            if limits is not None:
+                selection = selection.leaving_out(means.beyond(*limits))
+        seen = OverviewSums(living, selection, is_whole(source)) if overview else None
+        size = selection.n // max(parts, 1)
+        ranges = [(k * size, (k + 1) * size) for k in range(parts)]
+        pieces = [selection, *(selection.part(*of) for of in ranges)]
+        ranges.insert(0, (0, selection.n))
+        pixels = BinnedPixels.of(living, labels.bins)
+        native = native_module() if source.is_sparse and divisor is None else None
+        run: EventSums | DenseSums
+        if native is not None:
+            run = EventSums(native, source, selection, ranges, pixels, dpl)
+        else:
+            run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
+        sums = run.run(seen, bar)
+    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
+    whole, *others = (
+        multitau_result(*of_piece, labels, step, config)
+        for of_piece in zip(sums, pieces, strict=True)
+    )
+    return replace(whole, overview=seen.overview() if seen else None, parts=tuple(others))

@@ -1,0 +1,87 @@
+"""Sums over frames and pixels beside a correlation: mean image, intensity in time, static means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.correlators.event_memory import exact_sums
+from jaxkern.xpcs.correlators.frame_sums import frame_sums
+from jaxkern.xpcs.correlators.results import Overview
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.qmap import QMap
+
+#: of the static means in time
+PARTS = 10
+
+
+class OverviewSums:
+    """Adds up blocks of a selection's frames, in any order; whole counts exactly.
+
+    Args:
+      whole: whether counts are whole numbers.
+    """
+
+    def __init__(self, qmap: QMap, selection: FrameSelection, whole: bool) -> None:
+        self._qmap, self._selection = qmap, selection
+        self._bad, self._used = selection.bad_places(), qmap.used.ravel()
+        self._dtype = np.dtype(np.int64 if whole else np.float64)
+        self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
+        self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
+        self._intensity = np.zeros(selection.n, self._dtype)
+
+    def add(self, first: int, frames: NDArray[Any]) -> None:
+        """Adds the frames [T * average, H * W] of the sums first .. first + T - 1."""
+        average = self._selection.average
+        stop = first + len(frames) // average
+        for part, (begin, end) in enumerate(zip(self._edges[:-1], self._edges[1:], strict=True)):
+            begin, end = max(begin, first), min(end, stop)
+            if begin < end:
+                inside = frames[(begin - first) * average : (end - first) * average]
+                bad = self._bad[begin * average : end * average]
+                (light,) = frame_sums(inside, [self._used], self._images[part], bad)
+                light[bad] = 0
+                self._intensity[begin:end] = light.reshape(-1, average).sum(axis=1)
+
+    def add_events(
+        self, place: NDArray[np.int64], pixel: NDArray[Any], count: NDArray[Any]
+    ) -> None:
+        """Adds events [M] of the selection's frames, numbered from 0; they are whole counts."""
+        good = ~self._bad[place]
+        if not good.all():
+            place, pixel, count = place[good], pixel[good], count[good]
+        number = place // self._selection.average
+        inside = self._qmap.used.ravel()[pixel]
+        self._intensity += exact_sums(number[inside], count[inside], len(self._intensity))
+        of_part = np.searchsorted(self._edges[1:], number, "right")
+        for part in np.unique(of_part):
+            at = of_part == part
+            self._images[part] += exact_sums(pixel[at], count[at], self._images.shape[1])
+
+    def overview(self) -> Overview:
+        """Means of what was added; NaN where there were no good frames, or no pixels."""
+        qmap, counts = self._qmap, self._selection.good_counts().astype(np.int64)
+        good = np.array(
+            [counts[a:b].sum() for a, b in zip(self._edges[:-1], self._edges[1:], strict=True)]
+        )
+        pixels = qmap.pixels_of_static
+        of_static = np.zeros((PARTS, qmap.n_static), self._dtype)
+        some = np.flatnonzero(pixels)
+        if len(some):  # the map's pixels are ordered by static bin
+            first = np.cumsum(pixels) - pixels
+            of_static[:, some] = np.add.reduceat(self._images[:, qmap.pixels], first[some], axis=1)
+        return Overview(
+            _over(self._images.sum(axis=0), good.sum()).reshape(qmap.shape),
+            _over(self._intensity, counts * qmap.n_pixels),
+            _over(of_static.sum(axis=0), pixels * good.sum()),
+            _over(of_static, pixels * good[:, None]),
+        )
+
+
+def _over(above: NDArray[Any], below: Any) -> NDArray[np.float64]:
+    below = np.broadcast_to(below, above.shape)
+    means = np.full(above.shape, np.nan)
+    np.divide(above, below, out=means, where=below != 0)
+    return means

@@ -1,0 +1,328 @@
+"""Writes correlations to HDF5 files of results, as xpcs-viewer opens and fits read them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core.paths import home_path, replaced_whole
+from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.files.aps import damage_told, open_hdf5
+from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
+from jaxkern.xpcs.files.aps_writer import TILE, store_upper
+
+if TYPE_CHECKING:
+    import h5py
+
+Array = NDArray[Any]
+
+# What the other programs call the settings of a correlation.
+CONFIG_NAMES = {
+    "begin": "begin_frame",
+    "end": "end_frame",
+    "stride": "stride_frame",
+    "average": "avg_frame",
+    "normalize": "normalize_frame",
+    "smoothing": "smooth",
+}
+SMOOTHINGS = {"static": "sqmap", "dynamic": "dqmap", "none": "none"}
+#: what a source's metadata are called in the file, and their units
+METADATA_NAMES = {
+    "frame_time": ("instrument/detector_1/frame_time", "s"),
+    "count_time": ("instrument/detector_1/count_time", "s"),
+    "distance": ("instrument/detector_1/distance", "m"),
+    "energy": ("instrument/incident_beam/incident_energy", "keV"),
+    "start_time": ("start_time", None),
+}
+PIXEL_SIZES = ("instrument/detector_1/x_pixel_size", "instrument/detector_1/y_pixel_size")
+# What the viewer looks for in the map, and where /entry may have it.
+_OF_DETECTOR = {
+    "beam_center_x": "instrument/detector_1/beam_center_x",
+    "beam_center_y": "instrument/detector_1/beam_center_y",
+    "detector_distance": METADATA_NAMES["distance"][0],
+    "energy": METADATA_NAMES["energy"][0],
+    "pixel_size": PIXEL_SIZES[0],
+}
+# Arrays of more numbers are packed.
+_PACKED = 8192
+
+
+def write_results(
+    path: str | Path,
+    multitau: MultiTauResult | None = None,
+    twotime: TwoTimeResult | None = None,
+    metadata: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    source: FrameSource | None = None,
+) -> Path:
+    """Writes correlations as boost-corr lays them out, whole or not at all; returns the path.
+
+    xpcs-viewer opens the file, `read_results` reads it, and `python -m jaxkern xpcs fit` fits its
+    two-time correlations. Bins that were not correlated are NaN in `normalized_g2`. Two-time
+    correlations that are not full matrices stand in /xpcs/twotime_binned.
+
+    Args:
+      path: the file, replaced when it exists.
+      multitau: what `multitau` gave, or None.
+      twotime: what `twotime` gave, or None.
+      metadata: the path of a ``*_metadata.hdf`` file, of which /entry is copied (without
+        /entry/data), or a mapping such as `FrameSource.metadata`: "frame_time" and "count_time" in
+        s, "energy" in keV, "distance" and "pixel_size" in m, "start_time". The time between frames
+        that the results know goes before.
+      source: where the frames came from; its metadata are written where `metadata` says nothing.
+
+    Raises:
+      TypeError: results of another type.
+      ValueError: no result, or two of different detectors or times.
+      FileNotFoundError, ApsFormatError: a metadata file that is not there, or holds no /entry.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile
+      >>> import jaxkern as jk
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01], phi=[0.0])
+      >>> frames = np.random.default_rng(0).poisson(1.0, (40, 4, 4)).astype("u1")
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "results.hdf"
+      >>> jk.xpcs.write_results(path, jk.xpcs.multitau(frames, qmap)).name
+      'results.hdf'
+    """
+    import h5py
+
+    _check("multitau", multitau, MultiTauResult)
+    _check("twotime", twotime, TwoTimeResult)
+    first = multitau or twotime
+    if first is None:
+        raise ValueError("neither multitau nor twotime is given; wanted at least one of them")
+    _check_together(multitau, twotime)
+    known = dict(metadata) if isinstance(metadata, Mapping) else {}
+    frame_time = next((_frame_time(r) for r in (multitau, twotime) if _frame_time(r)), None)
+    if frame_time is not None:
+        known["frame_time"] = frame_time
+    path = home_path(path)
+    with replaced_whole(path) as temporary, h5py.File(temporary, "w") as file:
+        entry = file.create_group("entry")
+        if isinstance(metadata, str | os.PathLike):
+            _copy_entry(home_path(metadata), entry)
+        _write_entry(entry, known)
+        _write_entry(entry, {} if source is None else source.metadata, replace=False)
+        _write_entry(entry, _told_by(first.qmap), replace=False)
+        _complete_entry(entry)
+        _write_qmap(file.create_group("xpcs/qmap"), first.qmap, entry)
+        overview = next((r.overview for r in (multitau, twotime) if r and r.overview), None)
+        if overview is not None:
+            _write_overview(file["xpcs"], overview)
+        if multitau is not None:
+            _write_multitau(file.create_group("xpcs/multitau"), multitau)
+        if twotime is not None:
+            _write_twotime(file["xpcs"], twotime)
+    return path
+
+
+def _check(name: str, given: Any, wanted: type) -> None:
+    if given is not None and not isinstance(given, wanted):
+        raise TypeError(f"{name} is a {type(given).__name__}; wanted a {wanted.__name__} or None")
+
+
+def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | None) -> None:
+    if multitau is None or twotime is None:
+        return
+    one, other = multitau.qmap, twotime.qmap
+    if one is not other and not (
+        np.array_equal(one.dynamic, other.dynamic) and np.array_equal(one.static, other.static)
+    ):
+        raise ValueError(
+            f"multitau is of {one} and twotime of {other}; wanted results of the same bins, or a "
+            "file each"
+        )
+    first, second = _frame_time(multitau), _frame_time(twotime)
+    if first and second and abs(first - second) > 1e-6 * first:
+        raise ValueError(
+            f"the detector's frames are {first:.9g} s apart in multitau and {second:.9g} s in "
+            "twotime; wanted results of the same frames, or a file each"
+        )
+
+
+def _frame_time(result: MultiTauResult | TwoTimeResult | None) -> float | None:
+    """From one of the detector's frames to the next, in s."""
+    if result is None or result.frame_time is None:
+        return None
+    return result.frame_time / (_step(result, "stride") * _step(result, "average"))
+
+
+def _step(result: MultiTauResult | TwoTimeResult, name: str) -> int:
+    return int(result.config.get(name, 1))
+
+
+# /entry ----------------------------------------------------------------------------------------
+
+
+def _copy_entry(path: Path, entry: h5py.Group) -> None:
+    import h5py
+
+    with open_hdf5(path) as source, damage_told(path):
+        found = source.get("entry")
+        if not isinstance(found, h5py.Group):
+            raise ApsFormatError(f"there is no group /entry; wanted a file of metadata ({path})")
+        entry.attrs.update(found.attrs)
+        for name in found:
+            link = found.get(name, getlink=True)
+            if name == "data":
+                continue  # which may hold the frames themselves
+            if isinstance(link, h5py.HardLink):
+                found.copy(name, entry)
+            else:
+                entry[name] = link
+
+
+def _write_entry(entry: h5py.Group, known: Mapping[str, Any], replace: bool = True) -> None:
+    """What is known, in place of what is there or where nothing is."""
+    stored = [(*METADATA_NAMES[name], known.get(name)) for name in METADATA_NAMES]
+    sizes = np.broadcast_to(np.asarray(known.get("pixel_size"), np.float64), (2,))
+    if np.isfinite(sizes).all():
+        stored += [(place, "m", size) for place, size in zip(PIXEL_SIZES, sizes, strict=True)]
+    for place, unit, value in stored:
+        if value is None or (place in entry and not replace):
+            continue
+        if place in entry:
+            del entry[place]
+        entry[place] = value
+        if unit:
+            entry[place].attrs["units"] = unit
+
+
+def _told_by(qmap: QMap) -> dict[str, Any]:
+    """What a map that was made by a geometry says of the detector."""
+    names = {"energy": "energy", "distance": "detector_distance", "pixel_size": "pixel_size"}
+    found = {name: qmap.layout.get(key) for name, key in names.items()}
+    numbers = (int, float, np.number)
+    return {name: x for name, x in found.items() if isinstance(x, numbers) and np.isfinite(x)}
+
+
+def _complete_entry(entry: h5py.Group) -> None:
+    """What the viewer asks for, where nothing is known of it."""
+    place = METADATA_NAMES["frame_time"][0]
+    if place not in entry:
+        entry[place] = 1.0
+        entry[place].attrs["units"] = FRAMES
+    for place in (METADATA_NAMES["count_time"][0], METADATA_NAMES["energy"][0], *PIXEL_SIZES):
+        if place not in entry:
+            entry[place] = np.nan
+    for place, text in (("schema_version", "1.0"), ("start_time", "")):
+        if place not in entry:
+            entry[place] = text
+
+
+# /xpcs -----------------------------------------------------------------------------------------
+
+
+def _write_qmap(group: h5py.Group, qmap: QMap, entry: h5py.Group) -> None:
+    qmap.write_group(group)
+    # What a map that was not made by a geometry does not say of the detector.
+    for name, place in _OF_DETECTOR.items():
+        if name not in group:
+            group[name] = _number(entry, place)
+
+
+def _number(entry: h5py.Group, place: str) -> float:
+    """A number of /entry, which may be anything that a file of metadata has; else NaN."""
+    item = entry.get(place)
+    if getattr(item, "size", None) != 1 or item.dtype.kind not in "iuf":
+        return np.nan
+    return float(np.ravel(item[()])[0])
+
+
+def _write_overview(xpcs: h5py.Group, overview: Overview) -> None:
+    n = len(xpcs["qmap/static_index_mapping"])
+    means = np.full((1 + len(overview.static_means_parts), n), np.nan)
+    shown = min(n, len(overview.static_means))
+    means[0, :shown] = overview.static_means[:shown]
+    means[1:, :shown] = overview.static_means_parts[:, :shown]
+    _store(xpcs, "temporal_mean/scattering_2d", overview.mean_image[None])
+    _store(xpcs, "temporal_mean/scattering_1d", means[:1])
+    _store(xpcs, "temporal_mean/scattering_1d_segments", means[1:])
+    numbered = np.stack([np.arange(len(overview.intensity)), overview.intensity])
+    _store(xpcs, "spatial_mean/intensity_vs_time", numbered)
+
+
+def _write_multitau(group: h5py.Group, result: MultiTauResult) -> None:
+    group["delay_list"] = result.delay
+    group["processed_bins"] = result.bins
+    group["n_pairs"] = result.n_pairs
+    group["n_frames"] = result.n_frames
+    n = len(group.parent["qmap/dynamic_index_mapping"])
+    for name, values in (("normalized_g2", result.g2), ("normalized_g2_err", result.g2_err)):
+        # A column for each bin of the map, which the viewer takes by its number.
+        every = np.full((len(result.delay), n), np.nan)
+        every[:, result.bins - 1] = values
+        _store(group, name, every)
+    if result.parts:
+        _write_parts(group, result)
+    _write_config(group, result.config)
+
+
+def _write_parts(group: h5py.Group, result: MultiTauResult) -> None:
+    """g2 of parts of the run; the viewer tells them by the number of their last frame."""
+    n = len(group.parent["qmap/dynamic_index_mapping"])
+    g2 = np.full((len(result.parts), len(result.delay), n), np.nan)
+    error, pairs = g2.copy(), np.zeros(g2.shape[:2], np.int64)
+    for k, part in enumerate(result.parts):
+        delays = slice(len(part.delay))  # those of a shorter run are the first ones
+        g2[k, delays, part.bins - 1] = part.g2.T
+        error[k, delays, part.bins - 1] = part.g2_err.T
+        pairs[k, delays] = part.n_pairs
+    _store(group, "normalized_g2_partial", g2)
+    _store(group, "normalized_g2_partial_err", error)
+    group["normalized_g2_partial_labels"] = np.cumsum([part.n_frames for part in result.parts])
+    group["n_pairs_partial"] = pairs
+
+
+def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
+    full = result.config.get("form", "full") == "full"
+    group = xpcs.create_group("twotime" if full else "twotime_binned")
+    group["processed_bins"] = result.bins
+    group["n_frames"] = result.n_frames
+    _store(group, "normalized_g2", result.g2)
+    _store(group, "normalized_g2_segments", np.swapaxes(result.g2_parts, 0, 1))
+    if full:
+        maps = group.create_group("correlation_map")
+        tile = min(TILE, result.c2.shape[1])
+        for number, matrix in enumerate(result.c2, 1):
+            # The tiles of the empty triangle are never written.
+            stored = maps.create_dataset(
+                f"c2_{number:05d}",
+                matrix.shape,
+                matrix.dtype,
+                chunks=(tile, tile),
+                compression="lzf",
+                shuffle=True,
+            )
+            store_upper(stored, 0, matrix)
+    else:
+        _store(group, "c2", result.c2)
+        group["t1"], group["t2"] = result.t1, result.t2
+    _write_config(group, result.config)
+
+
+def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
+    stored = group.create_group("config")
+    for name, value in {"stride": 1, "average": 1, **config}.items():
+        if name == "smoothing":
+            value = SMOOTHINGS.get(value, value)
+        if isinstance(value, tuple) and any(isinstance(part, str) for part in value):
+            value = " ".join(map(str, value))  # a form, such as ("t1t2", 100)
+        if name == "bad_frames":
+            value = np.asarray(value, np.int64)
+        if value is not None:
+            stored[CONFIG_NAMES.get(name, name)] = value
+
+
+def _store(group: h5py.Group, name: str, values: Any) -> None:
+    values = values if isinstance(values, list | str) else np.asarray(values)
+    packed = isinstance(values, np.ndarray) and values.size > _PACKED
+    how: dict[str, Any] = {"compression": "lzf", "shuffle": True} if packed else {}
+    group.create_dataset(name, data=values, **how)

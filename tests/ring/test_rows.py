@@ -1,0 +1,80 @@
+"""Rows of several arrays as one: would catch a row of another array, one past the end, bytes taken
+for values of another type, arrays with gaps or backward strides copied as if they had none."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxkern.core import registry
+from jaxkern.ring.rows import gather_rows
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.integers(0, 17, 40)
+
+
+def parts(dtype=np.int32, shape=(3, 2)):
+    return [RNG.integers(0, 99, (n, *shape)).astype(dtype) for n in (5, 0, 1, 11)]
+
+
+def assert_gathered(arrays, out):
+    assert gather_rows(arrays, ROWS, out) is out
+    np.testing.assert_array_equal(out, np.concatenate(arrays)[ROWS])
+
+
+@pytest.fixture(params=["native", "NumPy"])
+def copier(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(registry, "module", lambda name: None)
+
+
+@pytest.mark.usefixtures("copier")
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float64, bool, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0,), (1500,)])
+def test_every_row_is_its_own(dtype, shape):
+    assert_gathered(parts(dtype, shape), np.empty((40, *shape), dtype))
+
+
+@pytest.mark.usefixtures("copier")
+def test_arrays_that_do_not_lie_row_by_row():
+    backward = [part[::-1] for part in parts()]
+    assert_gathered(backward, np.empty((40, 3, 2), np.int32))
+    gaps = [part[::2] for part in parts(shape=(8,))] + parts(shape=(8,))
+    assert_gathered(gaps, np.empty((40, 8), np.int32))
+    turned = [part.transpose(0, 2, 1) for part in parts()]
+    assert_gathered(turned, np.empty((40, 2, 3), np.int32))
+    assert_gathered(parts(), np.empty((40, 3, 4), np.int32)[:, :, ::2])
+
+
+@pytest.mark.usefixtures("copier")
+def test_values_of_another_type_are_converted():
+    mixed = [part.astype(dtype) for part, dtype in zip(parts(), "hilq", strict=True)]
+    assert_gathered(mixed, np.empty((40, 3, 2), np.int32))
+    assert_gathered(parts(), np.empty((40, 3, 2)))
+
+
+@pytest.mark.usefixtures("copier")
+@pytest.mark.parametrize("row", [-1, 17])
+def test_a_row_that_is_not_there(row):
+    out = np.zeros((2, 3, 2), np.int32)
+    with pytest.raises(IndexError, match=str(row)):
+        gather_rows(parts(), np.array([0, row]), out)
+    with pytest.raises(ValueError, match="read-only"):
+        gather_rows(parts(), np.array([0, 1]), np.broadcast_to(out[:1], out.shape))
+
+
+def test_native_code_checks_sizes():
+    gather = registry.module("cpu").gather_rows
+    array, out = np.arange(6), np.zeros(16, np.uint8)
+    place = [(array.ctypes.data, 6, 8)]
+    with pytest.raises(ValueError, match="out has 16 bytes; 3 rows of 8 are wanted"):
+        gather(place, 8, np.array([0, 1, 2]), out)
+    with pytest.raises(ValueError, match="out has 16 bytes"):
+        gather(place, 2**62, np.array([0, 1, 2, 3]), out)
+    with pytest.raises(ValueError, match="out has 16 bytes"):
+        gather(place, -8, np.array([0, 1]), out)
+    with pytest.raises(ValueError, match="negative number of rows"):
+        gather([(array.ctypes.data, -6, 8)], 8, np.array([0, 1]), out)
+    gather(place, 8, np.array([5, 4]), out)
+    assert out.view(np.int64).tolist() == [5, 4]

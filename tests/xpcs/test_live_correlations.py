@@ -1,0 +1,278 @@
+"""Frames that are still being taken: g2 as they come, and `python -m jaxkern xpcs watch`.
+
+Would catch: g2 of frames in parts that has other bits than g2 of all, a file that is half written
+and taken for whole, frames of a folder in the order of the alphabet, a watch that never ends,
+results that Ctrl-C loses.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import correlation_results as made
+import numpy as np
+import pytest
+
+from jaxkern import xpcs
+from jaxkern.cli import main
+from jaxkern.cli.xpcs_watch import curve, rows
+from jaxkern.xpcs.detectors.frames import DetectorFileError
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("steps", [[1] * 70, [3, 40, 27], [70]])
+def test_parts_give_the_bits_of_all(steps, normalize):
+    """Also with bad frames that have not come yet, average, stride and begin; no more than most."""
+    counts, qmap = made.frames(70), made.qmap()
+    how = {"normalize": normalize, "bad_frames": [0, 12, 50], "begin": 1, "average": 2}
+    live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
+    for n in np.cumsum(steps):
+        assert live.update(xpcs.as_frames(counts[:n])) == n
+    wanted = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
+    found = live.result()
+    for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    for name in ("mean_image", "intensity", "static_means"):
+        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    parts = found.overview.static_means_parts
+    assert 10 <= len(parts) < 20
+    np.testing.assert_allclose(parts[0], _static_means(counts, qmap, 1, [1, 2], 2), rtol=1e-15)
+
+
+def _static_means(counts, qmap, begin, numbers, average):
+    """Means of the first sums' good frames; bad ones are 0, 12 and 50."""
+    first = counts[begin : begin + len(numbers) * average]
+    return [first[:, qmap.used & (qmap.static == s)].mean() for s in range(1, qmap.n_static + 1)]
+
+
+def test_a_result_of_what_came_so_far():
+    counts, qmap = made.frames(40), made.qmap()
+    live = xpcs.LiveMultiTau(qmap, 10_000)
+    with pytest.raises(ValueError, match="0 frames were added"):
+        live.result()
+    for n in (2, 17, 33, 40):
+        live.update(xpcs.as_frames(counts[:n]))
+        np.testing.assert_array_equal(live.result().g2, xpcs.multitau(counts[:n], qmap).g2)
+    with pytest.raises(ValueError, match="frames of 3 x 3 pixels"):
+        xpcs.LiveMultiTau(qmap).update(xpcs.as_frames(np.ones((4, 3, 3), np.uint8)))
+
+
+def settled(frames):
+    """All that is there, whenever the next look is due."""
+    frames._next_look = 0.0
+    return frames.poll()
+
+
+def test_files_of_a_folder_in_the_order_of_their_numbers(tmp_path):
+    counts = made.frames(30)
+    frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])
+    assert settled(frames) == 0
+    made.qmap().write(tmp_path / "qmap.h5")
+    (tmp_path / "notes.txt").write_text("no frames")
+    np.save(tmp_path / "run_9.npy", counts[:10])
+    assert settled(frames) == 10
+    np.save(tmp_path / "run_10.npy", counts[10:25])
+    assert settled(frames) == 25
+    whole = (tmp_path / "run_10.npy").read_bytes()
+    (tmp_path / "run_11.npy").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "run_12.npy", counts[:1])
+    assert settled(frames) == 25  # one that is half written holds up those behind it
+    with pytest.raises(DetectorFileError, match=r"run_11\.npy"):
+        frames.finish()
+    np.save(tmp_path / "run_11.npy", counts[25:])
+    assert settled(frames) == 31
+    np.testing.assert_array_equal(frames.read(5, 28), counts[5:28])
+    assert frames.finish() == 31
+    np.save(tmp_path / "run_8.npy", counts[:1])
+    with pytest.raises(DetectorFileError, match=r"run_9\.npy was not the next"):
+        settled(frames)
+
+
+def rigaku(path, counts, mode="wb"):
+    """Events of frames from `first` on, appended as the detector does."""
+    first, counts = counts
+    frame, pixel = np.nonzero(counts.reshape(len(counts), -1))
+    count = counts.reshape(len(counts), -1)[frame, pixel].astype(np.uint64)
+    words = count | (pixel.astype(np.uint64) << 16) | ((frame + first).astype(np.uint64) << 40)
+    with path.open(mode) as file:
+        file.write(words.astype("<u8").tobytes())
+
+
+def test_a_file_of_events_that_grows(tmp_path):
+    counts = np.zeros((20, 512, 1024), np.uint8)
+    counts[:, :4, :4] = np.random.default_rng(0).poisson(2.0, (20, 4, 4))
+    path = tmp_path / "run.bin"
+    frames = xpcs.GrowingFrames(path)
+    assert settled(frames) == 0
+    rigaku(path, (0, counts[:12]))
+    assert settled(frames) == 11  # more of the last frame may come
+    rigaku(path, (12, counts[12:]), "ab")
+    assert settled(frames) == 19
+    assert frames.finish() == 20
+    np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
+    path.write_bytes(path.read_bytes()[:800])
+    with pytest.raises(DetectorFileError, match="wanted a file that grows"):
+        settled(frames)
+
+
+SWMR = """
+import sys, h5py, numpy as np
+counts = np.load(sys.argv[1])
+with h5py.File(sys.argv[2], "w", libver="latest") as file:
+    frames = file.create_dataset(
+        "entry/data/data", (0, *counts.shape[1:]), counts.dtype, maxshape=(None, *counts.shape[1:]),
+        chunks=(1, *counts.shape[1:]),
+    )
+    file.swmr_mode = True
+    for first in range(0, len(counts), 10):
+        frames.resize(first + 10, axis=0)
+        frames[first:] = counts[first : first + 10]
+        file.flush()
+        print(first + 10, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_an_hdf5_file_that_another_process_writes(tmp_path):
+    counts = made.frames(30)
+    np.save(tmp_path / "counts.npy", counts)
+    path = tmp_path / "run.h5"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SWMR, tmp_path / "counts.npy", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child,
+        xpcs.GrowingFrames(path) as frames,
+    ):
+        for n in (10, 20, 30):
+            assert child.stdout.readline() == f"{n}\n"
+            assert settled(frames) == n
+            np.testing.assert_array_equal(frames.read(0, n), counts[:n])
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+    assert child.returncode == 0
+
+
+def test_files_that_are_not_alike(tmp_path):
+    frames = xpcs.GrowingFrames(tmp_path)
+    np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
+    assert settled(frames) == 2
+    np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
+    with pytest.raises(DetectorFileError, match=r"b\.npy has frames of 3 x 4 \(uint16\); wanted"):
+        settled(frames)
+
+
+def watched(folder, *more):
+    made.qmap().write(folder / "qmap.h5")
+    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
+    return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
+
+
+def writer(folder, parts, wait=0.1):
+    """A thread that saves frames as a detector does: under another name first."""
+
+    def write():
+        for number, part in enumerate(parts):
+            time.sleep(wait)
+            np.save(folder / ".half.npy", part)
+            (folder / ".half.npy").rename(folder / f"run_{number}.npy")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "jaxkern.xpcs.analysis.correlation_plots.plot_correlations",
+        lambda folder, *results, title: drawn.append((folder, title)) or [],
+    )
+    counts = made.frames(60)
+    thread = writer(tmp_path, [counts[k : k + 10] for k in range(0, 60, 10)])
+    flags = ["--idle", "0.6", "--frame-time", "0.5", "--average", "2", "--twotime", "--bins", "2"]
+    assert main(watched(tmp_path, *flags, "--plots", str(tmp_path / "plots"))) == 0
+    thread.join()
+    said = capsys.readouterr().out
+    assert "60 frames, " in said
+    assert len(said.splitlines()) >= 3  # it told how it grew
+    found = xpcs.read_results(tmp_path / "results.hdf")
+    how = {"average": 2, "frame_time": 0.5, "progress": False}
+    wanted = xpcs.multitau(counts, made.qmap(), **how)
+    np.testing.assert_array_equal(found.multitau.g2, wanted.g2)
+    np.testing.assert_array_equal(found.multitau.tau, wanted.tau)
+    pairs = xpcs.twotime(counts, made.qmap(), bins=[2], **how)
+    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    assert drawn[-1] == (tmp_path / "plots", f"{tmp_path.name}, 60 frames")
+
+
+def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
+    counts = made.frames(20)
+    thread = writer(tmp_path, [counts], 0.0)
+    main_thread = threading.main_thread().ident
+
+    def interrupt():
+        end = time.monotonic() + 30
+        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    stopper = threading.Thread(target=interrupt, daemon=True)
+    stopper.start()
+    assert main(watched(tmp_path, "--json", "--idle", "40")) == 0
+    thread.join()
+    stopper.join()
+    record = json.loads(capsys.readouterr().out)
+    assert record["interrupted"] is True
+    assert record["frames"] == 20
+    assert record["files"] == [str(tmp_path / "results.hdf")]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    wanted = xpcs.multitau(counts, made.qmap(), progress=False)
+    found = xpcs.read_results(tmp_path / "results.hdf").multitau
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+
+
+def test_watch_refits(tmp_path, capsys):
+    """Frames without correlations are no success of a fit: it is fitted, told, and exits with 1."""
+    np.save(tmp_path / "run_1.npy", made.frames(40))
+    (tmp_path / "fit.yaml").write_text(
+        "data_files: {file: elsewhere.h5, q: 0.006}\nanalysis: {model: static}\n"
+        "optimization: {errors: independent, max_nfev: 20}\n"
+    )
+    flags = ["--idle", "0.2", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
+    code = main(watched(tmp_path, *flags, "--config", str(tmp_path / "fit.yaml")))
+    said = capsys.readouterr()
+    assert "fit of 40 frames: D0 " in said.out
+    record = json.loads((tmp_path / "fit" / "results.json").read_text())
+    assert code == (0 if record["success"] else 1)
+    assert (code == 1) == ("no success" in said.err)
+
+
+def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
+    assert main(watched(tmp_path, "--idle", "0.1")) == 2
+    assert "no frames came in" in capsys.readouterr().err
+    assert not (tmp_path / "results.hdf").exists()
+    np.save(tmp_path / "run_1.npy", made.frames(12))
+    (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
+    (tmp_path / "qmap.h5").unlink()
+    assert main(watched(tmp_path, "--idle", "0.1")) == 2
+    assert "run_2.npy" in capsys.readouterr().err
+    # What could be read is there all the same.
+    assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
+
+
+def test_curves():
+    assert curve([2.0, 1.5, np.nan, 1.0]) == "█▅ ▁"
+    assert curve([1.0, 1.0]) == "▁▁"
+    assert curve([np.nan]) == ""
+    table = rows(made.multitau())
+    assert len(table) == 5
+    assert table[1][:3] == ("2", "0.004", "50")

@@ -1,0 +1,136 @@
+"""The FFI handler of multi-tau states is a trust boundary: a program may call it with anything.
+
+Would catch: a read or write out of bounds (the process dies), an operand that is not checked, a
+message that does not name the op and what was wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxkern as jk
+
+TARGET = "jaxkern.multitau_update.v1"
+
+if TARGET not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_REQUIRE", ""):
+    pytest.skip("this installation has no native correlators", allow_module_level=True)
+
+B, T, P, DPL, DELAYS = 2, 5, 3, 2, 6  # states, frames, pixels, delays a level and in all
+LEVELS = 2
+FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+OK = "the call returned"
+OPERANDS = ("frames", "seen", "total", "g", "head", "history")
+
+
+def words(*shape: int) -> np.ndarray:
+    return np.zeros((B, *shape), np.uint32)
+
+
+VALID: dict[str, Any] = {
+    "frames": np.ones((B, T, P), np.uint8),
+    "seen": np.array([0, 7], np.int32),
+    "total": words(P, 2),
+    "g": words(DELAYS, P, 2),
+    "head": words(DELAYS, P),
+    "history": words(LEVELS * 2 * DPL, P),
+    "dpl": np.int32(DPL),
+    "total_out": words(P, 2),
+    "g_out": words(DELAYS, P, 2),
+    "head_out": words(DELAYS, P),
+    "history_out": words(LEVELS * 2 * DPL, P),
+}
+REAL = VALID | {
+    "frames": np.ones((B, T, P), np.float32),
+    **{k: np.zeros((*VALID[k].shape, 2), np.uint32)
+       for k in ("head", "history", "head_out", "history_out")},
+}  # fmt: skip
+
+
+def outcome(call: dict[str, Any]) -> str:
+    structs = [
+        jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in call.items() if k.endswith("_out")
+    ]
+    run = jax.ffi.ffi_call(TARGET, structs)
+    try:
+        results = jax.block_until_ready(
+            jax.jit(lambda *xs: run(*xs, dpl=call["dpl"]))(*(call[k] for k in OPERANDS))
+        )
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX's choice, for one status
+        text = str(error)
+        assert "jaxkern.multitau_update: " in text, text
+        assert any(name in text for name in [*OPERANDS, "result", "attribute"]), text
+        return text
+    assert [r.shape for r in results] == [s.shape for s in structs]
+    return OK
+
+
+def test_valid_calls_return():
+    assert outcome(VALID) is OK
+    assert outcome(REAL) is OK
+
+
+@FEW
+@given(st.data())
+def test_shapes_and_dtypes(data):
+    call = dict(data.draw(st.sampled_from([VALID, REAL])))
+    for _ in range(data.draw(st.integers(1, 2))):
+        name = data.draw(st.sampled_from([k for k in call if k != "dpl"]))
+        shape, dtype = list(call[name].shape), call[name].dtype
+        change = data.draw(st.sampled_from(["drop", "add", "size", "dtype"]))
+        if change == "drop" and shape:
+            shape.pop(data.draw(st.integers(0, len(shape) - 1)))
+        elif change == "add":
+            shape.insert(data.draw(st.integers(0, len(shape))), data.draw(st.integers(0, 3)))
+        elif change == "size" and shape:
+            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.integers(0, 9))
+        else:
+            dtype = np.dtype(data.draw(st.sampled_from(["int32", "uint16", "float32", "uint8"])))
+        call[name] = np.ones(shape, dtype)
+    outcome(call)
+
+
+@FEW
+@given(st.sampled_from([-(2**31), -1, 0, 1, 3, 64, 65, 2**31 - 1]))
+def test_delays_a_level(dpl):
+    outcome(VALID | {"dpl": np.int32(dpl)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"seen": np.array([0, -1], np.int32)}, "'seen' is -1"),
+        ({"seen": np.zeros(B, np.uint32)}, "'seen' has dtype uint32"),
+        ({"frames": np.ones((B, T, P + 1), np.uint8)}, "'frames' has shape"),
+        ({"frames": np.ones((B, T, P), np.int8)}, "'frames' has dtype int8"),
+        ({"dpl": np.int32(0)}, "'dpl' is 0"),
+        ({"dpl": np.int32(65)}, "'dpl' is 65"),
+        ({"history": words(LEVELS * 2 * DPL - 1, P)}, "'history' has shape"),
+        ({"g": words(1000, P, 2)}, "'g' has 1000 delays"),
+        ({"frames": REAL["frames"]}, "'head' has shape"),
+    ],
+)
+def test_messages_say_what_is_wrong(changed, names):
+    assert names in outcome(VALID | changed)
+
+
+@pytest.mark.parametrize("seen", [2**31 - 1, 2**31 - 3])
+def test_very_many_frames_seen(seen):
+    assert outcome(VALID | {"seen": np.full(B, seen, np.int32)}) is OK
+
+
+def test_nothing_to_do():
+    """No pixels of very many delays, no frames, no states."""
+    empty = {"frames": np.zeros((B, T, 0), np.uint8)}
+    for name in ("total", "g", "head", "history"):
+        pixels = 1 if name == "total" else 2
+        shape = [0 if axis == pixels else size for axis, size in enumerate(VALID[name].shape)]
+        empty |= {name: np.zeros(shape, np.uint32), name + "_out": np.zeros(shape, np.uint32)}
+    assert outcome(VALID | empty) is OK
+    assert outcome(VALID | {"frames": np.ones((B, 0, P), np.uint8)}) is OK
