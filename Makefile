@@ -43,9 +43,9 @@ test: install
 	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
-# What takes many processes, kills or seconds, and everything with it.
+# What takes many processes, kills or seconds, most of it of one file; and everything with it.
 test-slow:
-	$(MAKE) test TESTFLAGS="-m slow $(TESTFLAGS)"
+	$(MAKE) test TESTFLAGS="-m slow --dist load $(TESTFLAGS)"
 
 test-all:
 	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
