@@ -374,8 +374,9 @@ def test_a_chunk_that_is_damaged_is_named(tmp_path):
             source.read(1, 2)
 
 
-def test_not_an_hdf5_file(tmp_path):
+@pytest.mark.parametrize("content", [b"not at all", b"\x89HDF\r\n\x1a\n" + b"\1" * 500])
+def test_not_an_hdf5_file(tmp_path, content):
     path = tmp_path / "run.h5"
-    path.write_bytes(b"not at all")
+    path.write_bytes(content)
     with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.h5 cannot be opened as an HDF5"):
         jk.xpcs.open_frames(path)

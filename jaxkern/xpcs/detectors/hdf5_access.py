@@ -26,9 +26,9 @@ def open_hdf5(name: str) -> h5py.File:
         raise FileNotFoundError(f"there is no file {name!r}")
     try:
         return h5py.File(name, "r")
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:
         # A detector that still writes it may let others read (single writer, multiple readers).
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             return h5py.File(name, "r", libver="latest", swmr=True)
         raise DetectorFileError(f"{name} cannot be opened as an HDF5 file: {error}") from error
 

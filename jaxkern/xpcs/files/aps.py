@@ -228,7 +228,7 @@ def open_hdf5(path: Path) -> h5py.File:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     try:
         return h5py.File(path, "r")
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ApsFormatError(f"{path} cannot be opened as an HDF5 file: {error}") from error
 
 
