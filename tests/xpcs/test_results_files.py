@@ -9,8 +9,10 @@ kill.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+from dataclasses import replace
 
 import correlation_results as made
 import h5py
@@ -83,7 +85,7 @@ def same(found, wanted):
             for part in ("dynamic", "static", "mask", "q", "phi"):
                 np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
         elif name == "overview":
-            for part in vars(value or ()):
+            for part in vars(value) if value else ():
                 np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
         elif name == "config":
             for key in value:
@@ -159,11 +161,14 @@ def test_bad_frames_cells_and_missing_labels(tmp_path):
     assert np.isnan(bad.c2[0, 3]).all()
     found = read_results(write_results(tmp_path / "b.hdf", twotime=bad)).twotime
     np.testing.assert_array_equal(found.c2, bad.c2)
-    assert found.config["bad_frames"].tolist() == [3, 4]
+    assert found.config["bad_frames"] == [3, 4]
+    np.testing.assert_array_equal(found.n_pairs, bad.n_pairs)
     cells = made.twotime(form=("t1t2", 4))
     path = write_results(tmp_path / "c.hdf", twotime=cells)
     found = read_results(path, bins=[1]).twotime
     np.testing.assert_array_equal(found.c2[0], cells.c2[1])
+    assert found.config["form"] == ("t1t2", 4)
+    np.testing.assert_array_equal(found.fit_data().data, found.c2)  # which looks at the form
     np.testing.assert_array_equal(found.t1, cells.t1)
     with h5py.File(path) as file:
         assert "xpcs/twotime" not in file  # which the viewer would take for matrices of frames
@@ -177,6 +182,23 @@ def test_bad_frames_cells_and_missing_labels(tmp_path):
     assert read_results(path).metadata == {}
     with pytest.raises(ApsFormatError, match=r"map_names is \['bin', 'phi'\]"):
         xpcs.ApsFile(path)
+
+
+def test_what_the_correlators_give_is_read_as_it_was(tmp_path):
+    """Settings of the same types too, so that what is read goes through JSON and into fits."""
+    how = {"intensity_cut": (0.1, None), "bad_frames": [3, 8], "frame_time": 1e-3}
+    g2 = xpcs.multitau(made.frames(40), made.qmap(), parts=2, **how)
+    for form in ("full", ("t1t2", 8), ("age-lag", 3, 4, 2)):
+        c2 = xpcs.twotime(made.frames(40), made.qmap(), bins=[4, 1, 5], form=form, **how)
+        found = read_results(write_results(tmp_path / "r.hdf", g2, c2))
+        same(found.twotime, c2)
+        assert {name: found.twotime.config.get(name) for name in c2.config} == c2.config
+        picked = read_results(tmp_path / "r.hdf", bins=[1]).twotime
+        if form != "full":
+            np.testing.assert_array_equal(picked.c2_pairs, c2.c2_pairs[[1]])
+    same(found.multitau, replace(g2, parts=found.multitau.parts))
+    assert json.loads(json.dumps(found.multitau.to_dict()))["config"]["bad_frames"] == [3, 8]
+    assert {name: found.multitau.config.get(name) for name in g2.config} == g2.config
 
 
 def test_two_times_of_frames_that_are_not_alike(tmp_path):
@@ -405,6 +427,9 @@ def test_files_that_are_none_or_damaged(written, tmp_path):
         path.write_bytes(content[:cut])
         with pytest.raises(ApsFormatError, match=r"cut\.hdf"):
             read_results(path)
+    path.write_bytes(content[:8] + b"\1" * (len(content) - 8))  # a superblock of nonsense
+    with pytest.raises(ApsFormatError, match=r"cut\.hdf cannot be opened"):
+        read_results(path)
     for _ in range(40):
         wrong = bytearray(content)
         for place in rng.integers(0, len(content), 30):

@@ -154,6 +154,16 @@ def _read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
     if "smoothing" in found:
         back = {theirs: name for name, theirs in SMOOTHINGS.items()}
         found["smoothing"] = back.get(found["smoothing"], found["smoothing"])
+    if isinstance(found.get("bad_frames"), np.ndarray):
+        found["bad_frames"] = found["bad_frames"].tolist()
+    if isinstance(found.get("intensity_cut"), np.ndarray):
+        cut = found["intensity_cut"].tolist()
+        found["intensity_cut"] = tuple(None if x != x else x for x in cut)
+    if analysis != "multitau":
+        # Other programs have one form, and no word for it.
+        kind, *sizes = str(found.get("form", "full")).split()
+        whole = all(size.isdecimal() for size in sizes)
+        found["form"] = (kind, *map(int, sizes)) if sizes and whole else kind
     return found
 
 
@@ -363,6 +373,17 @@ def _read_twotime(
             )
         c2 = c2[picked]
     bins = stored.bins[picked]
+    n_pairs, c2_pairs = (
+        _array(file, name) if (name := f"xpcs/{analysis}/{key}") in file else None
+        for key in ("n_pairs", "c2_pairs")
+    )
+    if (n_pairs is not None and n_pairs.shape != (n_frames,)) or (
+        c2_pairs is not None and c2_pairs.shape != (n, *c2.shape[1:])
+    ):
+        raise ApsFormatError(
+            f"xpcs/{analysis}/n_pairs or c2_pairs are not of the {n_frames} frames and the cells "
+            "of c2"
+        )
     return TwoTimeResult(
         c2=c2,
         g2=g2[:, picked],
@@ -378,6 +399,8 @@ def _read_twotime(
         qmap=qmap,
         overview=overview,
         config=_read_config(file, analysis),
+        n_pairs=n_pairs,
+        c2_pairs=None if c2_pairs is None else c2_pairs[picked],
     )
 
 

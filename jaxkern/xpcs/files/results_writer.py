@@ -286,6 +286,9 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
     group = xpcs.create_group("twotime" if full else "twotime_binned")
     group["processed_bins"] = result.bins
     group["n_frames"] = result.n_frames
+    for name, pairs in (("n_pairs", result.n_pairs), ("c2_pairs", result.c2_pairs)):
+        if pairs is not None:
+            _store(group, name, pairs)
     _store(group, "normalized_g2", result.g2)
     _store(group, "normalized_g2_segments", np.swapaxes(result.g2_parts, 0, 1))
     if full:
@@ -317,6 +320,8 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
             value = " ".join(map(str, value))  # a form, such as ("t1t2", 100)
         if name == "bad_frames":
             value = np.asarray(value, np.int64)
+        if name == "intensity_cut" and value is not None:
+            value = np.asarray(value, np.float64)  # NaN where there is no limit
         if value is not None:
             stored[CONFIG_NAMES.get(name, name)] = value
 
