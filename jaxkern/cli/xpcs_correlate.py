@@ -112,7 +112,7 @@ def form(text: str | None) -> Any:
         return text
     name, *sizes = text.split(":")
     wanted = {"t1t2": 1, "age-lag": 3}.get(name)
-    if wanted != len(sizes) or not all(re.fullmatch("[0-9]{1,9}", size) for size in sizes):
+    if wanted != len(sizes) or not all(re.fullmatch("[0-9]{1,6}", size) for size in sizes):
         raise ValueError(f"--twotime is {text!r:.60}; wanted {_FORMS}")
     return (name, *map(int, sizes))
 
@@ -133,8 +133,10 @@ def _cut(text: str | None) -> tuple[float | None, float | None] | None:
 def correlate(chosen: argparse.Namespace) -> int:
     """Correlates a file; errors of input are for the caller."""
     from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+    from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.multitau import multitau
     from jaxkern.xpcs.correlators.two_time import twotime
+    from jaxkern.xpcs.correlators.two_time_reduction import form_edges
     from jaxkern.xpcs.detectors.opening import open_frames
     from jaxkern.xpcs.detectors.qmap import QMap
     from jaxkern.xpcs.files.results_writer import write_results
@@ -143,6 +145,8 @@ def correlate(chosen: argparse.Namespace) -> int:
     bins, cut = numbers(chosen.bins, "--bins"), _cut(chosen.intensity_cut)
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
     qmap = QMap.read(chosen.qmap)
+    BinLabels(qmap, bins)
+    form_edges(how["form"] or "full", 1)
     began = time.monotonic()
     with open_frames(chosen.frames, qmap.shape, chosen.dataset) as source:
         common = {
@@ -190,8 +194,18 @@ def selection(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_output(chosen: argparse.Namespace, *inputs: Path | None) -> None:
-    """Raises where the output is there already and not to be replaced, or is an input."""
+    """Raises before the work what else would be an error behind it.
+
+    An output that is there already and not to be replaced, or is an input or a folder, plots into
+    what is no folder, and a file of metadata that has no /entry.
+    """
     output = chosen.output
+    if output.is_dir():
+        raise IsADirectoryError(f"--output {output} is a folder; wanted the name of a file")
+    if chosen.plots is not None and chosen.plots.exists() and not chosen.plots.is_dir():
+        raise NotADirectoryError(f"--plots {chosen.plots} is a file; wanted a folder")
+    if chosen.metadata is not None:
+        read_metadata(chosen.metadata)
     if output.exists():
         if any(given is not None and given.exists() and given.samefile(output) for given in inputs):
             raise ValueError(f"--output {output} is one of the files that are read")
@@ -208,11 +222,18 @@ def frame_time(chosen: argparse.Namespace, source: FrameSource) -> float | None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What a file of metadata says."""
-    from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, open_hdf5
+    """What a file of metadata says.
+
+    Raises:
+      ValueError: for a file that has no group /entry.
+    """
+    from jaxkern.xpcs.detectors.frames import DetectorFileError
+    from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
     from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
 
     with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
+        if not hasattr(look(file, "entry"), "keys"):
+            raise DetectorFileError(f"{path}: there is no group /entry; wanted a file of metadata")
         return detector_metadata(file)
 
 

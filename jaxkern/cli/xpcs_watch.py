@@ -67,6 +67,7 @@ def add_parser(actions: Any) -> None:
 def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
+    from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
     from jaxkern.xpcs.detectors.qmap import QMap
@@ -79,6 +80,7 @@ def watch(chosen: argparse.Namespace) -> int:
     bins = numbers(chosen.bins, "--bins")
     config = _settings(chosen)
     qmap = QMap.read(chosen.qmap)
+    BinLabels(qmap, bins)
     frames = GrowingFrames(chosen.frames, qmap.shape, chosen.dataset, chosen.pattern, given)
     with frames:
         live = LiveMultiTau(

@@ -113,6 +113,7 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
         (["--frame-time", "-1"], "frame_time is -1"),
         (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
         (["--qmap", "frames.npy"], "frames.npy"),
+        (["--twotime", "t1t2:999999"], "two-time correlations [5, 999999, 999999] take"),
     ],
 )
 def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
@@ -122,6 +123,23 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
     assert error.startswith("error: ")
     assert words in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--twotime", "--bins", "6"], "wanted dynamic bins from 1 to 5"),
+        (["--twotime", "t1t2:0"], "n of form"),
+        (["--output", "."], "--output . is a folder"),
+        (["--plots", "frames.npy"], "--plots frames.npy is a file"),
+        (["--metadata", "qmap.h5", "--frame-time", "1"], "qmap.h5: there is no group /entry"),
+    ],
+)
+def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("jaxkern.xpcs.correlators.multitau.multitau", None)
+    assert run(folder, tmp_path / "r.hdf", *flags) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_files_that_are_there_stay(folder, tmp_path, capsys):
