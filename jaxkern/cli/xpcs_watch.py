@@ -157,12 +157,17 @@ class _Screen:
     def show(self, watched: Watched) -> None:
         """Shows, writes and fits."""
         from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+        from jaxkern.xpcs.detectors.frames import DetectorFileError
         from jaxkern.xpcs.files.results_writer import write_results
 
         due = watched.last or time.monotonic() >= self._next_fit
         wanted = self._config is not None or (self._chosen.twotime and watched.last)
-        self._pairs = self._two_time(watched) if wanted and due else None
-        chosen = self._chosen
+        self._pairs, unread, chosen = None, None, self._chosen
+        if wanted and due:
+            try:
+                self._pairs = self._two_time(watched)
+            except DetectorFileError as error:  # as of a file that is being written just now
+                unread, self._fitted = error, f"no two-time correlations yet: {error}"
         files = [
             write_results(chosen.output, watched.result, self._pairs, chosen.metadata, self._frames)
         ]
@@ -181,6 +186,8 @@ class _Screen:
         self._files = files
         if not chosen.quiet:
             self._print(watched)
+        if unread is not None and watched.last:
+            raise unread
 
     def _two_time(self, watched: Watched) -> TwoTimeResult:
         """Of all frames that were correlated, read again."""

@@ -15,6 +15,7 @@ import threading
 import time
 
 import correlation_results as made
+import h5py
 import numpy as np
 import pytest
 
@@ -280,6 +281,27 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert main(watched(tmp_path, "--idle", "0.1")) == 2
     assert "run_2.npy" in capsys.readouterr().err
     # What could be read is there all the same.
+    assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
+
+
+def test_a_file_that_is_unreadable_just_now(tmp_path, monkeypatch, capsys):
+    """As one of HDF5 that is written anew: g2 of what was taken is kept, and the error told."""
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["entry/data/data"] = made.frames(12)
+    content = (tmp_path / "run.h5").read_bytes()
+    finish = xpcs.GrowingFrames.finish
+
+    def broken(frames):
+        (tmp_path / "run.h5").unlink()
+        (tmp_path / "run.h5").write_bytes(content[:-100])
+        with pytest.raises(DetectorFileError, match=r"run\.h5 cannot be opened"):
+            finish(frames)
+        with pytest.raises(DetectorFileError, match=r"run\.h5 is unfinished just now: .*cannot be"):
+            frames.read(0, 12)
+
+    monkeypatch.setattr(xpcs.GrowingFrames, "finish", broken)
+    assert main(watched(tmp_path, "--idle", "0.1", "--twotime")) == 2
+    assert "is unfinished just now" in capsys.readouterr().err
     assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
 
 

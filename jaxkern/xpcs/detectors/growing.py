@@ -18,6 +18,8 @@ from jaxkern.xpcs.detectors.opening import SUFFIXES, open_frames
 
 # A file that has changed is opened again, at most for this part of the time.
 _SHARE = 0.1
+# What a file looked like that was closed since, to be opened again.
+_CLOSED = (-1, -1)
 
 
 class _Part(NamedTuple):
@@ -140,7 +142,7 @@ class GrowingFrames(FrameSource):
             if known is not None:
                 # HDF5 shows a file that is open as it was, also to who opens it again.
                 known.source.close()
-                self._parts[number] = known._replace(looks=(-1, -1))
+                self._parts[number] = known._replace(looks=_CLOSED)
             source = open_frames(path, self._frame_shape, self._dataset)
         except (OSError, ValueError) as error:
             self._waiting = str(error)
@@ -177,6 +179,8 @@ class GrowingFrames(FrameSource):
         for part in self._parts:
             begin, end = max(first - start, 0), min(stop - start, part.frames)
             if begin < end:
+                if part.looks == _CLOSED:
+                    raise DetectorFileError(f"{part.path} is unfinished just now: {self._waiting}")
                 pieces.append(part.source.read(begin, end))
             start += part.frames
         if not pieces:
