@@ -23,6 +23,11 @@ CROPS = im.Compose(
 )
 
 
+@jax.jit
+def crops(keys):
+    return CROPS.sample(keys, (20, 24))
+
+
 def sharded(kind, *values):
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
     put = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))  # noqa: E731
@@ -31,7 +36,7 @@ def sharded(kind, *values):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_sharded_batch_stays_where_it_is(kind):
-    params = CROPS.sample(KEYS, (20, 24))
+    params = crops(KEYS)
     wanted = CROPS.apply(IMAGES, params)
     mesh, (images, params) = sharded(kind, IMAGES, params)
     with jax.set_mesh(mesh):
@@ -46,7 +51,7 @@ def test_a_sharded_batch_stays_where_it_is(kind):
 
 
 def test_several_draws_of_a_sharded_batch_leave_it_where_it_is():
-    several = CROPS.sample(jk.random.record_keys(0, 0, np.arange(24)), (20, 24))
+    several = crops(jk.random.record_keys(0, 0, np.arange(24)))
     several = jax.tree.map(lambda x: jnp.reshape(x, (3, 8, *x.shape[1:])), several)
     draws = jax.vmap(CROPS.apply, in_axes=(None, 0))
     wanted = draws(IMAGES, several)
