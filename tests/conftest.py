@@ -1,4 +1,4 @@
-"""Settings of every test: four CPU devices, programs that compile fast, and a cache of their own."""
+"""Settings of every test: four CPU devices, programs that compile fast, a cache of its own."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ def pytest_configure(config):
             *_EMITTERS,
         ]
     ).strip()
-    if not hasattr(config, "workerinput"):  # workers of xdist have the environment of who began them
+    if not hasattr(config, "workerinput"):  # workers of xdist get the environment
         folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
