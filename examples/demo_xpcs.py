@@ -39,6 +39,7 @@ initial_parameters:
   values: {D0: 3000.0, alpha: 0.0, D_offset: 0.0, gamma_dot_t0: 1.0e-4, beta: 0.0, phi0: 0.0}
   hold: [D_offset, gamma_dot_t_offset]  # the data hardly tell them from D0 and gamma_dot_t0
 scaling: individual
+output: {angles: 3}
 """
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     (OUTPUT / "config.yaml").write_text(SETTINGS)
     correlate = f"{OUTPUT}/frames.npy --qmap {OUTPUT}/qmap.h5 --output {OUTPUT}/correlations.hdf"
     for command in (
-        f"xpcs correlate {correlate} --frame-time {DT} --twotime --force",
+        f"xpcs correlate {correlate} --frame-time {DT} --twotime --force --plots {OUTPUT}",
         f"xpcs fit --config {OUTPUT}/config.yaml --output-dir {OUTPUT}",
     ):
         console.print(f"[bold]python -m jaxkern {command}")

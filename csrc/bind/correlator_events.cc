@@ -40,7 +40,7 @@ Column column_of(const Values& values) {
   throw nb::type_error("events are not whole numbers of 8 to 64 bits");
 }
 
-EventInput input_of(const std::optional<Words>& words, int64_t pixel_base,
+EventInput input_of(const std::optional<Words>& words, int64_t pixel_base, bool mapped,
                     const std::optional<Values>& pixel, const std::optional<Values>& frame,
                     const std::optional<Values>& count) {
   EventInput input;
@@ -48,6 +48,7 @@ EventInput input_of(const std::optional<Words>& words, int64_t pixel_base,
     input.size = static_cast<int64_t>(words->shape(0));
     input.words = reinterpret_cast<const char*>(words->data());
     input.pixel_base = pixel_base;
+    input.mapped = mapped;
     static const char kNothing = 0;
     if (input.words == nullptr) input.words = &kNothing;
     return input;
@@ -73,19 +74,23 @@ EventFrames frames_of(int64_t n_frames, int64_t n_sums, int64_t first_frame,
           good ? good->data() : nullptr};
 }
 
-nb::object multitau_events(
-    const std::optional<Words>& words, int64_t pixel_base, const std::optional<Values>& event_pixel,
-    const std::optional<Values>& event_frame, const std::optional<Values>& event_count,
-    int64_t n_frames, int64_t n_sums, int64_t first_frame, const std::optional<Integers>& sum,
-    const std::optional<Good>& good, int64_t frame_pixels, const Integers& pixel,
-    const Integers& static_bin, const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
-    int32_t dpl, double bytes, int64_t threads, const std::optional<Cells>& progress) {
+nb::object multitau_events(const std::optional<Words>& words, int64_t pixel_base, bool mapped,
+                           const std::optional<Values>& event_pixel,
+                           const std::optional<Values>& event_frame,
+                           const std::optional<Values>& event_count, int64_t n_frames,
+                           int64_t n_sums, int64_t first_frame, const std::optional<Integers>& sum,
+                           const std::optional<Good>& good, int64_t frame_pixels,
+                           const Integers& pixel, const Integers& static_bin,
+                           const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
+                           int32_t dpl, double bytes, int64_t threads,
+                           const std::optional<Cells>& progress) {
   check_dpl(dpl);
   if (frame_pixels < 0 || frame_pixels > std::numeric_limits<int32_t>::max()) {
     throw nb::value_error("frames have 2^31 pixels or more");
   }
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
-  const EventInput input = input_of(words, pixel_base, event_pixel, event_frame, event_count);
+  const EventInput input =
+      input_of(words, pixel_base, mapped, event_pixel, event_frame, event_count);
   const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good);
   const BinnedPixels pixels =
       pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
@@ -107,16 +112,18 @@ using Ends = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Block = nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pixel_base,
-                const std::optional<Values>& event_pixel, const std::optional<Values>& event_frame,
-                const std::optional<Values>& event_count, int64_t n_frames, int64_t n_sums,
-                int64_t first_frame, const std::optional<Integers>& sum,
-                const std::optional<Good>& good, int64_t frame_pixels, const Integers& pixel,
-                const Ends& group_ends, int64_t threads) {
+                bool mapped, const std::optional<Values>& event_pixel,
+                const std::optional<Values>& event_frame, const std::optional<Values>& event_count,
+                int64_t n_frames, int64_t n_sums, int64_t first_frame,
+                const std::optional<Integers>& sum, const std::optional<Good>& good,
+                int64_t frame_pixels, const Integers& pixel, const Ends& group_ends,
+                int64_t threads) {
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   if (frame_pixels < 0 || frame_pixels > std::numeric_limits<int32_t>::max()) {
     throw nb::value_error("frames have 2^31 pixels or more");
   }
-  const EventInput input = input_of(words, pixel_base, event_pixel, event_frame, event_count);
+  const EventInput input =
+      input_of(words, pixel_base, mapped, event_pixel, event_frame, event_count);
   const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good);
   std::vector<int64_t> ends(group_ends.data(), group_ends.data() + group_ends.shape(0));
   const auto count = static_cast<int64_t>(pixel.shape(0));
@@ -171,12 +178,13 @@ void write_rows(EventPairs& self, int64_t first, const Factors& factors, const D
 void define_events(nb::module_& module) {
   module.def(
       "multitau_events", &multitau_events, nb::arg("words").none(), nb::arg("pixel_base"),
-      nb::arg("event_pixel").none(), nb::arg("event_frame").none(), nb::arg("event_count").none(),
-      nb::arg("n_frames"), nb::arg("n_sums"), nb::arg("first_frame"), nb::arg("sum").none(),
-      nb::arg("good").none(), nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("static_bin"),
-      nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"), nb::arg("dpl"),
-      nb::arg("bytes"), nb::arg("threads") = 0, nb::arg("progress") = nb::none(),
-      "What `multitau` gives, of events: Rigaku's words, or columns of whole numbers of any width "
+      nb::arg("mapped"), nb::arg("event_pixel").none(), nb::arg("event_frame").none(),
+      nb::arg("event_count").none(), nb::arg("n_frames"), nb::arg("n_sums"), nb::arg("first_frame"),
+      nb::arg("sum").none(), nb::arg("good").none(), nb::arg("frame_pixels"), nb::arg("pixel"),
+      nb::arg("static_bin"), nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"),
+      nb::arg("dpl"), nb::arg("bytes"), nb::arg("threads") = 0, nb::arg("progress") = nb::none(),
+      "What `multitau` gives, of events: Rigaku's words (mapped: in a read-only mapping of a file, "
+      "whose pages are given back as they were read), or columns of whole numbers of any width "
       "and stride. sum: int32 [n_frames] the sum that a frame belongs to, -1 none, or None where "
       "frame f is sum f - first_frame; good: uint32 [n_sums] good frames of each sum, or None "
       "where all hold the same. bytes: for sorted events, more are taken in parts. progress: as of "
@@ -187,7 +195,7 @@ void define_events(nb::module_& module) {
       "time.")
       .def(
           "__init__", &make_pairs, nb::arg("words").none(), nb::arg("pixel_base"),
-          nb::arg("event_pixel").none(), nb::arg("event_frame").none(),
+          nb::arg("mapped"), nb::arg("event_pixel").none(), nb::arg("event_frame").none(),
           nb::arg("event_count").none(), nb::arg("n_frames"), nb::arg("n_sums"),
           nb::arg("first_frame"), nb::arg("sum").none(), nb::arg("good").none(),
           nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("group_ends"), nb::arg("threads") = 0,

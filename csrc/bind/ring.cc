@@ -158,10 +158,15 @@ class Visit {
   Visitors& visitors_;
 };
 
+// Rings share the memory itself: their last arrays may go in threads without the interpreter.
+struct PythonSlotMemory {
+  std::shared_ptr<SlotMemory> memory = std::make_shared<SlotMemory>();
+};
+
 class PythonRing {
  public:
   PythonRing(const nb::list& leaves, int64_t capacity, int64_t start, uint64_t key,
-             double pop_timeout, const nb::object& allocator) {
+             double pop_timeout, const nb::object& allocator, const PythonSlotMemory* memory) {
     std::vector<LeafSpec> specs;
     std::vector<int> codes;
     for (nb::handle leaf : leaves) {
@@ -178,6 +183,7 @@ class PythonRing {
     if (!allocator.is_none()) {
       options.allocator = shared_object<Allocator>(nb::cast<nb::capsule>(allocator), kAllocator);
     }
+    if (memory != nullptr) options.memory = memory->memory;
     if (pop_timeout >= 0) {
       options.pop_timeout = duration(pop_timeout);
     }
@@ -344,10 +350,13 @@ void define_ring(nb::module_& module) {
       .def("give_back", &PythonTaken::give_back, nb::lock_self())
       .def_prop_rw("settled", &PythonTaken::settled, &PythonTaken::settle, nb::lock_self());
 
+  nb::class_<PythonSlotMemory>(module, "SlotMemory").def(nb::init<>());
+
   nb::class_<PythonRing>(module, "Ring", nb::is_weak_referenceable())
-      .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double, const nb::object&>(),
+      .def(nb::init<const nb::list&, int64_t, int64_t, uint64_t, double, const nb::object&,
+                    const PythonSlotMemory*>(),
            nb::arg("leaves"), nb::arg("capacity"), nb::arg("start"), nb::arg("key"),
-           nb::arg("pop_timeout"), nb::arg("allocator").none(),
+           nb::arg("pop_timeout"), nb::arg("allocator").none(), nb::arg("memory") = nb::none(),
            "leaves: (dtype, item size, shape, DLPack type code or -1)")
       .def("put", &PythonRing::put, nb::arg("index"), nb::arg("buffers"), nb::arg("timeout"),
            nb::arg("interruptible"))

@@ -105,7 +105,8 @@ void PixelProducts::list_level(const DelayLevel& level) {
   const auto last = static_cast<uint32_t>(level.last);
   uint64_t* products = products_.data();
   std::fill_n(products, level.last + 1, 0);
-  for (int64_t i = 0; i < size_; ++i) {
+  const int64_t size = size_;  // a copy: products could otherwise be it
+  for (int64_t i = 0; i < size; ++i) {
     const uint32_t at = place[i];
     uint32_t lag = place[i + 1] - at;
     if (lag > last) continue;

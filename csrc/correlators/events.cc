@@ -12,6 +12,11 @@
 
 #include "core/huge_pages.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace jaxkern::correlators {
 namespace {
 
@@ -23,6 +28,7 @@ constexpr uint64_t kMostTotal = 0xffffffff;
 // Events of a bucket, about, so that it and its sorted copy lie in a core's second cache.
 constexpr double kBucketEvents = 32768;
 constexpr int64_t kMostBuckets = 2048;
+constexpr int64_t kMappedChunks = 256;  // 2 MiB of words
 constexpr int64_t kMostSlices = 64, kLeastSlice = int64_t{1} << 16;
 
 template <typename T>
@@ -76,6 +82,19 @@ std::string text_of(const Column& column, int64_t place) {
   });
 }
 
+// Gives back the whole pages of a file's read-only mapping inside [from, from + bytes).
+void give_back(const char* from, int64_t bytes) {
+#ifdef __linux__
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + bytes) / page * page;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#else
+  (void)from;
+  (void)bytes;
+#endif
+}
+
 int32_t bits_of(uint64_t value) {
   int32_t bits = 0;
   for (; value != 0; value >>= 1) ++bits;
@@ -109,6 +128,7 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
   Chunk chunk;
   const int64_t begin = input_.size / slices_ * slice + std::min(slice, input_.size % slices_);
   const int64_t end = begin + input_.size / slices_ + (slice < input_.size % slices_);
+  int64_t given = begin;  // what lies before it was given back
   for (chunk.first = begin; chunk.first < end; chunk.first += chunk.size) {
     chunk.size = std::min(kChunk, end - chunk.first);
     if (input_.words == nullptr) {
@@ -127,14 +147,20 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
       }
     }
     run(static_cast<const Chunk&>(chunk));
+    const int64_t done = chunk.first + chunk.size;
+    if (input_.mapped && input_.words != nullptr &&
+        (done - given >= kMappedChunks * kChunk || done == end)) {
+      give_back(input_.words + 8 * given, 8 * (done - given));
+      given = done;
+    }
   }
 }
 
 // The sum that a frame, which is there, belongs to, or -1.
-inline int64_t EventSort::sum_of(uint32_t frame) const {
-  if (map_.sum != nullptr) return map_.sum[frame];
-  const int64_t sum = static_cast<int64_t>(frame) - map_.first_frame;
-  return sum < map_.n_sums ? std::max<int64_t>(sum, -1) : -1;
+inline int64_t sum_of(const EventMap& map, uint32_t frame) {
+  if (map.sum != nullptr) return map.sum[frame];
+  const int64_t sum = static_cast<int64_t>(frame) - map.first_frame;
+  return sum < map.n_sums ? std::max<int64_t>(sum, -1) : -1;
 }
 
 EventSort::EventSort(const Executor& executor, const EventInput& input, const EventMap& map,
@@ -214,11 +240,15 @@ void EventSort::survey(const Executor& executor) {
           return;
         }
       }
+      const EventMap map = map_;
+      const int64_t dropped = buckets_;
+      const int32_t shift = shift_;
+      int64_t* const own = counts;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        const uint32_t rank = map_.rank[chunk.pixel[i]];
+        const uint32_t rank = map.rank[chunk.pixel[i]];
         const bool counts_here =
-            (rank < map_.n_ranks) & (sum_of(chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
-        ++counts[counts_here ? rank >> shift_ : buckets_];
+            (rank < map.n_ranks) & (sum_of(map, chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
+        ++own[counts_here ? rank >> shift : dropped];
       }
     });
     std::lock_guard<std::mutex> lock(mutex);
@@ -289,24 +319,33 @@ void EventSort::scatter(const Executor& executor, Word* words) {
     int64_t* next = places.data() + slice * size;
     const int64_t* stop = ends.data() + slice * size;
     for_chunks(slice, [&](const Chunk& chunk) {
+      // Copies: what is stored could otherwise be any of these.
+      const EventMap map = map_;
+      const int32_t shift = shift_, sum_bits = sum_bits_, count_bits = count_bits_;
+      const uint32_t local_mask = mask, first_bucket = first, count_of_buckets = n_buckets;
+      int64_t* const own_next = next;
+      const int64_t* const own_stop = stop;
+      Word* const out = words;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        if (chunk.pixel[i] >= map_.n_pixels || chunk.frame[i] >= map_.n_frames) {
+        const uint32_t pixel = chunk.pixel[i], frame = chunk.frame[i], count = chunk.count[i];
+        if (pixel >= map.n_pixels || frame >= map.n_frames) {
           changed = true;
           return;
         }
-        const uint32_t rank = map_.rank[chunk.pixel[i]];
-        const uint32_t bucket = (rank >> shift_) - first;
-        const int64_t sum = sum_of(chunk.frame[i]);
-        const uint32_t count = chunk.count[i];
+        const uint32_t rank = map.rank[pixel];
+        const uint32_t bucket = (rank >> shift) - first_bucket;
+        const int64_t sum = sum_of(map, frame);
         const bool counts_here =
-            (rank < map_.n_ranks) & (bucket < n_buckets) & (sum >= 0) & (count != 0);
+            (rank < map.n_ranks) & (bucket < count_of_buckets) & (sum >= 0) & (count != 0);
         if (!counts_here) continue;
-        if (next[bucket] >= stop[bucket] || static_cast<uint64_t>(count) >> count_bits_ != 0) {
+        const int64_t place = own_next[bucket];
+        if (place >= own_stop[bucket] || static_cast<uint64_t>(count) >> count_bits != 0) {
           changed = true;
           return;
         }
-        words[next[bucket]++] = static_cast<Word>(
-            (static_cast<uint64_t>(rank & mask) << sum_bits_ | sum) << count_bits_ | count);
+        own_next[bucket] = place + 1;
+        out[place] = static_cast<Word>(
+            (static_cast<uint64_t>(rank & local_mask) << sum_bits | sum) << count_bits | count);
       }
     });
     for (int64_t b = 0; b < size; ++b) {

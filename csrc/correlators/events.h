@@ -31,6 +31,8 @@ struct EventInput {
   int64_t size = 0;
   const char* words = nullptr;  // null: the columns
   int64_t pixel_base = 0;       // subtracted from the pixels of words
+  bool mapped = false;          // words lie in a file's read-only mapping, whose pages are given
+                                // back once they were read: the file's cache still has them
   Column pixel, frame, count;
 };
 
@@ -111,7 +113,6 @@ class EventSort {
   struct Chunk;
   template <typename Run>
   void for_chunks(int64_t slice, const Run& run) const;
-  int64_t sum_of(uint32_t frame) const;
   void survey(const Executor& executor);
   void plan_parts(double bytes);
   template <typename Word>

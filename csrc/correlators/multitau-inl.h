@@ -113,24 +113,15 @@ inline void load_frame(const char* from, const double* divisor, bool add, Row* _
 template <typename T, typename Row>
 void load_frames_of(const MultiTauStrip& strip, Row* rows) {
   const FrameRows& frames = strip.frames;
-  T part[kStrip] = {};  // the pixels of a strip that is not whole
   const char* const pixels = frames.data + strip.pixel * static_cast<int64_t>(sizeof(T));
   for (int64_t k = 0; k < strip.sums; ++k) {
     Row* const row = rows + k * kStrip;
     bool begun = false;
     for (int64_t i = 0; i < frames.average; ++i) {
-      const int64_t frame = (strip.first + k) * frames.average + i;
-      if (k < strip.ahead) {
-        __builtin_prefetch(pixels + (frame + strip.sums * frames.average) * frames.stride, 0, 2);
-      }
+      const int64_t frame = k * frames.average + i;
       if (frames.bad != nullptr && frames.bad[frame]) continue;
       const double* const divisor = frames.divisor == nullptr ? nullptr : frames.divisor + frame;
-      const char* from = pixels + frame * frames.stride;
-      if (strip.lanes < kStrip) {
-        std::memcpy(part, from, strip.lanes * sizeof(T));
-        from = reinterpret_cast<const char*>(part);
-      }
-      load_frame<T>(from, divisor, begun, row);
+      load_frame<T>(pixels + frame * frames.stride, divisor, begun, row);
       begun = true;
     }
     if (!begun) std::fill(row, row + kStrip, Row{0});

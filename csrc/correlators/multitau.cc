@@ -229,17 +229,42 @@ class OwnState {
   }
   const MultiTauState& state() const { return state_; }
 
-  // Copies the first `pixels` of each row of another state, and back.
-  void take(const MultiTauState& from, int64_t pixels) { copy(from, state_, pixels); }
-  void put(const MultiTauState& to, int64_t pixels) const { copy(state_, to, pixels); }
+  void clear() { std::fill(memory_.begin(), memory_.end(), 0); }
+  bool fits(const Delays& delays, bool real, bool weighted) const {
+    return delays.dpl == delays_.dpl && delays.count == delays_.count && real == state_.real &&
+           weighted == weighted_;
+  }
+
+  // Copies, of the first `pixels` of another state, what sums seen .. seen + sums - 1 need, and
+  // what they change back.
+  void take(const MultiTauState& from, int64_t pixels, int64_t seen, int64_t sums) {
+    for_rows(seen, sums, [&](auto array, int64_t row, int64_t item) {
+      char* const to = state_.*array + row * item * state_.pitch;
+      std::memcpy(to, from.*array + row * item * from.pitch, static_cast<size_t>(item * pixels));
+      std::fill(to + item * pixels, to + item * state_.pitch, 0);
+    });
+  }
+  void put(const MultiTauState& to, int64_t pixels, int64_t seen, int64_t sums) const {
+    for_rows(seen, sums, [&](auto array, int64_t row, int64_t item) {
+      std::memcpy(to.*array + row * item * to.pitch, state_.*array + row * item * state_.pitch,
+                  static_cast<size_t>(item * pixels));
+    });
+  }
 
  private:
-  void copy(const MultiTauState& from, const MultiTauState& to, int64_t pixels) const {
+  // The rows of levels that get a sum; of `head` those that do not have all of theirs yet.
+  template <typename Visit>
+  void for_rows(int64_t seen, int64_t sums, const Visit& visit) const {
+    int32_t levels = 0, full = 0;
+    while (levels < delays_.levels() && (seen + sums) >> levels > seen >> levels) ++levels;
+    while (full < levels && seen >> full >= delays_.kept()) ++full;
+    const int64_t delays = std::min(delays_.count, delays_.offset(levels));
     for_arrays(delays_, state_.real, weighted_, [&](auto array, int64_t rows, int64_t item) {
-      for (int64_t row = 0; row < rows; ++row) {
-        std::memcpy(to.*array + row * item * to.pitch, from.*array + row * item * from.pitch,
-                    static_cast<size_t>(item * pixels));
-      }
+      int64_t first = 0, last = delays;
+      if (array == &MultiTauState::total) last = rows;
+      if (array == &MultiTauState::head) first = std::min(delays, delays_.offset(full));
+      if (array == &MultiTauState::history) last = int64_t{levels} * delays_.kept();
+      for (int64_t row = first; row < last; ++row) visit(array, row, item);
     });
   }
 
@@ -249,6 +274,95 @@ class OwnState {
   std::vector<char> memory_;
 };
 
+// The state that a thread keeps for a tile.
+OwnState& thread_state(const Delays& delays, bool real, bool weighted) {
+  thread_local std::unique_ptr<OwnState> own;
+  if (!own || !own->fits(delays, real, weighted)) {
+    own = std::make_unique<OwnState>(delays, real, weighted, kTileStrips * kStrip);
+  }
+  return *own;
+}
+
+// Frames of the pixels of a tile alone, strip after strip, with zeros where a frame ends: rows of
+// frames lie pages apart, and at a power of two would share a few lines of the caches.
+class TileFrames {
+ public:
+  // pixel: the first one of each strip.
+  TileFrames(const FrameRows& frames, int64_t frame_pixels, const std::vector<int64_t>& pixel)
+      : frames_(frames), item_(dtype_bytes(frames.dtype)) {
+    for (const int64_t first : pixel) {
+      const int64_t width = std::min<int64_t>(kStrip, frame_pixels - first);
+      if (!runs_.empty() && runs_.back().first + runs_.back().width == first) {
+        runs_.back().width += width;
+      } else {
+        runs_.push_back({first, width, pitch_});
+      }
+      pitch_ += kStrip;
+    }
+  }
+
+  // Frames first .. first + count - 1; good until the next call of a thread.
+  FrameRows rows(int64_t first, int64_t count) const {
+    thread_local std::vector<char> memory;
+    const int64_t row = pitch_ * item_;
+    if (static_cast<int64_t>(memory.size()) < count * row) memory.resize(count * row);
+    for (int64_t f = 0; f < count; ++f) {
+      const char* const from = frames_.data + (first + f) * frames_.stride;
+      char* const to = memory.data() + f * row;
+      std::fill(to + row - kStrip * item_, to + row, 0);
+      for (const Run& run : runs_) {
+        if (f + kAhead < count) ask(from + kAhead * frames_.stride, run);
+        std::memcpy(to + run.place * item_, from + run.first * item_,
+                    static_cast<size_t>(run.width * item_));
+      }
+    }
+    FrameRows packed = frames_;
+    packed.data = memory.data();
+    packed.stride = row;
+    if (packed.bad != nullptr) packed.bad += first;
+    if (packed.divisor != nullptr) packed.divisor += first;
+    return packed;
+  }
+
+ private:
+  static constexpr int64_t kAhead = 8;  // frames
+  struct Run {
+    int64_t first, width, place;  // pixels
+  };
+
+  void ask(const char* frame, const Run& run) const {
+    for (int64_t at = 0; at < run.width * item_; at += 64) {
+      __builtin_prefetch(frame + run.first * item_ + at);
+    }
+  }
+
+  FrameRows frames_;
+  int64_t item_, pitch_ = 0;
+  std::vector<Run> runs_;
+};
+
+// Sums of level 0 that are made of a tile's frames at a time.
+int64_t block_sums(int64_t average) {
+  return std::max<int64_t>(1, kBlock / std::min(average, kBlock));
+}
+
+// Adds sums first .. first + sums - 1 of a tile's frames to its state, which has `seen`.
+void add_block(const MultiTauState& state, const Delays& delays, const TileFrames& frames,
+               int64_t first, int64_t sums, int64_t seen, int64_t average,
+               const MissingFrames& missing, int64_t strips) {
+  MultiTauStrip strip;
+  strip.delays = delays;
+  strip.frames = frames.rows(first * average, sums * average);
+  strip.sums = sums;
+  strip.seen = seen;
+  strip.missing = &missing;
+  for (int64_t s = 0; s < strips; ++s) {
+    strip.pixel = s * kStrip;
+    strip.state = state.from_pixel(strip.pixel);
+    multitau_strip(strip, thread_scratch<kScratchBytes>());
+  }
+}
+
 template <typename Kind>
 std::string correlate(const Executor& executor, const FrameRows& frames, int64_t frame_pixels,
                       int64_t sums, const Delays& delays, const MissingFrames& missing,
@@ -257,22 +371,16 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
   std::vector<double> weight = weights(delays, sums, frames.average, missing);
   AllSums<Kind> all(delays, pixels);
   const auto run = [&](int64_t first, int64_t last) {
-    const OwnState own(delays, std::is_same_v<Kind, Reals>, missing.any(), kTileStrips * kStrip);
-    for (int64_t k = 0; k < sums && !progress.stopped(); k += kBlock) {
-      MultiTauStrip strip;
-      strip.delays = delays;
-      strip.frames = frames;
-      strip.first = strip.seen = k;
-      strip.sums = std::min(kBlock, sums - k);
-      strip.ahead = std::min(kBlock, sums - k - strip.sums);
-      strip.missing = &missing;
-      for (int64_t s = first; s < last; ++s) {
-        strip.pixel = strips[s].pixel;
-        strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
-        strip.state = own.state().from_pixel((s - first) * kStrip);
-        multitau_strip(strip, thread_scratch<kScratchBytes>());
-      }
-      progress.add(strip.sums * (last - first));
+    OwnState& own = thread_state(delays, std::is_same_v<Kind, Reals>, missing.any());
+    own.clear();
+    std::vector<int64_t> pixel;
+    for (int64_t s = first; s < last; ++s) pixel.push_back(strips[s].pixel);
+    const TileFrames tile_frames(frames, frame_pixels, pixel);
+    const int64_t block = block_sums(frames.average);
+    for (int64_t k = 0; k < sums && !progress.stopped(); k += block) {
+      add_block(own.state(), delays, tile_frames, k, std::min(block, sums - k), k, frames.average,
+                missing, last - first);
+      progress.add(std::min(block, sums - k) * (last - first));
     }
     const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t pixel) {
       return (s - first) * kStrip + pixel - strips[s].pixel;
@@ -326,29 +434,22 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
 void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
                    const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
                    int64_t begin, int64_t end) {
-  MultiTauStrip strip;
-  strip.delays = delays;
-  strip.frames = frames;
-  strip.missing = &missing;
-  for (int64_t s = begin; s < end; ++s) {
-    strip.pixel = s * kStrip;
-    strip.lanes = static_cast<int32_t>(std::min<int64_t>(kStrip, frame_pixels - strip.pixel));
-    const MultiTauState given = state.from_pixel(strip.pixel);
-    strip.state = given;
-    // A last strip that is not whole has no room in the state.
-    std::unique_ptr<OwnState> own;
-    if (strip.lanes < kStrip) {
-      own = std::make_unique<OwnState>(delays, state.real, state.lost_past != nullptr, kStrip);
-      own->take(given, strip.lanes);
-      strip.state = own->state();
+  OwnState& own = thread_state(delays, state.real, state.lost_past != nullptr);
+  const int64_t block = block_sums(frames.average);
+  for (int64_t tile = begin; tile < end; tile += kTileStrips) {
+    const int64_t last = std::min(tile + kTileStrips, end);
+    const int64_t pixels = std::min(last * kStrip, frame_pixels) - tile * kStrip;
+    std::vector<int64_t> pixel;
+    for (int64_t s = tile; s < last; ++s) pixel.push_back(s * kStrip);
+    const TileFrames tile_frames(frames, frame_pixels, pixel);
+    // Rows of a large state lie pages apart too.
+    const MultiTauState given = state.from_pixel(tile * kStrip);
+    own.take(given, pixels, seen, sums);
+    for (int64_t k = 0; k < sums; k += block) {
+      add_block(own.state(), delays, tile_frames, k, std::min(block, sums - k), seen + k,
+                frames.average, missing, last - tile);
     }
-    for (int64_t k = 0; k < sums; k += kBlock) {
-      strip.first = k;
-      strip.seen = seen + k;
-      strip.sums = std::min(kBlock, sums - k);
-      multitau_strip(strip, thread_scratch<kScratchBytes>());
-    }
-    if (own) own->put(given, strip.lanes);
+    own.put(given, pixels, seen, sums);
   }
 }
 

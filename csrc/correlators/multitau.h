@@ -134,17 +134,14 @@ class MissingFrames {
   std::vector<std::vector<uint32_t>> levels_;
 };
 
-// Sums seen .. seen + sums - 1 of level 0 for the pixels of one strip. `lanes` of them are there in
-// the frames, but the state has room for kStrip.
+// Sums seen .. seen + sums - 1 of level 0 for the kStrip pixels of one strip. `frames` begins with
+// the first of them.
 struct MultiTauStrip {
   Delays delays;
   FrameRows frames;
-  int64_t first = 0;  // the first sum, as `frames` counts
   int64_t sums = 0;   // at most kBlock
   int64_t seen = 0;   // sums of level 0 before these
-  int64_t ahead = 0;  // sums behind these that are asked for soon
-  int64_t pixel = 0;
-  int32_t lanes = kStrip;
+  int64_t pixel = 0;  // the strip's first in `frames`
   const MissingFrames* missing = nullptr;
   MultiTauState state;  // from the strip's first pixel on
 };

@@ -282,6 +282,7 @@ void Assembly::State::give_up() {
   open.clear();
   stop.store(true);
   work.notify_all();
+  has_room.notify_all();
 }
 
 // A part of the first batch that has one left; holds `lock` before and after. Of several parts that

@@ -3,9 +3,11 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #include "core/huge_pages.h"
 
@@ -36,12 +38,74 @@ Allocator host_allocator() {
   return {&allocate, [](void* data, size_t) { std::free(data); }};
 }
 
-Block::Block(const Allocator& allocator, size_t bytes)
-    : allocator_(allocator), bytes_(bytes), data_(allocator.allocate(bytes)) {
+SlotMemory::~SlotMemory() {
+  for (const Kept& kept : kept_) kept.allocator.release(kept.data, kept.bytes);
+}
+
+// In a forked child the lock may be one that nobody there will release.
+void SlotMemory::expect(size_t slots, const std::vector<size_t>& leaves) {
+  if (generation_ != process_generation()) return;
+  std::vector<Kept> others;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto fits = [&](const Kept& kept) {
+      return std::find(leaves.begin(), leaves.end(), kept.bytes) != leaves.end();
+    };
+    const auto rest = std::partition(kept_.begin(), kept_.end(), fits);
+    others.assign(rest, kept_.end());
+    kept_.erase(rest, kept_.end());
+    alive_ -= others.size();
+    most_ = (slots + 1) * leaves.size();
+    kept_.reserve(most_);
+  }
+  for (const Kept& kept : others) kept.allocator.release(kept.data, kept.bytes);
+}
+
+void* SlotMemory::take(const Allocator& allocator, size_t bytes) {
+  if (generation_ != process_generation()) return allocator.allocate(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Kept& kept : kept_) {
+      if (kept.bytes != bytes || kept.allocator.allocate != allocator.allocate) continue;
+      void* data = kept.data;
+      kept = kept_.back();
+      kept_.pop_back();
+      return data;
+    }
+  }
+  void* data = allocator.allocate(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (data != nullptr) ++alive_;
+  return data;
+}
+
+void SlotMemory::give(const Allocator& allocator, void* data, size_t bytes) {
+  if (generation_ == process_generation()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (alive_ <= most_) {
+      kept_.push_back({allocator, data, bytes});
+      return;
+    }
+    --alive_;
+  }
+  allocator.release(data, bytes);
+}
+
+Block::Block(const Allocator& allocator, size_t bytes, std::shared_ptr<SlotMemory> memory)
+    : allocator_(allocator),
+      bytes_(bytes),
+      memory_(std::move(memory)),
+      data_(memory_ ? memory_->take(allocator, bytes) : allocator.allocate(bytes)) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
-Block::~Block() { allocator_.release(data_, bytes_); }
+Block::~Block() {
+  if (memory_) {
+    memory_->give(allocator_, data_, bytes_);
+  } else {
+    allocator_.release(data_, bytes_);
+  }
+}
 
 uint64_t process_generation() {
   (void)g_fork_hook;

@@ -1,4 +1,5 @@
-// Aligned memory for slots, counted so that a reader may outlive the ring, and the fork check.
+// Aligned memory for slots, counted so that a reader may outlive the ring and kept from one ring to
+// the next, and the fork check.
 #ifndef JAXKERN_RING_MEMORY_H_
 #define JAXKERN_RING_MEMORY_H_
 
@@ -6,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace jaxkern::ring {
 
@@ -20,10 +23,42 @@ constexpr size_t kAlignment = 64;
 
 Allocator host_allocator();
 
+// How many forks separate this process from the one that loaded the library. A forked child has
+// none of its parent's threads, so a lock that one of them held is never released: what another
+// generation made must not be touched.
+uint64_t process_generation();
+
+// Memory of rings that come one after the other, such as those of a pipeline's epochs: the next one
+// takes what the last one gave back. The first touch of fresh pages takes longer than filling them
+// again. No more is kept than a ring's slots and one, which the consumer of the last ring still has
+// when the next one begins; a forked child's memory is its own.
+class SlotMemory {
+ public:
+  ~SlotMemory();
+  // A ring of so many slots begins, whose leaves have so many bytes: others are freed.
+  void expect(size_t slots, const std::vector<size_t>& leaves);
+  // A block of that size; null where the system has no memory.
+  void* take(const Allocator& allocator, size_t bytes);
+  void give(const Allocator& allocator, void* data, size_t bytes);
+
+ private:
+  struct Kept {
+    Allocator allocator;
+    void* data;
+    size_t bytes;
+  };
+
+  const uint64_t generation_ = process_generation();
+  std::mutex mutex_;  // guards everything below
+  std::vector<Kept> kept_;
+  size_t most_ = 0, alive_ = 0;  // blocks: that may be kept, and all, given out or kept
+};
+
 // One leaf of one slot. `bytes` may be 0; `data` is then still a valid address.
 class Block {
  public:
-  Block(const Allocator& allocator, size_t bytes);  // throws std::bad_alloc
+  // Throws std::bad_alloc. `memory` may be null.
+  Block(const Allocator& allocator, size_t bytes, std::shared_ptr<SlotMemory> memory);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -33,15 +68,11 @@ class Block {
  private:
   Allocator allocator_;
   size_t bytes_;
+  std::shared_ptr<SlotMemory> memory_;
   void* data_;
 };
 
 using BlockRef = std::shared_ptr<Block>;
-
-// How many forks separate this process from the one that loaded the library. A forked child has
-// none of its parent's threads, so a lock that one of them held is never released: what another
-// generation made must not be touched.
-uint64_t process_generation();
 
 // The one T of this process, never destroyed: threads may use it while the process exits. A forked
 // child starts anew, because a lock of the parent's may be held for ever.

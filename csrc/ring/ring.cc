@@ -133,17 +133,20 @@ Ring::Ring(std::vector<LeafSpec> leaves, const Options& options)
       key_(options.key),
       pop_timeout_(options.pop_timeout),
       allocator_(options.allocator),
+      memory_(options.memory),
       entries_(static_cast<size_t>(options.capacity)),
       free_(leaves_.size()),
       next_(options.start),
       next_put_(options.start) {
   counts_.occupancy.assign(static_cast<size_t>(capacity_) + 1, 0);
+  if (memory_) {
+    std::vector<size_t> sizes;
+    for (const LeafSpec& leaf : leaves_) sizes.push_back(static_cast<size_t>(leaf.bytes));
+    memory_->expect(static_cast<size_t>(capacity_), sizes);
+  }
   for (size_t i = 0; i < leaves_.size(); ++i) {
     free_[i].reserve(static_cast<size_t>(capacity_));
-    for (int64_t k = 0; k < capacity_; ++k) {
-      free_[i].push_back(
-          std::make_shared<Block>(allocator_, static_cast<size_t>(leaves_[i].bytes)));
-    }
+    for (int64_t k = 0; k < capacity_; ++k) free_[i].push_back(make_block(i));
   }
 }
 
@@ -200,11 +203,15 @@ bool Ring::deliverable() const {
 
 void Ring::name_index(int64_t index) { next_put_ = std::max(next_put_, index + 1); }
 
+BlockRef Ring::make_block(size_t leaf) const {
+  return std::make_shared<Block>(allocator_, static_cast<size_t>(leaves_[leaf].bytes), memory_);
+}
+
 std::vector<BlockRef> Ring::take_blocks() {
   std::vector<BlockRef> blocks(leaves_.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (free_[i].empty()) {  // the consumer keeps it: see limit()
-      blocks[i] = std::make_shared<Block>(allocator_, static_cast<size_t>(leaves_[i].bytes));
+      blocks[i] = make_block(i);
     } else {
       blocks[i] = std::move(free_[i].back());
       free_[i].pop_back();

@@ -94,6 +94,7 @@ struct Options {
   uint64_t key = 0;                          // a name for `Ring::find`; 0: none
   std::chrono::nanoseconds pop_timeout{-1};  // for takers that cannot be interrupted; < 0: none
   Allocator allocator = host_allocator();
+  std::shared_ptr<SlotMemory> memory;  // where slots are taken from and given back; null: nowhere
 };
 
 struct Statistics {
@@ -249,6 +250,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   bool deliverable() const;
   Status refuse(int64_t index, bool next) const;  // not ok: why no producer may have this index
   void name_index(int64_t index);
+  BlockRef make_block(size_t leaf) const;
   std::vector<BlockRef> take_blocks();
   void give_back(size_t leaf, BlockRef block);
   void wake_producers();
@@ -268,6 +270,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   const uint64_t key_, generation_ = process_generation();
   const std::chrono::nanoseconds pop_timeout_;
   const Allocator allocator_;
+  const std::shared_ptr<SlotMemory> memory_;
 
   mutable std::mutex mutex_;          // guards everything below
   std::atomic<uint32_t> changes_{0};  // read without the mutex by those who are about to wait

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,12 @@ class _Screen:
             write_results(chosen.output, watched.result, self._pairs, chosen.metadata, self._frames)
         ]
         if self._pairs is not None and self._config is not None:
-            self._fit(self._config)
+            try:
+                self._fit(self._config)
+            except ValueError as error:  # as of frames that have not come yet
+                if watched.last:
+                    raise
+                self._fitted = f"no fit yet: {error}"
         if chosen.plots and (watched.last or time.monotonic() >= self._next_plot):
             began = time.monotonic()
             title = f"{chosen.frames.name}, {watched.frames:,} frames"
@@ -196,7 +202,8 @@ class _Screen:
         from jaxkern.xpcs.analysis import run as analysis
 
         began = time.monotonic()
-        with analysis.open_measurement(config, ".") as measurement:
+        with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)  # which stay the same
             result = analysis.fit_measurement(
                 config, measurement, self._chosen.output_dir, progress=False
             )

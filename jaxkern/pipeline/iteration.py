@@ -22,6 +22,7 @@ from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged
+from jaxkern.ring import SlotMemory
 from jaxkern.ring.errors import RingTimeout
 from jaxkern.tokens import PackingStats
 
@@ -52,6 +53,7 @@ class PipelineIterator(Iterator[Data]):
         resumed: Callable[[int], None],
         replan: Callable[[Placement], PipelinePlan],
         tuning: Tuning,
+        memory: SlotMemory,
     ) -> None:
         self._plan = plan
         self._epoch = epoch
@@ -59,6 +61,7 @@ class PipelineIterator(Iterator[Data]):
         self._resumed = resumed
         self._replan = replan
         self._tuning = tuning
+        self._memory = memory
         self._process = os.getpid()
         self._delivered = self._next = 0
         self._lock = threading.RLock()
@@ -289,6 +292,7 @@ class PipelineIterator(Iterator[Data]):
                 tuning.workers,
                 tuning.ahead if first is None else tuning.slots(first.nbytes),
                 None if self._options.sharding is None else jax.local_devices(backend="cpu")[0],
+                self._memory,
             )
             native = native_batches(*arguments)
             # Otherwise the shapes of the ring's slots come from the first batch, made here.

@@ -17,7 +17,7 @@ from jaxkern.pipeline.native_work import NativeWork
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint, halves
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.ring import Assembly, ProducerError, RingStats
+from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
 _RECORDS = 1024  # whose numbers are handed to the threads together
 
@@ -31,7 +31,7 @@ class NativeBatches:
       batches: which.
       threads: their number; no more than the kernels may use.
       capacity: of the ring.
-      device: as for `Ring`.
+      device, memory: as for `Ring`.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class NativeBatches:
         threads: int,
         capacity: int,
         device: Any,
+        memory: SlotMemory,
     ) -> None:
         self._epoch, self._masks = epoch, work.masks
         self._stream = stream = epoch.plan.streams[work.source]
@@ -63,6 +64,7 @@ class NativeBatches:
             start=batches.start,
             rows_of=_source_of(work.source).rows_of,
             device=device,
+            memory=memory,
         )
         self.ring = self._assembly.ring
 

@@ -25,6 +25,7 @@ from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.timing import batch_seconds
 from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.pipeline.workers import holds_ragged
+from jaxkern.ring import SlotMemory
 
 
 def from_source(
@@ -198,6 +199,7 @@ class Pipeline:
         self._output = output
         self._options = options
         self._tuning = Tuning(options.num_workers, options.prefetch_size)
+        self._memory = SlotMemory()
         self._epoch = 0
         self._ready: PipelinePlan | None = None
         self._decided = False  # whether it is known where a Compose runs that is left open
@@ -238,7 +240,7 @@ class Pipeline:
 
     def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
         return PipelineIterator(
-            plan, epoch, self._options, self._resumed, self._replan, self._tuning
+            plan, epoch, self._options, self._resumed, self._replan, self._tuning, self._memory
         )
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.program import BatchUnit, Joint
 from jaxkern.pipeline.rows import is_ragged
 from jaxkern.pipeline.sequential.node import SequentialNode
-from jaxkern.ring import Ring, RingClosed, RingStats
+from jaxkern.ring import Ring, RingClosed, RingStats, SlotMemory
 
 
 class Workers:
@@ -32,11 +32,17 @@ class Workers:
       batches: which.
       threads: their number.
       capacity: of the ring.
-      device: as for `Ring`.
+      device, memory: as for `Ring`.
     """
 
     def __init__(
-        self, epoch: Epoch, batches: range, threads: int, capacity: int, device: Any
+        self,
+        epoch: Epoch,
+        batches: range,
+        threads: int,
+        capacity: int,
+        device: Any,
+        memory: SlotMemory,
     ) -> None:
         first = epoch.plan.first
         assert first is not None
@@ -45,7 +51,7 @@ class Workers:
         leaves = first.joint.leaves if self._in_slots else []
         struct = {"leaves": leaves, "records": first.records}
         _keep_freed(first.nbytes)
-        self.ring = Ring(struct, capacity, start=batches.start, device=device)
+        self.ring = Ring(struct, capacity, start=batches.start, device=device, memory=memory)
         # With the bytes that the ring does not know of.
         self._aside: dict[int, tuple[BatchUnit, int]] = {}
         self._bad: dict[int, int] = {}  # of the units in slots

@@ -11,6 +11,7 @@ from jaxkern.ring.ops import pop as pop
 from jaxkern.ring.ops import push as push
 from jaxkern.ring.ring import Ring as Ring
 from jaxkern.ring.ring import RingSlot as RingSlot
+from jaxkern.ring.ring import SlotMemory as SlotMemory
 from jaxkern.ring.statistics import RingStats as RingStats
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RingSlot",
     "RingStats",
     "RowParts",
+    "SlotMemory",
     "map_hdf5",
     "pop",
     "push",

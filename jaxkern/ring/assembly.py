@@ -18,7 +18,7 @@ from jaxkern.core.arguments import whole_number
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
-from jaxkern.ring.ring import Ring
+from jaxkern.ring.ring import Ring, SlotMemory
 from jaxkern.ring.statistics import RingStats
 
 Remainder = Literal["drop", "pad", "partial"]
@@ -75,7 +75,7 @@ class Assembly:
       start: the index of the first batch.
       rows_of: from the numbers in ``order`` [M] to rows of the arrays, where they differ; what is
         drawn for a record goes by its number.
-      device, pop_timeout: as in `Ring`.
+      device, pop_timeout, memory: as in `Ring`.
 
     Raises:
       IndexError: for a record that the arrays do not have. In an iterable, it is raised by `get`
@@ -108,6 +108,7 @@ class Assembly:
         rows_of: Callable[[np.ndarray], np.ndarray] | None = None,
         device: jax.Device | jax.sharding.Sharding | None = None,
         pop_timeout: float | None = 300.0,
+        memory: SlotMemory | None = None,
     ):
         fields = _fields(arrays, dict(producers or {}))
         batch_size = whole_number("batch_size", batch_size, 1)
@@ -126,7 +127,12 @@ class Assembly:
         # The flags are the native assembly's last leaves: a list keeps this order in the ring.
         self._names = list(struct)
         self.ring = Ring(
-            list(struct.values()), capacity, start=start, device=device, pop_timeout=pop_timeout
+            list(struct.values()),
+            capacity,
+            start=start,
+            device=device,
+            pop_timeout=pop_timeout,
+            memory=memory,
         )
         library = registry.module("cpu")
         assert library is not None  # or there would be no ring

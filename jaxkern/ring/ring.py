@@ -78,6 +78,24 @@ class RingSlot:
         self._native.abandon()
 
 
+class SlotMemory:
+    """Memory of slots that rings, one after the other, take over: see `Ring`.
+
+    The system makes fresh memory page by page when it is first written, which takes longer than
+    filling a slot again. Here it stays from one ring to the next, until this object is gone: a
+    ring's slots and one.
+    """
+
+    def __init__(self) -> None:
+        self._native: Any = None
+
+    def _in(self, library: Any) -> Any:
+        """As the native library has it; made at the first use."""
+        if self._native is None:
+            self._native = library.SlotMemory()
+        return self._native
+
+
 class Ring:
     """A bounded ring of batches between threads: any number of producers, delivery by index.
 
@@ -94,6 +112,7 @@ class Ring:
         arrays are committed to it.
       pop_timeout: seconds that `pop` and `push` in jitted code wait at most, since nothing can
         interrupt them; None for ever.
+      memory: where the slots are taken from and given back; None for memory of the ring's own.
 
     Raises:
       ValueError: for a capacity below 1.
@@ -118,6 +137,7 @@ class Ring:
         start: int = 0,
         device: jax.Device | jax.sharding.Sharding | None = None,
         pop_timeout: float | None = 300.0,
+        memory: SlotMemory | None = None,
     ):
         library = registry.module("cpu")
         if library is None:
@@ -137,6 +157,7 @@ class Ring:
                 self._key,
                 -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
                 _allocator(device),
+                None if memory is None else memory._in(library),
             )
         except MemoryError:
             raise MemoryError(

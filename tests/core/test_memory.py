@@ -41,9 +41,10 @@ def test_cgroup_limits(tmp_path):
 
 
 def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
-    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "2")
+    limit = memory.anonymous_bytes() / memory.GIB + 1  # the tests before may have kept a lot
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", str(limit))
     before = memory.available_bytes()
-    assert 0 < before < 2 * memory.GIB
+    assert 0 < before < 1.1 * memory.GIB
     # A mapping of its own: an array may get memory that the allocator kept from another test.
     with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
         taken.write(b"x" * len(taken))

@@ -325,6 +325,61 @@ void memory() {
   expect(addresses.size() <= kCapacity, "more slots than the capacity");
 }
 
+// Rings one after the other have the same blocks, and no more are kept than they have, and one
+// slot.
+void kept_memory() {
+  constexpr int kCapacity = 4;
+  static std::atomic<int> alive;
+  alive = 0;
+  Options options;
+  options.capacity = kCapacity;
+  options.allocator = {[](size_t bytes) -> void* {
+                         ++alive;
+                         return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+                       },
+                       [](void* data, size_t) {
+                         --alive;
+                         std::free(data);
+                       }};
+  options.memory = std::make_shared<jaxkern::ring::SlotMemory>();
+  const auto begin = [&](int64_t rows) {
+    return Ring::create(
+        {jaxkern::ring::leaf_spec("int64", 8, {rows}), jaxkern::ring::leaf_spec("int8", 1, {rows})},
+        options);
+  };
+  const auto hold = [](const std::shared_ptr<Ring>& ring, std::vector<Batch>* kept) {
+    for (Batch& batch : *kept) {
+      Slot slot;
+      expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+      std::memset(slot.leaf(0), static_cast<int>(slot.index()) + 1, 80);
+      expect(ring->commit(std::move(slot)).ok() && ring->take(kNow, &batch).ok(), "a batch");
+    }
+  };
+  std::vector<Batch> many(3 * kCapacity), last(1);
+  auto ring = begin(10);
+  hold(ring, &many);
+  ring->close();
+  const int held = alive;
+  expect(held > 2 * (kCapacity + 1), "a consumer that keeps batches has fresh memory");
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    ring = begin(10);  // while the consumer has those of the first, then one of the last ring
+    hold(ring, &last);
+    ring->close();
+    for (size_t k = 0; k < many.size() && epoch == 0; ++k) {
+      expect(many[k].leaf(0)[79] == static_cast<char>(k + 1), "a batch of a ring before");
+    }
+    many.clear();
+    expect(alive <= held, "the ring's own memory, beside what the consumer has");
+    if (epoch > 0) expect(alive == 2 * (kCapacity + 1), "a ring's blocks and a slot's");
+  }
+  ring = begin(20);
+  expect(alive <= 2 * (kCapacity + 1), "blocks of another size are freed");
+  ring.reset();
+  last.clear();
+  options.memory.reset();
+  expect(alive == 0, "all memory is freed at the end");
+}
+
 // A consumer that keeps batches, and an allocator that has no more: a status, and the ring goes on.
 void exhaustion() {
   static std::atomic<int> left;
@@ -495,6 +550,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   refusals();
   memory();
+  kept_memory();
   exhaustion();
   returns();
   messages();

@@ -140,3 +140,22 @@ def test_the_bytes_of_ragged_batches_are_counted():
     assert [len(batch["record"]) for batch in found] == [10, 4]
     assert iterator.stats().bytes == wanted
     assert iterator.stats().batches == 2
+
+
+@pytest.mark.parametrize("node", [None, lambda batch: {"x": batch["x"] + 1}])
+def test_epochs_have_the_same_slots(node):
+    """Fresh ones for every epoch would have their pages made anew; one that somebody still has is
+    not filled again."""
+    pipe = jk.from_source({"x": np.arange(8000.0, dtype=np.float32).reshape(80, 100)}, 10)
+    pipe = pipe >> node if node else pipe
+    kept = next(iter(pipe))["x"]
+    wanted = np.array(kept)
+    pipe.epoch = 0
+    slots = set()
+    for _ in range(6):
+        slots |= {batch["x"].unsafe_buffer_pointer() for batch in pipe}
+    # Four, one that the loop still has when the next epoch begins, the kept one's, and the first
+    # batch, which a thread without a slot makes.
+    assert len(slots) <= 7
+    assert kept.unsafe_buffer_pointer() not in slots
+    np.testing.assert_array_equal(kept, wanted)

@@ -17,6 +17,7 @@ import pytest
 from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.cli.xpcs_correlate import form, numbers
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,21 @@ def test_files_that_are_there_stay(folder, tmp_path, capsys):
     assert run(folder, folder / "frames.npy", "--force") == 2
     assert "one of the files that are read" in capsys.readouterr().err
     assert (folder / "frames.npy").read_bytes() == raw
+
+
+def test_the_bar_tells_rates_and_the_time_left(monkeypatch):
+    """Frames, bytes of frames and seconds left, of a clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr("jaxkern.xpcs.correlators.progress.time.monotonic", lambda: now[0])
+    told = []
+    bar = CorrelationProgress(False, "multi-tau")
+    monkeypatch.setattr(bar, "update", lambda *given, text="": told.append((given, text)))
+    bar.begin(1000, 2_000_000)
+    now[0] += 2.0
+    bar.advance(250)
+    assert told[-1] == ((250,), "multi-tau: 125 frames/s, 250 MB/s, 0:00:06 left")
+    bar.reached(1.0)
+    assert told[-1] == ((1000,), "multi-tau: 500 frames/s, 1 GB/s, 0:00:00 left")
 
 
 def test_lists_and_forms():

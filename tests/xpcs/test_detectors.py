@@ -139,6 +139,20 @@ def test_master_with_external_links(tmp_path):
     )  # fmt: skip
 
 
+def test_times_of_lima(tmp_path):
+    frames = random_frames(5, (4, 4, 6))
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["entry_0000/measurement/data"] = frames
+        file["entry_0000/instrument/Eiger/acquisition/exposure_time"] = 5.0
+        file["entry_0000/instrument/Eiger/acquisition/exposure_time"].attrs["units"] = "ms"
+        file["entry_0000/instrument/Eiger/acquisition/latency_time"] = 1e-3
+        file["entry_0000/start_time"] = "2024-05-01"
+    with jk.xpcs.open_frames(tmp_path / "run.h5") as source:
+        assert source.metadata == pytest.approx(
+            {"count_time": 5e-3, "frame_time": 6e-3, "start_time": "2024-05-01"}
+        )
+
+
 def test_ten_parts_are_in_the_order_of_numbers(tmp_path):
     frames = random_frames(6, (12, 2, 3))
     path = tmp_path / "run.h5"

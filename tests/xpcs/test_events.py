@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import jaxkern as jk
 from jaxkern.core.registry import module
 from jaxkern.xpcs.correlators import event_rows, native_sums
+from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.detectors.events import EventFrames
 
 QMAP = jk.xpcs.QMap(DYNAMIC, STATIC)
@@ -147,7 +148,7 @@ def called(events, threads=1, memory=1e9, pixels=4096, n_frames=500):
     """The native function itself, over many tiles of pixels."""
     pixel = np.arange(pixels, dtype=np.int32)[np.arange(pixels) % 5 != 3]
     static = pixel // 100
-    columns = None, 0, *events, n_frames, n_frames, 0, None, None, pixels
+    columns = None, 0, False, *events, n_frames, n_frames, 0, None, None, pixels
     bins = pixel, static, static // 3, int(static.max()) + 1, int(static.max()) // 3 + 1
     native = native_sums.native_module()
     return native.multitau_events(*columns, *bins, 4, memory, threads)
@@ -244,7 +245,7 @@ def test_counts_at_the_limit_of_64_bits():
             correlate([0, 0, 0], [3, 4, 8], [*half, 1], 9, QMAP)
     pixels = np.array([0, 1, 5], np.int32), np.zeros(3, np.int32), np.zeros(3, np.int32), 1, 1
     columns = np.array([0, 0, 1, 1]), np.array([3, 4, 3, 4]), np.array(half * 2)
-    arguments = None, 0, *columns, 9, 9, 0, None, None, PIXELS, *pixels, 4, 1e9
+    arguments = None, 0, False, *columns, 9, 9, 0, None, None, PIXELS, *pixels, 4, 1e9
     _, sums, _, _ = native_sums.native_module().multitau_events(*arguments)
     assert sums[0, 0, 0] == float(2 * half[0] * half[1])
     assert sums[1, 0, 0] == float(2 * most)
@@ -321,6 +322,21 @@ def test_events_of_mapped_files(tmp_path):
         jk.xpcs.multitau_events(*mapped, 50, QMAP)
 
 
+def test_words_of_a_mapped_file(tmp_path):
+    """Pages are given back as they were read, and read again; written ones would be lost."""
+    events = drawn(3000, 300000)
+    wanted = jk.xpcs.multitau(Words(words_of(events), 3000), QMAP)
+    words_of(events).tofile(tmp_path / "run.bin")
+    for mode in ("r", "c", "r+"):
+        words = np.memmap(tmp_path / "run.bin", "<u8", mode)
+        if mode != "r":
+            words[5] = words[5]  # a page of its own
+        same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), wanted)
+        np.testing.assert_array_equal(words, words_of(events))
+        source = Words(np.asarray(words), 3000)
+        assert EventMemory.of(source).mapped == (mode == "r")
+
+
 def test_native_calls_check_what_python_gives():
     native = module("cpu")
     pixels = np.array([0, 1], np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32), 1, 1
@@ -330,6 +346,7 @@ def test_native_calls_check_what_python_gives():
         return native.multitau_events(
             None,
             0,
+            False,
             column,
             column,
             column,
@@ -361,7 +378,7 @@ def test_native_calls_check_what_python_gives():
     ):
         with pytest.raises(ValueError, match=r"\w"):
             call(**wrong)
-    events = None, 0, column, column, column, 5, 5, 0, None, None, 4
+    events = None, 0, False, column, column, column, 5, 5, 0, None, None, 4
     for pixel, ends in (([0, 1], [1]), ([0, 0], [2]), ([0, 4], [2]), ([0, 1], [2, 1])):
         with pytest.raises(ValueError, match=r"\w"):
             native.EventPairs(*events, np.array(pixel, np.int32), np.array(ends, np.int64))

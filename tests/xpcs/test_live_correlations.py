@@ -241,15 +241,29 @@ def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
 
 
 def test_watch_refits(tmp_path, capsys):
-    """Frames without correlations are no success of a fit: it is fitted, told, and exits with 1."""
-    np.save(tmp_path / "run_1.npy", made.frames(40))
+    """Frames that have not come yet put a fit off; what the last one says is the exit code."""
+    counts = made.frames(40)
+    np.save(tmp_path / "run_1.npy", counts[:10])
+
+    def write():
+        end = time.monotonic() + 30
+        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        np.save(tmp_path / ".half.npy", counts[10:])
+        (tmp_path / ".half.npy").rename(tmp_path / "run_2.npy")
+
+    thread = threading.Thread(target=write)
+    thread.start()
     (tmp_path / "fit.yaml").write_text(
-        "data_files: {file: elsewhere.h5, q: 0.006}\nanalysis: {model: static}\n"
+        "data_files: {file: elsewhere.h5, q: 0.006}\n"
+        "analysis: {model: static, frames: {end: 40}}\n"
         "optimization: {errors: independent, max_nfev: 20}\n"
     )
-    flags = ["--idle", "0.2", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
+    flags = ["--idle", "1", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
     code = main(watched(tmp_path, *flags, "--config", str(tmp_path / "fit.yaml")))
+    thread.join()
     said = capsys.readouterr()
+    assert "no fit yet: frames 1 to 40 of 10" in said.out
     assert "fit of 40 frames: D0 " in said.out
     record = json.loads((tmp_path / "fit" / "results.json").read_text())
     assert code == (0 if record["success"] else 1)

@@ -89,7 +89,8 @@ def test_results_say_what_they_are_of():
     told = json.loads(json.dumps(r.to_dict()))
     np.testing.assert_array_equal(told["g2"], r.g2)
     assert told["config"]["stride"] == 2
-    assert jk.xpcs.multitau(FRAMES, QMAP).tau is None
+    for unknown in (None, 0.0, np.nan):
+        assert jk.xpcs.multitau(Blocks(FRAMES, unknown), QMAP).tau is None
     assert jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, frame_time=2.0).tau[1] == 4.0
 
 
@@ -166,6 +167,7 @@ ERRORS = [
     ({"intensity_cut": 3}, r"intensity_cut is 3; wanted \(low, high\)"),
     ({"intensity_cut": (2, 1)}, "high is 1; wanted a number from 2 on"),
     ({"frame_time": -1.0}, "frame_time is -1"),
+    ({"frame_time": 0.0}, "frame_time is 0.0; wanted s"),
     ({"stride": 0}, "stride is 0"),
 ]
 
@@ -185,6 +187,9 @@ def test_wrong_frames_are_refused(backend):
         with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
             jk.xpcs.multitau(source, QMAP)
         assert np.isfinite(jk.xpcs.multitau(source, QMAP, normalize=True).g2[:, 0]).all()
+    first = QMAP.without(np.arange(20).reshape(4, 5) < 6)  # the map begins behind the frame
+    with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
+        jk.xpcs.multitau(Blocks(below), first)
     full = FRAMES.astype(np.uint32)
     full[5:7, 2, 1] = 2**31
     with pytest.raises(ValueError, match=r"pixel 11 has .*2\^32 - 1"):

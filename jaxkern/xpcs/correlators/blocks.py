@@ -103,35 +103,6 @@ def frame_blocks(
             yield first, now.result()
 
 
-def blocks(
-    source: FrameSource,
-    selection: FrameSelection,
-    n_bytes: int | None = None,
-    size: int | None = None,
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """All sums of a selection in order, as (number of the first, [T, H * W]).
-
-    Bad frames count as zeros. A block is a view of the source's array where nothing has to be done.
-
-    Args:
-      n_bytes, size: see `frame_blocks`.
-
-    Raises:
-      ValueError: where a sum of whole counts does not fit 32 bits.
-    """
-    bad, average = selection.bad_places(), selection.average
-    for first, frames in frame_blocks(source, selection, n_bytes, size):
-        inside = bad[first * average : first * average + len(frames)]
-        yield first, as_counts(summed(frames, average, inside), f"a sum of {source.name}")
-
-
-def count_dtype(dtype: np.dtype[Any], average: int = 1) -> np.dtype[Any]:
-    """The dtype of `blocks` of sums of `average` frames of a dtype."""
-    if average > 1:
-        dtype = np.dtype(_WIDE[dtype.kind])
-    return as_counts(np.zeros(0, dtype)).dtype
-
-
 def summed(
     frames: NDArray[Any],
     average: int,

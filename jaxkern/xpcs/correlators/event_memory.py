@@ -22,12 +22,14 @@ class EventMemory:
 
     Attributes:
       words, pixel_base: as of `FrameSource`; or None,
+      mapped: whether the words lie in a read-only memory map of a file.
       columns: pixel, frame and count, [M] whole numbers of any width and stride; or None.
       n_frames, frame_pixels: of the source.
     """
 
     words: NDArray[np.uint64] | None
     pixel_base: int
+    mapped: bool
     columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None
     n_frames: int
     frame_pixels: int
@@ -39,12 +41,12 @@ class EventMemory:
         words = source.words
         if words is not None and words.flags.c_contiguous:
             check_mapped(source.name, words)
-            return cls(words, source.pixel_base, None, *shape)
+            return cls(words, source.pixel_base, _read_only_map(words), None, *shape)
         given = source.columns or source.events(0, source.shape[0])
         for column in given:
             check_mapped(source.name, column)
         pixel, frame, count = map(_readable, given)
-        return cls(None, 0, (pixel, frame, count), *shape)
+        return cls(None, 0, False, (pixel, frame, count), *shape)
 
     @property
     def size(self) -> int:
@@ -60,7 +62,7 @@ class EventMemory:
 
     def arguments(self) -> tuple[Any, ...]:
         """The native kernels' first arguments."""
-        return self.words, self.pixel_base, *(self.columns or (None, None, None))
+        return self.words, self.pixel_base, self.mapped, *(self.columns or (None, None, None))
 
     def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
         """Their next ones: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
@@ -75,6 +77,15 @@ class EventMemory:
             sums[at] = np.arange(count) // selection.average
             sums[selection.bad_within] = -1
         return self.n_frames, selection.n, selection.begin, sums, good, self.frame_pixels
+
+
+def _read_only_map(array: NDArray[Any]) -> bool:
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return owner.mode == "r"
+        owner = owner.base
+    return False
 
 
 def _readable(column: NDArray[Any]) -> NDArray[Any]:

@@ -64,7 +64,7 @@ def multitau_events(
       >>> qmap = jk.xpcs.QMap(np.ones((8, 8), int))
       >>> r = jk.xpcs.multitau_events(pixel, frame, np.ones(5000, int), 1000, qmap)
       >>> r
-      MultiTauResult(1 bins of 64 pixels, 35 delays to 896 frames, 1000 frames)
+      MultiTauResult(1 bins of 64 pixels, 34 delays to 768 frames, 1000 frames)
     """
     n_frames = whole_number("n_frames", n_frames, 0, MOST)
     return multitau(
@@ -134,7 +134,7 @@ def twotime_events(
       ...     pixel, frame, np.ones(5000, int), 200, qmap, form=("age-lag", 2, 10, 5)
       ... )
       >>> c.c2.shape, c.g2.shape
-      ((1, 2, 16), (200, 1))
+      ((1, 2, 17), (200, 1))
     """
     n_frames = whole_number("n_frames", n_frames, 0, MOST)
     return twotime(

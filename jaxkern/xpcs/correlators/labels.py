@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,9 +45,18 @@ class BinLabels:
 
 
 def time_step(frame_time: float | None, source: FrameSource) -> float | None:
-    """From one frame to the next in s: what was asked for, else what the source says, else None."""
-    given = source.metadata.get("frame_time") if frame_time is None else frame_time
-    return None if given is None else real_number("frame_time", given, 0.0)
+    """From one frame to the next in s: what was asked for, else what the source says, else None.
+
+    Raises:
+      ValueError: for a time that is asked for and not above 0; a source's is then none.
+    """
+    if frame_time is not None:
+        step = real_number("frame_time", frame_time, 0.0)
+        if not 0 < step < math.inf:
+            raise ValueError(f"frame_time is {frame_time!r}; wanted s from one frame to the next")
+        return step
+    told = source.metadata.get("frame_time")
+    return float(told) if told is not None and 0 < told < math.inf else None
 
 
 def multitau_result(

@@ -53,7 +53,7 @@ class LiveMultiTau:
       30
       MultiTauResult(1 bins of 64 pixels, 14 delays to 24 frames, 30 frames)
       100
-      MultiTauResult(1 bins of 64 pixels, 23 delays to 80 frames, 100 frames)
+      MultiTauResult(1 bins of 64 pixels, 21 delays to 80 frames, 100 frames)
     """
 
     def __init__(

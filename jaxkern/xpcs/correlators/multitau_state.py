@@ -85,7 +85,7 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
       ...     state = add(state, block)
       >>> delay, G, IP, IF = jk.xpcs.multitau_result(state)
       >>> delay[:3].tolist(), G.shape, bool(G[0, 0] == (frames[1:, 0] * 1.0 @ frames[:-1, 0]) / 39)
-      ([1, 2, 3], (23, 6), True)
+      ([1, 2, 3], (21, 6), True)
       >>> int(np.isnan(G[:, 0]).sum())  # the delays from 40 frames on
       7
     """

@@ -20,6 +20,7 @@ from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums
+from jaxkern.xpcs.correlators.numpy_sums import MOST_COUNTS, too_many_counts
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.selection import FrameSelection
 
@@ -169,7 +170,14 @@ class NativeSums:
         self._seen += len(frames) // self._average
 
     def bin_sums(self) -> BinSums:
-        """The sums of what was added."""
+        """The sums of what was added.
+
+        Raises:
+          ValueError: for negative whole counts, and a pixel with 2^32 - 1 counts together or more.
+        """
+        wrong = np.asarray(self._state[0][0, self._places] >= MOST_COUNTS)
+        if not self._options["real"] and wrong.any():
+            raise ValueError(too_many_counts(int(self._pixels.pixel[wrong.argmax()])))
         placed = replace(self._pixels, pixel=self._places)
         return sums_of_state(
             self._native, self._state, self._seen, self._width, placed, self._options

@@ -19,6 +19,14 @@ MOST_COUNTS = 2**32 - 1
 _TILE = 4096
 
 
+def too_many_counts(pixel: int) -> str:
+    """What is wrong with a pixel whose counts are not summed."""
+    return (
+        f"pixel {pixel} has a negative count, or counts that sum to 2^32 - 1 or more; leave the "
+        "pixel out by the mask, or give the frames as float64, whose sums are exact below 2^53"
+    )
+
+
 @dataclass
 class _Level:
     """Its last 2 dpl sums of frames, one that waits for its neighbour, and products by delay."""
@@ -112,10 +120,7 @@ class PixelSums:
             self._total += counts.sum(axis=0)
             wrong = (counts < 0).any(axis=0) | (self._total >= MOST_COUNTS)
             if wrong.any():
-                raise ValueError(
-                    f"pixel {self.pixels[wrong.argmax()]} has negative counts, or 2^32 - 1 counts "
-                    "or more in all frames together; mask it, or give floating-point frames"
-                )
+                raise ValueError(too_many_counts(int(self.pixels[wrong.argmax()])))
         number = 0
         while len(counts):
             if number == len(self._levels):

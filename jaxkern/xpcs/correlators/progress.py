@@ -1,8 +1,9 @@
-"""The progress bar of a correlation: frames, and what is read of them in a second."""
+"""The progress bar of a correlation: frames, what is read of them in a second, the time left."""
 
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.quantities import scaled
@@ -26,8 +27,13 @@ class CorrelationProgress(ProgressBar):
     def advance(self, frames: float) -> None:
         """So many frames more are done."""
         self._done += frames
-        rate = self._done * self._bytes / max(time.monotonic() - self._since, 1e-9)
-        self.update(round(self._done), text=f"{self._what}: {scaled(rate, 'B/s')}")
+        rate = self._done / max(time.monotonic() - self._since, 1e-9)
+        left = max(self._total - self._done, 0) / max(rate, 1e-9)
+        self.update(
+            round(self._done),
+            text=f"{self._what}: {rate:,.0f} frames/s, {scaled(rate * self._bytes, 'B/s')}, "
+            f"{timedelta(seconds=round(min(left, 1e9)))} left",
+        )
 
     def reached(self, part: float) -> None:
         """Such a part of all frames is done."""

@@ -34,7 +34,7 @@ from jaxkern.xpcs.correlators.two_time_reduction import (
     twotime_result,
 )
 from jaxkern.xpcs.detectors.frames import FrameSource
-from jaxkern.xpcs.detectors.opening import as_frames
+from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _PIECE = 16384  # pixels at most that are multiplied in one call
@@ -112,28 +112,25 @@ def twotime(
       ((1, 50, 50), (50, 1))
     """
     check_smoothing(smoothing)
-    source = as_frames(frames, qmap.shape)
-    if source.shape[1:] != qmap.shape:
-        raise ValueError(
-            f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and the "
-            f"map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
-        )
-    qmap = qmap.without(source.dead)
-    selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
-    if selection.n < 1:
-        raise ValueError(
-            f"begin, end, stride and average leave none of the {source.shape[0]} frames of "
-            f"{source.name}; wanted one or more"
-        )
-    limits = intensity_limits(intensity_cut)
-    labels = BinLabels(qmap, bins)
-    step = time_step(frame_time, source)
-    divisor = None
-    with jax.enable_x64(True), CorrelationProgress(progress, "two-time") as bar:
+    with (
+        frames_and_map(frames, qmap) as (source, living),
+        jax.enable_x64(True),
+        CorrelationProgress(progress, "two-time") as bar,
+    ):
+        selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
+        if selection.n < 1:
+            raise ValueError(
+                f"begin, end, stride and average leave none of the {source.shape[0]} frames of "
+                f"{source.name}; wanted one or more"
+            )
+        limits = intensity_limits(intensity_cut)
+        labels = BinLabels(living, bins)
+        step = time_step(frame_time, source)
+        divisor = None
         # C does not depend on the scale of a frame, only on that of frames in one sum.
         divide = normalize and average > 1
         if limits is not None or divide:
-            means = FrameMeans(source, qmap, selection, bar)
+            means = FrameMeans(source, living, selection, bar)
             divisor = means.divisors() if divide else None
             if limits is not None:
                 selection = selection.leaving_out(means.beyond(*limits))
@@ -142,13 +139,15 @@ def twotime(
         native = native_module() if source.is_sparse and divisor is None else None
         run: EventRows | _Dense
         if native is not None:
-            run = EventRows(native, source, selection, qmap, smoothing, labels.bins, reduction, bar)
+            run = EventRows(
+                native, source, selection, living, smoothing, labels.bins, reduction, bar
+            )
         else:
-            run = _Dense(source, selection, divisor, qmap, smoothing, labels.bins, reduction, bar)
+            run = _Dense(source, selection, divisor, living, smoothing, labels.bins, reduction, bar)
         run.correlate()
         seen = None
         if overview:
-            seen = OverviewSums(qmap, selection, is_whole(source))
+            seen = OverviewSums(living, selection, is_whole(source))
             if native is not None:
                 for events in event_blocks(source, selection):
                     seen.add_events(*events)

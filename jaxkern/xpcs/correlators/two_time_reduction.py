@@ -141,7 +141,7 @@ class TwoTimeReduction:
                     f"{free / 1e9:,.3g} GB of memory are left: give out=, a memory map or an HDF5 "
                     "data set, dtype=np.float32, fewer bins=, or another form="
                 )
-            out = np.full(shape, np.nan, dtype)
+            out = np.empty(shape, dtype)
         elif tuple(out.shape) != shape:
             raise ValueError(f"out has the shape {tuple(out.shape)}; wanted {shape}")
         self.c2 = out
@@ -174,11 +174,13 @@ class TwoTimeReduction:
                 "that begins at the diagonal or lies above it"
             )
         self._seen[place] = True
-        counts = np.logical_and.outer(self._good[rows], self._good[columns])
-        values = np.where(counts, block, 0.0)
+        counts, values, shown = None, block, block
+        if not (self._good[rows].all() and self._good[columns].all()):
+            counts = np.logical_and.outer(self._good[rows], self._good[columns])
+            values, shown = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
         self._add_diagonals(place, row, column, values)
         if self._whole:
-            self._write(place, rows, columns, np.where(counts, block, np.nan), at_diagonal)
+            self._write(place, rows, columns, shown, at_diagonal)
         else:
             self._add_cells(place, row, column, values, counts)
 
@@ -198,15 +200,20 @@ class TwoTimeReduction:
     ) -> None:
         if at_diagonal:
             n = block.shape[0]
-            upper = np.triu(block[:, :n])
-            block[:, :n] = upper + np.triu(upper, 1).T
-        self.c2[place, rows, columns] = block
-        below = slice(rows.stop if at_diagonal else columns.start, columns.stop)
-        if below.start < below.stop:
-            self.c2[place, below, rows] = block[:, below.start - columns.start :].T
+            lower = np.tri(n, k=-1, dtype=bool)
+            self.c2[place, rows, rows] = np.where(lower, block[:, :n].T, block[:, :n])
+            columns, block = slice(rows.stop, columns.stop), block[:, n:]
+        if block.shape[1]:
+            self.c2[place, rows, columns] = block
+            self.c2[place, columns, rows] = block.T
 
     def _add_cells(
-        self, place: int, row: int, column: int, values: NDArray[Any], counts: NDArray[np.bool_]
+        self,
+        place: int,
+        row: int,
+        column: int,
+        values: NDArray[Any],
+        counts: NDArray[np.bool_] | None,
     ) -> None:
         t1 = np.arange(row, row + values.shape[0])[:, None]
         t2 = np.arange(column, column + values.shape[1])
@@ -216,7 +223,7 @@ class TwoTimeReduction:
         else:
             first, second = self._first[t1 + t2], self._second[np.abs(lag)]
         cells = first * self._cells_shape[1] + second
-        chosen = counts & (lag >= 0)
+        chosen = lag >= 0 if counts is None else counts & (lag >= 0)
         if not chosen.all():
             cells, values = cells[chosen], values[chosen]
         cells, size = cells.ravel(), self._sums.shape[1]

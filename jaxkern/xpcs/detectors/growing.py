@@ -57,7 +57,7 @@ class GrowingFrames(FrameSource):
       >>> frames.poll()
       0
       >>> np.save(folder / "run_1.npy", np.ones((5, 4, 4), np.uint8))
-      >>> frames.poll(), frames.shape, frames.read(3, 5).shape
+      >>> frames.finish(), frames.shape, frames.read(3, 5).shape
       (5, (5, 4, 4), (2, 4, 4))
     """
 

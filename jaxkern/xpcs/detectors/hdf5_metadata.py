@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 ANGSTROM_KEV = 12.398419843320026
 
 _DETECTORS = ("entry/instrument/detector_1/", "entry/instrument/detector/")
-_LIMA = "entry_0000/measurement/"
+# LIMA's detectors, each in a group of its own name.
+_LIMA = "entry_0000/instrument"
 _UNITS = {
     "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
     "length": {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "um": 1e-6},
@@ -33,11 +34,7 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "s",
     ),
     "count_time": (
-        (
-            *(f"{place}count_time" for place in _DETECTORS),
-            "entry_0000/instrument/detector/acquisition/exposure_time",
-            "entry_0000/instrument/lima/acquisition/exposure_time",
-        ),
+        tuple(f"{place}count_time" for place in _DETECTORS),
         "time",
         "s",
     ),
@@ -75,6 +72,8 @@ def detector_metadata(file: h5py.File) -> dict[str, Any]:
             if (value := _quantity(file, place, kind, unit)) is not None:
                 told[name] = value
                 break
+    for name, value in _lima_times(file).items():
+        told.setdefault(name, value)
     for place, unit in _ENERGIES:
         if "energy" not in told and (value := _quantity(file, place, "energy", unit)) is not None:
             told["energy"] = value
@@ -89,6 +88,18 @@ def detector_metadata(file: h5py.File) -> dict[str, Any]:
                 value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             )
     return told
+
+
+def _lima_times(file: h5py.File) -> dict[str, float]:
+    """Of the first of LIMA's detectors: a frame takes its exposure and the latency behind it."""
+    group = _optional(file, _LIMA)
+    for detector in group if hasattr(group, "keys") else ():
+        place = f"{_LIMA}/{detector}/acquisition/"
+        exposure = _quantity(file, place + "exposure_time", "time", "s")
+        if exposure is not None:
+            latency = _quantity(file, place + "latency_time", "time", "s")
+            return {"count_time": exposure, "frame_time": exposure + (latency or 0.0)}
+    return {}
 
 
 def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
+from jaxkern.xpcs.detectors.events import check_frame_shape
 from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
 from jaxkern.xpcs.detectors.hdf5 import hdf5_frames
 from jaxkern.xpcs.detectors.imm import ImmFrames
@@ -19,9 +20,12 @@ Shape = tuple[int, int]
 
 
 def _rigaku(path: str, frame_shape: Shape | None) -> FrameSource:
+    if frame_shape is None:
+        return RigakuFrames(path)
+    height, width = check_frame_shape(path, frame_shape)
     # A map of bins may be turned against the detector: its shape is no other shape of frames.
-    turned = frame_shape is None or frame_shape[0] * frame_shape[1] == MODULE[0] * MODULE[1]
-    return RigakuFrames(path, MODULE if turned or frame_shape is None else frame_shape)
+    same = height * width == MODULE[0] * MODULE[1]
+    return RigakuFrames(path, MODULE if same else (height, width))
 
 
 #: the end of a path -> what reads it, from the path and the shape of frames that is asked for
