@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxkern.cli.output import print_json
 from jaxkern.core.quantities import scaled
 
@@ -281,6 +283,12 @@ def report(
         if bad:
             print(f"{bad} bad frames were left out")
         print("wrote " + ", ".join(map(str, files)))
+    if not np.isfinite(found.g2).any():
+        print(
+            f"warning: no g2 is a number: {bad} bad frames were left out of {n}, or the frames "
+            "hold no numbers",
+            file=sys.stderr,
+        )
     if found.frame_time is None and not chosen.json:
         print(
             "note: nothing says the time between frames, so that delays are in frames; a fit needs "

@@ -17,7 +17,9 @@ import pytest
 from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.cli.xpcs_correlate import form, numbers
+from jaxkern.xpcs.analysis import correlation_plots
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.results import Overview
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,27 @@ def test_the_report_is_told_or_printed_as_json(folder, tmp_path, capsys):
     assert "frames/s" in said.out
     assert f"wrote {output}" in said.out
     assert "nothing says the time between frames" in said.err
+
+
+def test_a_run_of_bad_frames_is_told(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "r.hdf", "--bad-frames", "0-39", "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["bad_frames"] == 40
+    assert "no g2 is a number: 40 bad frames were left out of 40" in said.err
+
+
+def test_bad_frames_leave_no_holes_in_the_intensity_of_a_long_run(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(correlation_plots, "save_figure", lambda figure, *_: drawn.append(figure))
+    intensity = np.arange(20_000.0)
+    intensity[::7] = np.nan
+    some = np.ones((1, 1))
+    correlation_plots.plot_intensity(tmp_path / "i.png", Overview(some, intensity, some[0], some))
+    (line,) = drawn[0].axes[0].lines
+    y = line.get_ydata()
+    assert len(y) < 20_000
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(y.max(), 20_000, rtol=0.01)
 
 
 def test_the_time_of_the_metadata_counts(folder, tmp_path):

@@ -160,10 +160,13 @@ def plot_intensity(
     starts = np.arange(0, n, block)
     x = starts * step[0]
     if n:
-        mean = np.add.reduceat(overview.intensity, starts) / np.diff([*starts, n])
+        # Of the good frames in a block: those of bad ones are NaN.
+        good = np.add.reduceat(np.isfinite(overview.intensity), starts, dtype=np.int64)
+        total = np.add.reduceat(np.nan_to_num(overview.intensity), starts)
+        mean = np.where(good > 0, total / np.maximum(good, 1), np.nan)
         if block > 1:
-            least = np.minimum.reduceat(overview.intensity, starts)
-            most = np.maximum.reduceat(overview.intensity, starts)
+            least = np.fmin.reduceat(overview.intensity, starts)
+            most = np.fmax.reduceat(overview.intensity, starts)
             axes.fill_between(x, least, most, alpha=0.3, lw=0)
             axes.set_title(f"band: least and most of {block} frames", fontsize=8)
         axes.plot(x, mean, lw=0.8)
