@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -220,10 +220,6 @@ class _GrowingOverview:
         whole[self._there] = _over(sum(self._static), pixels * good.sum())
         image = _over(self._image, np.full(self._image.shape, good.sum()))
         return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
-
-
-def _neighbours(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def _over(above: Any, below: NDArray[Any]) -> NDArray[np.float64]:
