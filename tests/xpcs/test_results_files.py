@@ -248,6 +248,19 @@ def test_metadata_are_copied_without_the_frames(tmp_path):
     assert not (tmp_path / "x.hdf").exists()
 
 
+def test_units_of_copied_metadata(tmp_path):
+    """Those of the file that was copied, as the readers of frames take them."""
+    source = tmp_path / "run_metadata.hdf"
+    with h5py.File(source, "w") as file:
+        file["entry/instrument/detector_1/count_time"] = 0.9
+        file["entry/instrument/detector_1/count_time"].attrs["units"] = "ms"
+        file["entry/instrument/incident_beam/incident_energy"] = 10900.0
+        file["entry/instrument/incident_beam/incident_energy"].attrs["units"] = "eV"
+    path = write_results(tmp_path / "r.hdf", made.multitau(), metadata=source)
+    found = read_results(path).metadata
+    assert found == {"frame_time": 1e-3, "count_time": pytest.approx(0.9e-3), "energy": 10.9}
+
+
 def test_parts_of_the_run(tmp_path):
     """With the public function, whose parts are shorter and reach fewer delays."""
     wanted = xpcs.multitau(made.frames(40), made.qmap(), bins=[2, 4], parts=3, progress=False)

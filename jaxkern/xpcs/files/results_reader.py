@@ -14,6 +14,7 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import complete_rows, damage_told, open_hdf5
 from jaxkern.xpcs.files.aps_entries import (
@@ -27,7 +28,7 @@ from jaxkern.xpcs.files.aps_entries import (
     read_time_step,
     read_whole_numbers,
 )
-from jaxkern.xpcs.files.results_writer import CONFIG_NAMES, METADATA_NAMES, PIXEL_SIZES, SMOOTHINGS
+from jaxkern.xpcs.files.results_writer import CONFIG_NAMES, SMOOTHINGS
 
 if TYPE_CHECKING:
     import h5py
@@ -168,25 +169,11 @@ def _read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
 
 
 def _read_metadata(file: h5py.File) -> dict[str, Any]:
-    """What /entry says that is known."""
-    import h5py
-
-    found: dict[str, Any] = {}
-    places = {name: place for name, (place, _) in METADATA_NAMES.items()}
-    for name, place in (places | {"pixel_size": PIXEL_SIZES[0]}).items():
-        item = file.get(f"entry/{place}")
-        if not isinstance(item, h5py.Dataset) or item.size != 1:
-            continue
-        value = item[()] if item.shape == () else item[()].ravel()[0]
-        if isinstance(value, bytes):
-            value = value.decode(errors="replace")
-        if isinstance(value, str) and value:
-            found[name] = value
-        elif isinstance(value, np.number) and np.isfinite(value):
-            found[name] = float(value)
+    """What /entry says that is known, in the units of `FrameSource.metadata`."""
+    found = detector_metadata(file)
     if read_time_step(file, "aps-u") is None:
         found.pop("frame_time", None)
-    return found
+    return {name: value for name, value in found.items() if value != ""}
 
 
 def _of_bins(values: Array | None, bins: Array) -> Array | None:
