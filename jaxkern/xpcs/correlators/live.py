@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
@@ -71,7 +71,7 @@ class LiveMultiTau:
         frame_time: float | None = None,
     ) -> None:
         self._most = whole_number("most_frames", most_frames, 2)
-        whole_number("dpl", dpl, 1)
+        whole_number("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
         self._config: dict[str, Any] = {
@@ -137,7 +137,7 @@ class LiveMultiTau:
         pixels = BinnedPixels.of(qmap, self._labels.bins)
         missing = self._all.average - self._all.good_counts()
         self._overview = _GrowingOverview(qmap, is_whole(source))
-        native = native_module()
+        native = native_module() if len(pixels) else None
         if native is None:
             self._state = NumpySums(pixels, self._dpl, self._all.average, missing, whole)
         else:
@@ -220,10 +220,6 @@ class _GrowingOverview:
         whole[self._there] = _over(sum(self._static), pixels * good.sum())
         image = _over(self._image, np.full(self._image.shape, good.sum()))
         return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
-
-
-def _neighbours(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def _over(above: Any, below: NDArray[Any]) -> NDArray[np.float64]:
