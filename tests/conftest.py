@@ -1,6 +1,7 @@
-"""Settings of every test: four CPU devices, and programs that compile fast."""
+"""Settings of every test: four CPU devices, programs that compile fast, a cache of its own."""
 
 import os
+import tempfile
 from importlib import metadata
 
 # The older one of XLA's two emitters of loops compiles in less than half of the other's time.
@@ -22,3 +23,7 @@ def pytest_configure(config):
             *_EMITTERS,
         ]
     ).strip()
+    if not hasattr(config, "workerinput"):  # workers of xdist get the environment
+        folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name

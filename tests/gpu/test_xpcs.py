@@ -294,6 +294,23 @@ def test_no_frames_and_no_angles(device: Any) -> None:
     np.testing.assert_array_equal(_states(device, none), operands["initial"])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int32, np.float32])
+def test_multitau_states(device: Any, host: Any, dtype: Any) -> None:
+    """The same bits as on the CPU, of blocks of any size and with a state in place."""
+    random = np.random.default_rng(0)
+    frames = random.integers(0, 255, (150, 300)).astype(dtype)
+    states = []
+    for where in (device, host):
+        state = jax.device_put(jk.xpcs.multitau_init(300, 200, dtype), where)
+        with jk.backend("native"):
+            add = jax.jit(jk.xpcs.multitau_update, donate_argnums=0)
+            for first in range(0, 150, 41):
+                state = add(state, jax.device_put(frames[first : first + 41], where))
+        states.append(jax.tree.map(np.asarray, state))
+    for x, y in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_the_native_targets_are_called(device: Any) -> None:
     with jk.backend("native"), jax.default_device(device):
         model = _model(50)

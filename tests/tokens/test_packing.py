@@ -84,6 +84,14 @@ def test_a_state_goes_on_with_the_same_rows(lengths, length, method, long, bins,
     assert rows == slow_rows(lengths, length, method, long, bins)
 
 
+def test_the_best_fit_has_the_least_room_whatever_else_is_open():
+    values, offsets = documents_of([4, 7, 3])
+    rows = {"first-fit": [7, 7], "best-fit": [4, 10]}
+    for method, tokens in rows.items():
+        found = pack(values, offsets, 10, method, max_open_bins=8)
+        assert sorted((found["segment_ids"] > 0).sum(1).tolist()) == tokens
+
+
 def test_a_bin_is_closed_when_its_first_document_is_far_back():
     lengths = [1] + [9] * 2000  # no other fits beside the first, nor two of them
     rows = slow_rows(lengths, 10, "best-fit", max_open_bins=2)

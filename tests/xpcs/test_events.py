@@ -246,6 +246,10 @@ def test_counts_at_the_limit_of_64_bits():
     pixels = np.array([0, 1, 5], np.int32), np.zeros(3, np.int32), np.zeros(3, np.int32), 1, 1
     columns = np.array([0, 0, 1, 1]), np.array([3, 4, 3, 4]), np.array(half * 2)
     arguments = None, 0, False, *columns, 9, 9, 0, None, None, PIXELS, *pixels, 4, 1e9
+    with pytest.raises(ValueError, match="counts of up to 2147483647 in 33554432 frames; wanted"):
+        native_sums.native_module().multitau_events(
+            None, 0, False, *columns, 2**25, 2**25, 0, None, None, PIXELS, *pixels, 4, 1e9
+        )
     _, sums, _, _ = native_sums.native_module().multitau_events(*arguments)
     assert sums[0, 0, 0] == float(2 * half[0] * half[1])
     assert sums[1, 0, 0] == float(2 * most)

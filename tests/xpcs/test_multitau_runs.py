@@ -254,7 +254,7 @@ def test_progress_counts_frames_and_bytes(monkeypatch):
     assert ((0, 60), {}) in told
     (done,), text = told[-1]
     assert done == 60
-    assert re.fullmatch(r"multi-tau: .* [kMGT]?B/s", text["text"])
+    assert re.fullmatch(r"multi-tau: [\d,]+ frames/s, .* [kMGT]?B/s, 0:00:00 left", text["text"])
 
 
 def test_a_readers_error_is_told():

@@ -58,7 +58,8 @@ def multitau(
 
     Args:
       frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A pixel of NaN makes its
-        bins NaN: mask it in `qmap`.
+        bins NaN: mask it in `qmap`. Events of a sparse source are correlated as they are, as by
+        `multitau_events`.
       qmap: the bins of the pixels.
       dpl: delays a level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.

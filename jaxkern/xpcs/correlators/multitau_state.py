@@ -87,7 +87,7 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
       >>> delay[:3].tolist(), G.shape, bool(G[0, 0] == (frames[1:, 0] * 1.0 @ frames[:-1, 0]) / 39)
       ([1, 2, 3], (21, 6), True)
       >>> int(np.isnan(G[:, 0]).sum())  # the delays from 40 frames on
-      7
+      5
     """
     whole_number("n_pixels", n_pixels, 0, 2**31 - 1)
     whole_number("n_frames_max", n_frames_max, 1, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""Two-time correlations of dense frames: `twotime`."""
+"""Two-time correlations of frames: `twotime`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def twotime(
     that neither threads nor blocks change a bit. Products go through XLA's matrix product.
 
     Args:
-      frames: an array [N, H, W] or [N, H * W], a `FrameSource`, or a path.
+      frames: an array [N, H, W] or [N, H * W], a `FrameSource`, or a path. Events of a sparse
+        source are correlated as they are, as by `twotime_events`.
       qmap: which bins the pixels belong to.
       smoothing: "static", or "none" for w = I.
       form: "full", all of C; ("t1t2", n), means over n x n equal cells; ("age-lag", n_age, decade,
