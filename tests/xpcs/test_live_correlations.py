@@ -70,6 +70,17 @@ def settled(frames):
     return frames.poll()
 
 
+def test_bins_without_pixels_and_wrong_arguments():
+    counts, empty = made.frames(20), made.qmap().without(np.ones(made.qmap().shape))
+    live = xpcs.LiveMultiTau(empty, 100)
+    live.update(xpcs.as_frames(counts))
+    found = live.result()
+    assert found.g2.shape == xpcs.multitau(counts, empty).g2.shape
+    assert np.isnan(found.g2).all()
+    with pytest.raises(ValueError, match="dpl"):
+        xpcs.LiveMultiTau(empty, 100, dpl=65)
+
+
 def test_files_of_a_folder_in_the_order_of_their_numbers(tmp_path):
     counts = made.frames(30)
     frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])

@@ -34,6 +34,13 @@ Q, PHI = [0.1, 0.2, 0.3, 0.4, 0.5], [0.0, 90.0, 180.0, 270.0, 300.0]
 QMAP = jk.xpcs.QMap(DYNAMIC, STATIC, q=Q, phi=PHI)
 
 
+def records(frames):
+    """Frames behind headers of an odd length, as raw files have them."""
+    made = np.zeros(len(frames), [("header", "u1", 3), ("frame", frames.dtype, frames.shape[1:])])
+    made["frame"] = frames
+    return made["frame"]
+
+
 @pytest.mark.parametrize(
     "layout",
     {
@@ -41,6 +48,7 @@ QMAP = jk.xpcs.QMap(DYNAMIC, STATIC, q=Q, phi=PHI)
         "fortran": lambda f, _: np.asfortranarray(f),
         "reversed": lambda f, _: f[::-1].copy()[::-1],
         "every second pixel": lambda f, _: np.repeat(f, 2, axis=2)[:, :, ::2],
+        "records": lambda f, _: records(f),
         "jax": lambda f, _: jax.numpy.asarray(f),
     }.items(),
     ids=lambda item: item[0],
@@ -139,6 +147,24 @@ def test_an_intensity_cut_finds_flashes_and_dumps(backend, average):
     low = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.5, None))
     assert low.config["bad_frames"] == [21]
     assert low.config["intensity_cut"] == (0.5, np.inf)
+
+
+def test_an_intensity_cut_leaves_out_a_frame_with_nan(backend):
+    frames = FRAMES.astype(np.float32)
+    frames[7, 0, :] = np.nan
+    found = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.1, 10))
+    assert found.config["bad_frames"] == [7]
+    wanted = jk.xpcs.multitau(FRAMES, QMAP, bad_frames=[7])
+    np.testing.assert_allclose(found.g2, wanted.g2, rtol=1e-12)
+
+
+def test_an_infinity_makes_its_bins_nan_without_a_warning(backend):
+    frames = FRAMES.astype(np.float32)
+    at = np.argwhere(DYNAMIC == 1)[0]
+    frames[7, at[0], at[1]] = np.inf
+    found = jk.xpcs.multitau(frames, QMAP)
+    assert np.isnan(found.g2[0, 0])
+    np.testing.assert_allclose(found.g2[:, 1:], EXPECTED.g2[:, 1:], rtol=1e-12)
 
 
 def test_the_overview_leaves_bad_frames_out():

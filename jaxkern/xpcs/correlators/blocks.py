@@ -69,7 +69,16 @@ def selected_frames(
             f"{source!r} gave frames of the shape {frames.shape}; wanted {wanted}, as it says"
         )
     flat = as_counts(frames.reshape(count, -1), source.name)
-    return flat if flat.strides[1] == flat.itemsize else np.ascontiguousarray(flat)
+    return flat if pixels_together(flat) else flat.copy()
+
+
+def pixels_together(frames: NDArray[Any]) -> bool:
+    """Whether kernels read frames [N, ...] where they lie: of a frame every pixel behind the one
+    before, and frames whole pixels apart, which a field of records need not be."""
+    if frames.size == 0:
+        return True
+    apart = frames.strides[0] % frames.itemsize == 0
+    return bool(apart and frames.flags.aligned and frames[0].flags.c_contiguous)
 
 
 def frame_blocks(

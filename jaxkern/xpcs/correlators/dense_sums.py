@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.blocks import COUNT_DTYPES, frame_blocks, is_whole, selected_frames
+from jaxkern.xpcs.correlators.blocks import (
+    COUNT_DTYPES,
+    frame_blocks,
+    is_whole,
+    pixels_together,
+    selected_frames,
+)
 from jaxkern.xpcs.correlators.g2 import BinSums, together
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module, sums_in_place
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
@@ -76,7 +82,7 @@ class DenseSums:
         array = self._source.array
         if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
             return False
-        return bool(array.size == 0 or array[0].flags.c_contiguous)
+        return pixels_together(array)
 
     def _in_place(
         self, native: ModuleType, first: int, stop: int, bar: CorrelationProgress

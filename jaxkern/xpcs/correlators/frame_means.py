@@ -39,9 +39,11 @@ class FrameMeans:
         self._of_map, self._of_mask = np.concatenate(found, axis=1)
 
     def beyond(self, low: float, high: float) -> NDArray[np.int64]:
-        """Numbers of the good frames outside `low` to `high` times the median good frame."""
+        """Numbers of the good frames outside `low` to `high` times the median good frame; those
+        with a NaN are outside, and no part of the median."""
         good = ~self._selection.bad_places()
-        median = np.median(self._of_map[good]) if good.any() else 0.0
+        known = self._of_map[good & ~np.isnan(self._of_map)]
+        median = np.median(known) if len(known) else 0.0
         inside = (self._of_map >= low * median) & (self._of_map <= high * median)
         found = np.flatnonzero(good & ~inside)
         return (self._selection.begin + found * self._selection.stride).astype(np.int64)

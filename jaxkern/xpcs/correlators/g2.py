@@ -69,7 +69,8 @@ def static_ratios(sums: BinSums, qmap: QMap) -> NDArray[np.float64]:
     below = IP * IF
     above = G * (sums.weight[:, None] * qmap.pixels_of_static)
     ratios = np.zeros(below.shape)
-    np.divide(above, below, out=ratios, where=below != 0)
+    with np.errstate(invalid="ignore"):  # frames with an infinity give NaN
+        np.divide(above, below, out=ratios, where=below != 0)
     return ratios
 
 

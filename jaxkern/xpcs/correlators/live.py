@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
@@ -71,7 +71,7 @@ class LiveMultiTau:
         frame_time: float | None = None,
     ) -> None:
         self._most = whole_number("most_frames", most_frames, 2)
-        whole_number("dpl", dpl, 1)
+        whole_number("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
         self._config: dict[str, Any] = {
@@ -137,7 +137,7 @@ class LiveMultiTau:
         pixels = BinnedPixels.of(qmap, self._labels.bins)
         missing = self._all.average - self._all.good_counts()
         self._overview = _GrowingOverview(qmap, is_whole(source))
-        native = native_module()
+        native = native_module() if len(pixels) else None
         if native is None:
             self._state = NumpySums(pixels, self._dpl, self._all.average, missing, whole)
         else:

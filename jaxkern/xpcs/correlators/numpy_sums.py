@@ -195,7 +195,8 @@ class _BinTotals:
         self._sums[:, :, static[starts]] += _added(sums, starts)
         G, IP, IF = sums.astype(np.float64)
         ratios = np.zeros(G.shape)
-        np.divide(G * self._weight[:, None], IP * IF, out=ratios, where=IP * IF != 0)
+        with np.errstate(invalid="ignore"):  # frames with an infinity give NaN
+            np.divide(G * self._weight[:, None], IP * IF, out=ratios, where=IP * IF != 0)
         self._add_ratios(dynamic, ratios)
 
     def _add_ratios(self, dynamic: NDArray[np.int32], ratios: NDArray[np.float64]) -> None:
