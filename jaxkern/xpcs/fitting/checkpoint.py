@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.archives import npz_bytes
 from jaxkern.core.paths import write_whole
 
 Array = NDArray[np.float64]
@@ -71,9 +72,7 @@ def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
         arrays["partial_x"] = log.partial.x
         arrays["partial_states"] = log.partial.states
         arrays["partial_chunks"] = np.int64(log.partial.chunks)
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
+    return npz_bytes(arrays)
 
 
 def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.archives import npz_bytes
 from jaxkern.core.paths import write_whole
 from jaxkern.xpcs.fitting.solver import Covariance
 from jaxkern.xpcs.model.geometry import Geometry
@@ -193,10 +193,8 @@ def save_result(
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)  # type: ignore[arg-type]
     write_whole(text, json.dumps(summary, indent=2).encode() + b"\n")
-    write_whole(binary, stream.getvalue())
+    write_whole(binary, npz_bytes(arrays))
     return text, binary
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxkern.core.archives import npz_bytes
 from jaxkern.core.ceilings import cache_folder
 from jaxkern.core.paths import write_whole
 from jaxkern.core.progress import ProgressBar
@@ -85,11 +86,10 @@ def _kept_index(file: Path, data: np.ndarray) -> ShardIndex:
     index = _read_headers(file, data)
     settled = time.time_ns() - status.st_mtime_ns > _SETTLED
     if path is not None and settled and len(index.sample) >= _WORTH_KEEPING:
-        content = io.BytesIO()
-        np.savez(content, stamp=stamp, **{f.name: getattr(index, f.name) for f in _FIELDS})
+        content = npz_bytes({"stamp": stamp, **{f.name: getattr(index, f.name) for f in _FIELDS}})
         # Without a place to keep it, the next process reads the headers again.
         with contextlib.suppress(OSError):
-            write_whole(path, content.getvalue())
+            write_whole(path, content)
     return index
 
 

@@ -1,0 +1,42 @@
+"""Archives in memory: would catch an interrupt that zipfile's cleaning up replaces."""
+
+from __future__ import annotations
+
+import io
+import signal
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxkern.core.archives import npz_bytes
+
+
+def test_what_is_written_is_read():
+    arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
+    found = np.load(io.BytesIO(npz_bytes(arrays)))
+    assert {name: found[name].tolist() for name in found} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+def test_an_interrupt_stays_one(monkeypatch):
+    close = zipfile._ZipWriteFile.close
+
+    def interrupted(file):
+        signal.raise_signal(signal.SIGINT)
+        close(file)
+
+    monkeypatch.setattr(zipfile._ZipWriteFile, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        npz_bytes({"a": np.arange(5)})
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(ValueError, match="too large"):
+        npz_bytes({"a": _Unwilling()})
+
+
+class _Unwilling:
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError("too large")
