@@ -45,8 +45,9 @@ def test_large_results_stay_mapped():
         text=True,
         env=environment,
     )
-    for counts in json.loads(done.stdout):
-        assert counts[0] > 5000  # all of a fresh result's pages
+    found = json.loads(done.stdout)
+    assert found[0][0] > 5000  # all of a fresh result's pages; larger ones may find those kept
+    for counts in found:
         # The heap grows until it holds what is alive at the same time, which other threads decide.
         # A call without effect faults in every result.
         assert sum(count > 100 for count in counts[-20:]) <= 10, counts
