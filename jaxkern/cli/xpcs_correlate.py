@@ -138,17 +138,18 @@ def correlate(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.multitau import multitau
     from jaxkern.xpcs.correlators.two_time import twotime
-    from jaxkern.xpcs.correlators.two_time_reduction import form_edges
+    from jaxkern.xpcs.correlators.two_time_reduction import check_form, form_edges
     from jaxkern.xpcs.detectors.opening import open_frames
     from jaxkern.xpcs.detectors.qmap import QMap
     from jaxkern.xpcs.files.results_writer import write_results
 
+    from jaxkern.xpcs.correlators.selection import FrameSelection
     how = {"smoothing": chosen.smoothing, "form": form(chosen.twotime)}
     bins, cut = numbers(chosen.bins, "--bins"), _cut(chosen.intensity_cut)
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
     qmap = QMap.read(chosen.qmap)
     BinLabels(qmap, bins)
-    form_edges(how["form"] or "full", 1)
+    wanted = check_form(how["form"] or "full")
     began = time.monotonic()
     with open_frames(chosen.frames, qmap.shape, chosen.dataset) as source:
         common = {
@@ -157,6 +158,8 @@ def correlate(chosen: argparse.Namespace) -> int:
             "frame_time": frame_time(chosen, source),
             "progress": not chosen.quiet,
         }
+        taken = FrameSelection(source.shape[0], end=chosen.end, **selection(chosen))
+        form_edges(wanted, max(taken.n, 1))
         if not chosen.quiet:
             print(describe(source, qmap))
         found = multitau(

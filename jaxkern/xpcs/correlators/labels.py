@@ -89,12 +89,5 @@ def multitau_result(
         frame_time=step,
         qmap=labels.qmap,
         overview=None,
-        config={
-            **config,
-            "begin": selection.begin,
-            "end": selection.end,
-            "stride": selection.stride,
-            "average": selection.average,
-            "bad_frames": selection.bad_within.tolist(),
-        },
+        config={**config, **selection.config()},
     )

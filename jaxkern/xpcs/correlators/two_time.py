@@ -30,7 +30,9 @@ from jaxkern.xpcs.correlators.two_time_reduction import (
     Smoothing,
     TwoTimeReduction,
     Weights,
+    check_form,
     check_smoothing,
+    form_edges,
     twotime_result,
 )
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -80,7 +82,8 @@ def twotime(
       form: "full", all of C; ("t1t2", n), means over n x n equal cells; ("age-lag", n_age, decade,
         n_lag), means over n_age equal cells of the age (t1 + t2) / 2, and of the lag t2 - t1 over
         every lag below `decade` and then n_lag cells a decade. A cell holds the mean over its pairs
-        t1 <= t2 of good frames, NaN where there are none. Both need no matrix of N x N.
+        t1 <= t2 of good frames, NaN where there are none. Both need no matrix of N x N; n and n_age
+        are at most N.
       dtype: of `c2`, float64 or float32.
       bins: the dynamic bins that are wanted, by default all.
       begin, end, stride, average: frames `begin` to `end` (exclusive), every `stride`-th, sums of
@@ -125,6 +128,7 @@ def twotime(
                 f"{source.name}; wanted one or more"
             )
         limits = intensity_limits(intensity_cut)
+        form_edges(check_form(form), selection.n)  # refused before the frames are read
         labels = BinLabels(living, bins)
         step = time_step(frame_time, source)
         divisor = None
