@@ -222,6 +222,14 @@ def test_columns_that_cannot_be(columns, message):
         jk.xpcs.multitau_events(*columns, 10, QMAP)
 
 
+@pytest.mark.parametrize("nothing", [[], np.array([]), np.zeros(0, bool), np.zeros(0, "M8[s]")])
+def test_no_events_have_no_dtype(nothing):
+    """Of np.array([]) NumPy makes floats."""
+    found = jk.xpcs.multitau_events(nothing, nothing, nothing, 10, QMAP)
+    same(found, jk.xpcs.multitau(np.zeros((10, *DYNAMIC.shape), np.uint8), QMAP))
+    assert EventFrames(nothing, nothing, nothing, (4, 5)).shape == (0, 4, 5)
+
+
 @pytest.mark.parametrize("n_frames", [-1, 2**31, 1.5, None])
 def test_numbers_of_frames_that_cannot_be(n_frames):
     for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):

@@ -160,6 +160,8 @@ def _column(name: str, key: str, given: Any) -> NDArray[Any]:
 
 def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:
     """Raises where a number is not from 0 to stop - 1, with the place of the first."""
+    if array.shape == (0,):
+        return np.zeros(0, np.int64)  # no events have no dtype: np.array([]) is float64
     if not array.size or (array.min() >= 0 and array.max() < stop):
         return
     place = int(np.flatnonzero((array < 0) | (array >= stop))[0])
