@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from jaxkern.xpcs.correlators.blocks import (
     pixels_together,
     selected_frames,
 )
-from jaxkern.xpcs.correlators.g2 import BinSums, together
+from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module, sums_in_place
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
 from jaxkern.xpcs.correlators.overview import OverviewSums
@@ -61,8 +62,11 @@ class DenseSums:
                 for first, block in frame_blocks(self._source, self._selection):
                     seen.add(first, block)
             return [self._in_place(native, *of, bar) for of in self._ranges]
-        groups = self._pixels.split(self._most_pixels())
-        found: list[list[BinSums]] = [[] for _ in self._ranges]
+        tiles = NumpySums.tiles(self._pixels)
+        if native is not None:
+            tiles = NativeSums.tiles(native, self._pixels)
+        groups = self._pixels.split(tiles, self._most_pixels())
+        found: list[Any] = [None] * len(self._ranges)
         frames = self._selection.n * self._selection.average
         bar.begin(frames * len(groups), frame_bytes(self._source))
         for number, group in enumerate(groups):
@@ -73,9 +77,8 @@ class DenseSums:
                 for state, (begin, end) in zip(states, self._ranges, strict=True):
                     self._add(state, block, first, begin, end)
                 bar.advance(len(block))
-            for sums, state in zip(found, states, strict=True):
-                sums.append(state.bin_sums())
-        return [together(sums) for sums in found]
+            found = [state.bin_sums(sums) for state, sums in zip(states, found, strict=True)]
+        return found
 
     def _lie_in_memory(self) -> bool:
         """Whether all frames are there as the kernel reads them."""
