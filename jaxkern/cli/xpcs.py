@@ -16,8 +16,8 @@ from jaxkern.cli.output import print_json
 from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.config import Config
     from jaxkern.xpcs.analysis.run import OpenMeasurement
+    from jaxkern.xpcs.analysis.schema import Config
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (

@@ -21,7 +21,7 @@ from jaxkern.cli.xpcs_correlate import (
 )
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.config import Config
+    from jaxkern.xpcs.analysis.schema import Config
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
     from jaxkern.xpcs.detectors.growing import GrowingFrames
