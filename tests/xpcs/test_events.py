@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import event_rows, native_sums
+from jaxkern.xpcs.correlators import blocks, event_rows, native_sums
 from jaxkern.xpcs.correlators.event_memory import EventMemory
+from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
 
 QMAP = jk.xpcs.QMap(DYNAMIC, STATIC)
@@ -235,6 +236,25 @@ def test_numbers_of_frames_that_cannot_be(n_frames):
     for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):
         with pytest.raises(ValueError, match="n_frames is"):
             correlate([0], [0], [1], n_frames, QMAP)
+
+
+def test_memory_that_frames_of_events_would_take(monkeypatch):
+    """Those of one sum are made together, and events are ordered by frame."""
+    events = [np.zeros(10**7, np.int64)] * 3
+    monkeypatch.setattr(detectors_events, "available_bytes", lambda: 10**8)
+    with pytest.raises(
+        MemoryError, match=r"10,000,000 events in the order of frames take 0\.44 GB"
+    ):
+        jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**8)
+    wide = jk.xpcs.QMap(np.ones((512, 512), int))
+    with pytest.raises(
+        MemoryError, match=r"sums of 400 are made, take 0\.839 GB .* a smaller average"
+    ):
+        jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**10)
+    found = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)
+    assert found.n_frames == 3
 
 
 @pytest.mark.parametrize("n_frames", [0, 1])

@@ -188,6 +188,23 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     np.testing.assert_allclose(tiled.g2_parts, whole.g2_parts, 1e-12)
 
 
+def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
+    """A piece of pixels in all frames would else take more than memory has."""
+    frames = counts((50, 20, 20), "uint8", 9)
+    qmap = jk.xpcs.QMap(np.ones((20, 20), int))
+    wanted = jk.xpcs.twotime(frames, qmap)
+    stage, sizes = two_time_products.stage, []
+
+    def seen(source, selection, divisor, pixels, tiles):
+        sizes.extend(map(len, pixels))
+        return stage(source, selection, divisor, pixels, tiles)
+
+    monkeypatch.setattr(two_time_products, "stage", seen)
+    monkeypatch.setattr(two_time, "_PIECE_BYTES", 100 * 50)
+    np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, wanted.c2)
+    assert sizes == [100, 100, 100, 100]
+
+
 def test_matrices_are_mirrored_to_the_bit(monkeypatch):
     monkeypatch.setattr(two_time_products, "TILE", 16)
     dynamic, static = bins_of((6, 8), 2, 3)

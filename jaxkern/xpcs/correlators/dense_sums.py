@@ -22,7 +22,7 @@ from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module, sums
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 
@@ -68,7 +68,7 @@ class DenseSums:
         groups = self._pixels.split(tiles, self._most_pixels())
         found: list[Any] = [None] * len(self._ranges)
         frames = self._selection.n * self._selection.average
-        bar.begin(frames * len(groups), frame_bytes(self._source))
+        bar.begin(frames * len(groups), self._source.frame_bytes)
         for number, group in enumerate(groups):
             states = [self._state(group, first, stop) for first, stop in self._ranges]
             for first, block in frame_blocks(self._source, self._selection):
@@ -92,7 +92,7 @@ class DenseSums:
     ) -> BinSums:
         average = self._selection.average
         frames = slice(first * average, stop * average)
-        bar.begin((stop - first) * average, frame_bytes(self._source))
+        bar.begin((stop - first) * average, self._source.frame_bytes)
         return sums_in_place(
             native,
             selected_frames(self._source, self._selection, first, stop),

@@ -88,8 +88,7 @@ class LiveMultiTau:
             if source.shape[0] == 0:
                 return 0
             self._begin(source)
-        frame = max(source.shape[1] * source.shape[2] * source.dtype.itemsize, 1)
-        size = max(BLOCK_BYTES // (frame * self._all.average), 1)
+        size = max(BLOCK_BYTES // max(source.frame_bytes * self._all.average, 1), 1)
         there = self._selection(source.shape[0]).n
         while self._seen < there:
             self._add(source, self._seen, min(self._seen + size, there))
