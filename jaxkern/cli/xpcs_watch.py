@@ -16,6 +16,7 @@ from jaxkern.cli.xpcs_correlate import (
     add_choices,
     check_output,
     frame_time,
+    intensity_cut,
     numbers,
     selection,
 )
@@ -88,6 +89,7 @@ def watch(chosen: argparse.Namespace) -> int:
             chosen.most_frames,
             chosen.dpl,
             chosen.normalize,
+            intensity_cut=intensity_cut(chosen.intensity_cut),
             bins=None if chosen.twotime or config else bins,
             frame_time=frame_time(chosen, frames),
             **selection(chosen),

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
+from jaxkern.xpcs.correlators.frame_means import intensity_limits
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
+from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
@@ -30,7 +32,9 @@ _PARTS = 10
 class LiveMultiTau:
     """g2 of a source that grows: what came is added, and a result can be asked for at any time.
 
-    A result has the bits that `multitau` gives of the same frames.
+    A result has the bits that `multitau` gives of the same frames. Where the source's `dead` pixels
+    become others, as of a file in which a pixel is at its limit in the first frames alone, all
+    frames are read again. Events are made frames block by block, and take the time of frames.
 
     Args:
       qmap: the bins of the pixels.
@@ -38,6 +42,8 @@ class LiveMultiTau:
         for 100,000 frames).
       dpl, normalize, bad_frames, begin, stride, average, bins, frame_time: as of `multitau`; bad
         frames may be of those that have not come.
+      intensity_cut: as of `multitau`; the median frame is known at the end, so that `finish` leaves
+        frames out, and `result` has all.
 
     Raises:
       ValueError: arguments out of range; from `update`, frames of another shape than the map's.
@@ -67,6 +73,7 @@ class LiveMultiTau:
         stride: int = 1,
         average: int = 1,
         *,
+        intensity_cut: tuple[float | None, float | None] | None = None,
         bins: Sequence[int] | NDArray[Any] | None = None,
         frame_time: float | None = None,
     ) -> None:
@@ -74,6 +81,8 @@ class LiveMultiTau:
         whole_number("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
+        self._cut = intensity_limits(intensity_cut)
+        self._dead: NDArray[np.bool_] | None = None
         self._config: dict[str, Any] = {
             "dpl": dpl,
             "normalize": bool(normalize),
@@ -84,7 +93,7 @@ class LiveMultiTau:
 
     def update(self, source: FrameSource) -> int:
         """Adds the frames that `source` has more than at the last time; returns how many it has."""
-        if self._state is None:
+        if self._state is None or not _alike(self._dead, source.dead):
             if source.shape[0] == 0:
                 return 0
             self._begin(source)
@@ -112,6 +121,35 @@ class LiveMultiTau:
         found = multitau_result(sums, selection, self._labels, self._time_step, self._config)
         return replace(found, overview=self._overview.overview())
 
+    def finish(self, source: FrameSource) -> MultiTauResult:
+        """g2 of all of a source that is complete: what `multitau` gives of it.
+
+        With an intensity cut the frames are read once more.
+
+        Raises:
+          ValueError: fewer than two frames are there.
+        """
+        total = min(self.update(source), self._most)
+        if self._cut is None or self._seen < 2:
+            return self.result()
+        told = self._all
+        return multitau(
+            source,
+            self._qmap,
+            self._dpl,
+            self._config["normalize"],
+            told.bad[told.bad < total],
+            told.begin,
+            total,
+            told.stride,
+            told.average,
+            intensity_cut=self._cut,
+            bins=self._bins,
+            frame_time=self._frame_time,
+            overview=True,
+            progress=False,
+        )
+
     @property
     def _dpl(self) -> int:
         return int(self._config["dpl"])
@@ -128,7 +166,8 @@ class LiveMultiTau:
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
                 f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
             )
-        qmap = qmap.without(source.dead)
+        self._dead, self._seen = source.dead, 0
+        qmap = qmap.without(self._dead)
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
         self._mask = qmap.mask.ravel()
@@ -153,6 +192,12 @@ class LiveMultiTau:
         self._state.add(frames, bad, divisor)
         self._overview.add(frames, bad, selection)
         self._seen = stop
+
+
+def _alike(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
+    if one is None or other is None:
+        return not any(dead is not None and dead.any() for dead in (one, other))
+    return bool(np.array_equal(one, other))
 
 
 def _reached(sums: BinSums, delays: int) -> BinSums:
