@@ -105,9 +105,11 @@ def watch(chosen: argparse.Namespace) -> int:
                 every=chosen.every,
             )
     if end is None:
+        came = frames.shape[0]
+        fewer = " --begin, --stride and --average leave fewer;" if came > 1 else ""
         raise ValueError(
-            f"no frames came in {chosen.frames} within {chosen.idle:g} s (two are wanted at "
-            "least); --idle waits longer"
+            f"{came or 'no'} frames came in {chosen.frames} within {chosen.idle:g} s, and two are "
+            f"wanted at least;{fewer} --idle waits longer"
         )
     return screen.report(end)
 

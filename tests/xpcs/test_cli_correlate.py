@@ -136,6 +136,9 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
         (["--frame-time", "-1"], "frame_time is -1"),
         (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
         (["--qmap", "frames.npy"], "frames.npy"),
+        (["--parts", "30"], "wanted 60 or more, 2 for each of 30 parts"),
+        (["--average", "40"], "leave 1 of the 40 frames"),
+        (["--frame-time", "0"], "wanted s above 0"),
     ],
 )
 def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
@@ -163,6 +166,13 @@ def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flag
     monkeypatch.setattr("jaxkern.xpcs.correlators.multitau.multitau", None)
     assert run(folder, tmp_path / "r.hdf", *flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_fit_of_g2_alone_says_what_is_missing(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "r.hdf") == 0
+    (tmp_path / "fit.yaml").write_text("data_files: {file: r.hdf}")
+    assert main(["xpcs", "fit", "--config", str(tmp_path / "fit.yaml")]) == 2
+    assert "holds g2 alone: give xpcs correlate --twotime" in capsys.readouterr().err
 
 
 def test_files_that_are_there_stay(folder, tmp_path, capsys):

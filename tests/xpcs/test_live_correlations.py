@@ -367,6 +367,11 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert "no frames came in" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
     np.save(tmp_path / "run_1.npy", made.frames(12))
+    (tmp_path / "qmap.h5").unlink()
+    assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
+    told = capsys.readouterr().err
+    assert "12 frames came in" in told
+    assert "--begin, --stride and --average leave fewer" in told
     (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
     (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1")) == 2

@@ -53,7 +53,7 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
     if frame_time is not None:
         step = real_number("frame_time", frame_time, 0.0)
         if not 0 < step < math.inf:
-            raise ValueError(f"frame_time is {frame_time!r}; wanted s from one frame to the next")
+            raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
         return step
     told = source.metadata.get("frame_time")
     return float(told) if told is not None and 0 < told < math.inf else None

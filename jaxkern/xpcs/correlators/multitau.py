@@ -100,10 +100,11 @@ def multitau(
         whole_number("dpl", dpl, 1, MOST_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(whole_number("parts", parts, 0), 1)
+        of_parts = f", 2 for each of {parts} parts" if parts > 1 else ""
         if selection.n < least:
             raise ValueError(
                 f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} "
-                f"frames of {source.name}; wanted {least} or more"
+                f"frames of {source.name}; wanted {least} or more{of_parts}"
             )
         limits = intensity_limits(intensity_cut)
         labels = BinLabels(living, bins)

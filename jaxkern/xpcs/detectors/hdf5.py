@@ -234,10 +234,11 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     if scans:
         raise DetectorFileError(
             f"{name} holds the frames {', '.join(repr(found.name) for found in scans[:20])}; name "
-            "one of them as dataset"
+            "one of them (dataset=, --dataset)"
         )
     raise DetectorFileError(
-        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name the data set"
+        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name "
+        "the data set (dataset=, --dataset)"
     )
 
 
