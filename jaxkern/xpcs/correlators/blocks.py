@@ -16,6 +16,8 @@ from jaxkern.xpcs.detectors.frames import FrameSource
 
 #: what kernels read: whole counts in at most 32 bits, or floating-point numbers
 COUNT_DTYPES = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "i4", "f4", "f8"))
+#: whole counts of a pixel add up to less, so that all sums of their products fit 63 bits
+MOST_COUNTS = 2**32 - 1
 BLOCK_BYTES = 32 * 2**20
 _WIDE = {"f": np.float64, "i": np.int64, "u": np.uint64}
 

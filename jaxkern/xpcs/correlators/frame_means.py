@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.blocks import frame_blocks
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
@@ -29,7 +29,7 @@ class FrameMeans:
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())
         bar.begin(selection.n * selection.average, source.frame_bytes)
-        if source.is_sparse and source.dtype.kind != "f":
+        if source.is_sparse and is_whole(source):
             self._of_map, self._of_mask = _totals_of_events(source, qmap, selection)
             return
         found = []

@@ -59,14 +59,14 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
     return float(told) if told is not None and 0 < told < math.inf else None
 
 
-def multitau_result(
+def g2_result(
     sums: BinSums,
     selection: FrameSelection,
     labels: BinLabels,
     frame_time: float | None,
     config: Mapping[str, Any],
 ) -> MultiTauResult:
-    """The result of a selection's sums.
+    """The multi-tau result of a selection's sums.
 
     Args:
       frame_time: from one frame of the source to the next, in s.

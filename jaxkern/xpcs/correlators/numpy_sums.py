@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.blocks import summed
+from jaxkern.xpcs.correlators.blocks import MOST_COUNTS, summed
 from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 
-#: what the counts of a pixel add up to is below this, so that all sums of products fit 63 bits
-MOST_COUNTS = 2**32 - 1
 # Pixels whose sums are made, and reduced to those of bins, at a time.
 _TILE = 4096
 
 
 def too_many_counts(pixel: int) -> str:
-    """What is wrong with a pixel whose counts are not summed."""
+    """What is wrong with a pixel whose counts are not summed, as the native kernels say it."""
     return (
         f"pixel {pixel} has a negative count, or counts that sum to 2^32 - 1 or more; leave the "
         "pixel out by the mask, or give the frames as float64, whose sums are exact below 2^53"

@@ -164,7 +164,7 @@ def twotime(
         "smoothing": smoothing,
         "form": reduction.form,
         "normalize": bool(normalize),
-        "intensity_cut": intensity_cut,
+        "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
     }
     result = twotime_result(reduction, selection, labels, step, config)
     return replace(result, overview=seen.overview() if seen else None)
