@@ -121,13 +121,20 @@ def test_a_file_of_events_that_grows(tmp_path):
     counts[:, :4, :4] = np.random.default_rng(0).poisson(2.0, (20, 4, 4))
     path = tmp_path / "run.bin"
     frames = xpcs.GrowingFrames(path)
+    bins = np.zeros((512, 1024), int)
+    bins[:4, :3], bins[:4, 3] = 1, 2
+    live = xpcs.LiveMultiTau(xpcs.QMap(bins), 50)
     assert settled(frames) == 0
     rigaku(path, (0, counts[:12]))
     assert settled(frames) == 11  # more of the last frame may come
+    live.update(frames)
     rigaku(path, (12, counts[12:]), "ab")
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
+    found, wanted = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
     path.write_bytes(path.read_bytes()[:800])
     with pytest.raises(DetectorFileError, match="wanted a file that grows"):
         settled(frames)
