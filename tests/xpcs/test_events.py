@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import blocks, event_rows, native_sums
+from jaxkern.xpcs.correlators import blocks, native_sums, two_time_events
 from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
@@ -298,7 +298,7 @@ def test_twotime_events(n_events, asked):
     wanted = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(event_rows, "_MOST_ROWS", -(-40 // n_blocks))
+            patch.setattr(two_time_events, "_MOST_ROWS", -(-40 // n_blocks))
             found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
         for name in ("c2", "g2", "g2_parts"):
             np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-13)
@@ -320,7 +320,7 @@ def test_twotime_without_the_matrix(backend, form):
 def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     events = drawn(30, 2000, most=100000)
     frames = frames_of(events, 30)
-    monkeypatch.setattr(event_rows, "available_bytes", lambda: 20000)
+    monkeypatch.setattr(two_time_events, "available_bytes", lambda: 20000)
     found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
     wanted = oracle.twotime(frames, DYNAMIC, STATIC)
     np.testing.assert_allclose(found.c2, wanted.c2[[4, 0, 1]], 1e-13)

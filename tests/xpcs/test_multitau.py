@@ -14,7 +14,7 @@ from correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, photons
 
 import jaxkern as jk
 from jaxkern.execution import execution_options
-from jaxkern.xpcs.correlators import blocks, dense_sums, numpy_sums
+from jaxkern.xpcs.correlators import blocks, numpy_sums, run_sums
 
 DTYPES = ["u1", "u2", "u4", "i4", "i2", "u8", ">u2", "f4", "f8"]
 
@@ -175,7 +175,7 @@ def test_neither_memory_nor_the_source_change_a_bit(backend, monkeypatch, dtype,
     qmap = jk.xpcs.QMap((static + 3) // 4, static)
     wanted = jk.xpcs.multitau(frames, qmap)
     for memory in (100_000, 400_000, 10**9):
-        monkeypatch.setattr(dense_sums, "available_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(run_sums, "available_bytes", lambda memory=memory: memory)
         source = Blocks(frames)
         found = jk.xpcs.multitau(source, qmap, overview=True)
         passes = len(source.reads)

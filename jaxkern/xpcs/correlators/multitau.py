@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
-from jaxkern.xpcs.correlators.dense_sums import DenseSums
-from jaxkern.xpcs.correlators.event_sums import EventSums
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
@@ -20,6 +18,7 @@ from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.run_sums import DenseSums, EventSums
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap

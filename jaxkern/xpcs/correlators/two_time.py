@@ -16,7 +16,6 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks
-from jaxkern.xpcs.correlators.event_rows import EventRows
 from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
@@ -24,6 +23,7 @@ from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_products import Piece, Tiles
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,

@@ -1,4 +1,4 @@
-"""Multi-tau sums of dense frames: where they lie in memory, or block by block as they are read."""
+"""Multi-tau sums of a whole run: of frames, where they lie or as they are read, or of events."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from jaxkern.xpcs.correlators.blocks import (
     pixels_together,
     selected_frames,
 )
+from jaxkern.xpcs.correlators.event_memory import EventMemory, event_blocks
 from jaxkern.xpcs.correlators.g2 import BinSums
-from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module, sums_in_place
+from jaxkern.xpcs.correlators.native_sums import (
+    NativeSums,
+    native_module,
+    sums_in_place,
+    sums_of_events,
+)
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
@@ -137,3 +143,45 @@ class DenseSums:
         frames = slice(first * average, stop * average)
         divisor = None if self._divisor is None else self._divisor[frames]
         state.add(block[(first - at) * average : (stop - at) * average], self._bad[frames], divisor)
+
+
+class EventSums:
+    """Sums of the events of a source, for some ranges of a selection's sums.
+
+    Args:
+      ranges: (first, stop) of the sums that are correlated with each other.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        source: FrameSource,
+        selection: FrameSelection,
+        ranges: Sequence[tuple[int, int]],
+        pixels: BinnedPixels,
+        dpl: int,
+    ) -> None:
+        self._native, self._source, self._selection = native, source, selection
+        self._ranges, self._pixels, self._dpl = ranges, pixels, dpl
+
+    def run(self, seen: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
+        """The sums of each range. The overview sees all events too."""
+        if seen is not None:
+            for block in event_blocks(self._source, self._selection):
+                seen.add_events(*block)
+        events = EventMemory.of(self._source)
+        each = events.size * events.event_bytes // max(self._selection.n, 1)
+        found = []
+        for first, stop in self._ranges:
+            bar.begin(stop - first, each)
+            found.append(
+                sums_of_events(
+                    self._native,
+                    events,
+                    self._selection.part(first, stop),
+                    self._pixels,
+                    self._dpl,
+                    bar.reached,
+                )
+            )
+        return found
