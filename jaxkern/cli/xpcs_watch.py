@@ -46,13 +46,21 @@ def add_parser(actions: Any) -> None:
     add_choices(parser)
     parser.add_argument("--pattern", default="*", metavar="GLOB", help="of names in the folder")
     parser.add_argument(
-        "--idle", type=float, default=60.0, metavar="S", help="end after so long without a frame"
+        "--idle",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="end after so long without a frame; default 60",
     )
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="show and write so often; default 5"
     )
     parser.add_argument(
-        "--most-frames", type=int, default=1_000_000, metavar="N", help="end after so many"
+        "--most-frames",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="end after so many; default 1000000",
     )
     parser.add_argument(
         "--twotime", action="store_true", help="write two-time correlations too, at the end"
