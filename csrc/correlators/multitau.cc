@@ -158,7 +158,8 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
   return result;
 }
 
-// The pixels of strips first .. last - 1, each of which `place_of` finds in a state.
+// The pixels of strips first .. last - 1; place_of(s, i) is where a state has the i-th of all,
+// which is of strip s.
 template <typename PlaceOf>
 TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels>& strips,
                        int64_t first, int64_t last, const PlaceOf& place_of) {
@@ -166,7 +167,7 @@ TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels
   const int64_t begin = strips[first].begin, end = strips[last - 1].end;
   for (int64_t s = first; s < last; ++s) {
     for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
-      tile.place.push_back(place_of(s, pixels.pixel[i]));
+      tile.place.push_back(place_of(s, i));
     }
   }
   tile.static_bin = numbered({pixels.static_bin + begin, pixels.static_bin + end}, &tile.statics);
@@ -382,8 +383,8 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
                 missing, last - first);
       progress.add(std::min(block, sums - k) * (last - first));
     }
-    const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t pixel) {
-      return (s - first) * kStrip + pixel - strips[s].pixel;
+    const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t i) {
+      return (s - first) * kStrip + pixels.pixel[i] - strips[s].pixel;
     });
     return sum_tile<Kind>(own.state(), delays, sums, frames.average, missing.any(), weight, tile);
   };
@@ -464,19 +465,23 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
 
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
-                   const BinnedPixels& pixels, BinSums* result) {
+                   const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,
+                   BinSums* result) {
   const auto as = [&](auto kind) {
     using Kind = decltype(kind);
     const std::vector<StripPixels> strips = strips_of(pixels);
     std::vector<double> weight = weights(delays, seen, average, missing);
     AllSums<Kind> all(delays, pixels);
+    if (carried != nullptr) all.load(*carried);
     const auto run = [&](int64_t first, int64_t last) {
-      const TilePixels tile =
-          tile_pixels(pixels, strips, first, last, [](int64_t, int64_t pixel) { return pixel; });
+      const TilePixels tile = tile_pixels(pixels, strips, first, last,
+                                          [&](int64_t, int64_t i) { return int64_t{place[i]}; });
       return sum_tile<Kind>(state, delays, seen, average, missing.any(), weight, tile);
     };
     std::string problem = sum_tiles<Kind>(executor, pixels, strips, run, &all);
-    if (problem.empty()) all.give(std::move(weight), result);
+    if (!problem.empty()) return problem;
+    if (carried != nullptr) all.store(*carried);
+    all.give(std::move(weight), result);
     return problem;
   };
   return state.real ? as(Reals{}) : as(Counts{});
