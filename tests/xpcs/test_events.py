@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import blocks, native_sums, two_time_events
+from jaxkern.xpcs.correlators import blocks, native_sums, selection, two_time_events
 from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
@@ -261,6 +261,35 @@ def test_memory_that_frames_of_events_would_take(monkeypatch):
 def test_fewer_frames_than_a_pair(n_frames):
     with pytest.raises(ValueError, match="wanted 2 or more"):
         jk.xpcs.multitau_events(*np.zeros((3, 0), int), n_frames, QMAP)
+
+
+def test_a_run_of_very_many_frames_takes_memory_for_its_events_alone():
+    """The sums of a pixel's level, from the definition, of the few that are not zero."""
+    n, frame = 2**31 - 1, np.array([0, 3, 9, 10, 11, 2**30, 2**30 + 5, 2**31 - 5, 2**31 - 2])
+    count = np.arange(1, 10)
+    light = jk.xpcs.multitau_events(frame * 0, frame, count, n, jk.xpcs.QMap([[1]]))
+    level = np.repeat(np.arange(30), [8] + [4] * 29)[: len(light.delay)]
+    wanted = []
+    for power, t in zip(level, light.delay >> level, strict=True):
+        places, size = frame >> power, n >> power
+        inside = places < size
+        lag = places[None, :] - places[:, None]
+        pairs = (count[:, None] * count * inside * inside[:, None])[lag == t].sum()
+        ends = [count[inside & at].sum() for at in (places < size - t, places >= t)]
+        wanted.append(pairs * float(size - t) / (ends[0] * ends[1]) if pairs else 0.0)
+    np.testing.assert_allclose(light.g2[:, 0], wanted, 1e-14)
+    np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
+
+
+@pytest.mark.parametrize("asked", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
+                                   {"normalize": True}, {"intensity_cut": (0.5, 2)},
+                                   {"overview": True}])  # fmt: skip
+def test_numbers_of_very_many_frames_need_memory(asked, monkeypatch):
+    monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
+    with pytest.raises(MemoryError, match=r"2,147,4\d\d,\d* frames take .* wanted fewer frames"):
+        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
+    with pytest.raises(MemoryError, match="wanted fewer frames"):
+        jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
 
 
 def test_counts_at_the_limit_of_64_bits():

@@ -25,6 +25,7 @@ class FrameMeans:
     def __init__(
         self, source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
     ) -> None:
+        selection.check_memory(selection.n * selection.average)
         self._selection = selection
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())

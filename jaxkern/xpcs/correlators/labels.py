@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
+from jaxkern.xpcs.correlators.delays import multitau_delays, pair_numbers, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums, g2_of_sums
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -72,7 +72,11 @@ def g2_result(
       frame_time: from one frame of the source to the next, in s.
       config: what was asked beside the selection, with "dpl".
     """
-    delay = multitau_delays(selection.n, config["dpl"])
+    dpl = config["dpl"]
+    delay = multitau_delays(selection.n, dpl)
+    n_pairs = pair_numbers(selection.n, dpl)
+    if selection.good_counts_differ:
+        n_pairs = pair_weights(selection.good_counts(), dpl)[1]
     step = None if frame_time is None else frame_time * selection.stride * selection.average
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
     return MultiTauResult(
@@ -84,7 +88,7 @@ def g2_result(
         q=labels.q,
         phi=labels.phi,
         n_pixels=labels.n_pixels,
-        n_pairs=pair_weights(selection.good_counts(), config["dpl"])[1],
+        n_pairs=n_pairs,
         n_frames=selection.n,
         frame_time=step,
         qmap=labels.qmap,
