@@ -103,7 +103,7 @@ def run(chosen: argparse.Namespace) -> int:
         if error.name is None or error.name.startswith("jaxkern"):
             raise
         print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
         from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 
         if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):

@@ -15,7 +15,6 @@ from jaxkern.cli.output import print_json
 from jaxkern.cli.xpcs_correlate import (
     add_choices,
     check_output,
-    frame_time,
     intensity_cut,
     numbers,
     selection,
@@ -76,6 +75,7 @@ def add_parser(actions: Any) -> None:
 def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
+    from jaxkern.xpcs.analysis.correlate import time_between
     from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
@@ -99,7 +99,7 @@ def watch(chosen: argparse.Namespace) -> int:
             chosen.normalize,
             intensity_cut=intensity_cut(chosen.intensity_cut),
             bins=None if chosen.twotime or config else bins,
-            frame_time=frame_time(chosen, frames),
+            frame_time=time_between(chosen.frame_time, chosen.metadata, frames),
             **selection(chosen),
         )
         screen = _Screen(chosen, frames, qmap, bins, config)
@@ -203,6 +203,7 @@ class _Screen:
 
     def _two_time(self, watched: Watched) -> TwoTimeResult:
         """Of all frames that were correlated, read again."""
+        from jaxkern.xpcs.analysis.correlate import time_between
         from jaxkern.xpcs.correlators.two_time import twotime
 
         began, config = time.monotonic(), watched.result.config
@@ -212,7 +213,7 @@ class _Screen:
             watched.result.qmap,
             bins=self._bins,
             bad_frames=config["bad_frames"],
-            frame_time=frame_time(self._chosen, self._frames),
+            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
             progress=False,
             **{name: config[name] for name in names},
         )

@@ -3,6 +3,7 @@
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.config import ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.schema import Config
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
@@ -74,11 +75,13 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "CorrelatedFiles",
     "CorrelationResults",
     "CustomModel",
     "DetectorFileError",
     "EventFrames",
     "Events",
+    "FileOutcome",
     "FitResult",
     "FitTimings",
     "FrameSource",
@@ -109,6 +112,7 @@ __all__ = [
     "as_source",
     "assemble",
     "correct_diagonal",
+    "correlate_files",
     "curve_fit",
     "estimate_memory",
     "fit",

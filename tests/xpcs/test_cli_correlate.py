@@ -163,7 +163,7 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
 )
 def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("jaxkern.xpcs.correlators.multitau.multitau", None)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.multitau", None)
     assert run(folder, tmp_path / "r.hdf", *flags) == 2
     assert words in capsys.readouterr().err
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
-from jaxkern.xpcs.correlators.frame_means import intensity_limits
-from jaxkern.xpcs.correlators.frame_sums import frame_sums
+from jaxkern.xpcs.correlators.frame_sums import frame_sums, intensity_limits
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.multitau import multitau

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
-from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums

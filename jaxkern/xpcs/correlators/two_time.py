@@ -16,7 +16,7 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks
-from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums

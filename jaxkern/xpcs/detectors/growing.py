@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path, natural_order
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
-from jaxkern.xpcs.detectors.opening import SUFFIXES, open_frames
+from jaxkern.xpcs.detectors.opening import frame_files, open_frames
 
 # A file that has changed is opened again, at most for this part of the time.
 _SHARE = 0.1
@@ -125,16 +125,8 @@ class GrowingFrames(FrameSource):
     def _paths(self) -> list[Path]:
         if not self._place.is_dir():
             return [self._place] if self._place.exists() else []
-        names = natural_order(os.listdir(self._place))
-        return [
-            self._place / name
-            for name in names
-            if name.lower().endswith(tuple(SUFFIXES))
-            and not name.startswith(".")
-            and not name.endswith("_metadata.hdf")
-            and fnmatch(name, self._pattern)
-            and (self._place / name).absolute() not in self._exclude
-        ]
+        files = frame_files(self._place, self._exclude)
+        return [path for path in files if fnmatch(path.name, self._pattern)]
 
     def _check_order(self, paths: list[Path]) -> None:
         for part, path in zip(self._parts, [*paths, *[None] * len(self._parts)], strict=False):

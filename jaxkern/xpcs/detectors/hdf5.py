@@ -23,6 +23,7 @@ from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
     hdf5_errors,
+    linked_files,
     look,
     open_hdf5,
 )
@@ -69,6 +70,7 @@ class Hdf5Frames(FrameSource):
             with hdf5_errors(self.name):
                 self._parts = _find_frames(self.name, self._file, dataset)
                 self._check_parts()
+                self.linked = linked_files(self.name, self._parts)
                 self._starts = np.cumsum([0] + [part.shape[0] for part in self._parts])
                 height, width = self._parts[0].shape[1:]
                 self.shape = (int(self._starts[-1]), int(height), int(width))

@@ -103,6 +103,7 @@ class Rigaku3MFrames(FrameSource):
         if not self.name.endswith(".000"):
             raise DetectorFileError(f"{self.name} is not the first of six; wanted NAME.bin.000")
         self._modules = [RigakuFrames(f"{self.name[:-1]}{number}") for number in _ORDER]
+        self.linked = tuple(module.name for module in self._modules if module.name != self.name)
         height = 3 * MODULE[0] + 2 * _GAPS[0]
         width = 2 * MODULE[1] + _GAPS[1]
         self.shape = (max(module.shape[0] for module in self._modules), height, width)

@@ -90,17 +90,8 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
     path = home_path(path)
     with open_hdf5(path) as file:
         with damage_told(path):
-            analyses = [name for name in _ANALYSES if f"xpcs/{name}" in file]
-            if not analyses:
-                raise ApsFormatError(
-                    "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
-                    "write_results or boost-corr writes it"
-                )
-            find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
-            qmap = QMap.read(path, "xpcs/qmap")
-            overview = read_overview(file, qmap)
-            multitau = _read_multitau(file, qmap, overview) if "multitau" in analyses else None
-            analysis = next((name for name in analyses if name != "multitau"), None)
+            qmap, overview, multitau = _read_common(file, path)
+            analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
             stored = None if analysis is None else _find_matrices(file, analysis, qmap)
         twotime = None
         if analysis is not None and stored is not None:
@@ -109,6 +100,27 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
                 twotime = _read_twotime(file, analysis, stored, picked, qmap, overview)
         with damage_told(path):
             return CorrelationResults(multitau, twotime, read_metadata(file))
+
+
+def read_multitau(path: Path) -> MultiTauResult | None:
+    """g2 of a file of results, or None; its two-time correlations are not read."""
+    with open_hdf5(path) as file, damage_told(path):
+        return _read_common(file, path)[2]
+
+
+def _read_common(
+    file: h5py.File, path: Path
+) -> tuple[QMap, Overview | None, MultiTauResult | None]:
+    if not any(f"xpcs/{name}" in file for name in _ANALYSES):
+        raise ApsFormatError(
+            "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
+            "write_results or boost-corr writes it"
+        )
+    find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
+    qmap = QMap.read(path, "xpcs/qmap")
+    overview = read_overview(file, qmap)
+    there = "xpcs/multitau" in file
+    return qmap, overview, _read_multitau(file, qmap, overview) if there else None
 
 
 # Multi-tau ---------------------------------------------------------------------------------------
