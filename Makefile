@@ -26,15 +26,16 @@ demo: install
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_xpcs.py
 
-# Those of the pages on XPCS; docs/benchmarks.md names what makes the others.
+# Those of the pages on XPCS, in few colours; docs/benchmarks.md names what makes the others.
 figures-xpcs: EXTRA = demo
 figures-xpcs: install
 	$(BIN)/python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png
 	$(BIN)/python examples/demo_xpcs.py
-	$(BIN)/python -P -m jaxkern xpcs plot --config demo-output/xpcs/config.yaml \
-		--output-dir demo-output/xpcs --set output.dpi=60 --quiet
-	cp demo-output/xpcs/maps.png docs/images/xpcs-maps.png
-	cp demo-output/xpcs/cuts.png docs/images/xpcs-cuts.png
+	for shown in cuts:3 maps:1; do $(BIN)/python -P -m jaxkern xpcs plot --quiet \
+		--config demo-output/xpcs/config.yaml --output-dir demo-output/xpcs --set output.dpi=70 \
+		--set output.angles=$${shown#*:} && $(BIN)/python -c "import sys, PIL.Image as i; \
+		i.open(sys.argv[1]).convert('RGB').quantize(192, dither=0).save(sys.argv[2], optimize=True)" \
+		demo-output/xpcs/$${shown%:*}.png docs/images/xpcs-$${shown%:*}.png || exit; done
 
 # Goes on behind the last checkpoint in demo-output/train-digits.
 train: EXTRA = train

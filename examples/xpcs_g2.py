@@ -73,6 +73,7 @@ def plot(path: Path, r: jk.xpcs.MultiTauResult, values: np.ndarray, errors: np.n
     right.errorbar(r.q**2, values[:, 0], errors[:, 0], fmt="o", ms=4, color="0.2")
     right.plot(r.q**2, D * r.q**2, lw=1, color="0.6", label=f"D = {D:g} Angstrom$^2$/s")
     right.set(xlabel="q$^2$ (1/Angstrom$^2$)", ylabel="rate (1/s)")
+    right.ticklabel_format(axis="x", scilimits=(0, 0))
     right.legend(fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
