@@ -184,8 +184,8 @@ std::string correlate(const Executor& executor, const FrameRows& frames, int64_t
                 missing, last - first);
       progress.add(std::min(block, sums - k) * (last - first));
     }
-    const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t pixel) {
-      return (s - first) * kStrip + pixel - strips[s].pixel;
+    const TilePixels tile = tile_pixels(pixels, strips, first, last, [&](int64_t s, int64_t i) {
+      return (s - first) * kStrip + pixels.pixel[i] - strips[s].pixel;
     });
     return sum_tile<Kind>(own.state(), delays, sums, frames.average, missing.any(), weight, tile);
   };
@@ -266,19 +266,23 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
 
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
-                   const BinnedPixels& pixels, BinSums* result) {
+                   const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,
+                   BinSums* result) {
   const auto as = [&](auto kind) {
     using Kind = decltype(kind);
     const std::vector<StripPixels> strips = strips_of(pixels);
     std::vector<double> weight = weights(delays, seen, average, missing);
     AllSums<Kind> all(delays, pixels);
+    if (carried != nullptr) all.load(*carried);
     const auto run = [&](int64_t first, int64_t last) {
-      const TilePixels tile =
-          tile_pixels(pixels, strips, first, last, [](int64_t, int64_t pixel) { return pixel; });
+      const TilePixels tile = tile_pixels(pixels, strips, first, last,
+                                          [&](int64_t, int64_t i) { return int64_t{place[i]}; });
       return sum_tile<Kind>(state, delays, seen, average, missing.any(), weight, tile);
     };
     std::string problem = sum_tiles<Kind>(executor, pixels, strips, run, &all);
-    if (problem.empty()) all.give(std::move(weight), result);
+    if (!problem.empty()) return problem;
+    if (carried != nullptr) all.store(*carried);
+    all.give(std::move(weight), result);
     return problem;
   };
   return state.real ? as(Reals{}) : as(Counts{});

@@ -162,7 +162,8 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
   return result;
 }
 
-// The pixels of strips first .. last - 1, each of which `place_of` finds in a state.
+// The pixels of strips first .. last - 1; place_of(s, i) is where a state has the i-th of all,
+// which is of strip s.
 template <typename PlaceOf>
 TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels>& strips,
                        int64_t first, int64_t last, const PlaceOf& place_of) {
@@ -170,7 +171,7 @@ TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels
   const int64_t begin = strips[first].begin, end = strips[last - 1].end;
   for (int64_t s = first; s < last; ++s) {
     for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
-      tile.place.push_back(place_of(s, pixels.pixel[i]));
+      tile.place.push_back(place_of(s, i));
     }
   }
   tile.static_bin = numbered({pixels.static_bin + begin, pixels.static_bin + end}, &tile.statics);

@@ -30,11 +30,6 @@ def add_parser(actions: Any) -> None:
     add_choices(correlate)
     correlate.add_argument("--end", type=int, metavar="N", help="the first frame behind the last")
     correlate.add_argument(
-        "--intensity-cut",
-        metavar="LOW,HIGH",
-        help="leave out frames with less or more light than so many times the median",
-    )
-    correlate.add_argument(
         "--twotime",
         nargs="?",
         const="full",
@@ -66,6 +61,12 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", type=int, default=1, metavar="N", help="neighbours summed")
     parser.add_argument(
         "--bad-frames", metavar="LIST", help="frames to leave out, from 0, such as 7,100-120"
+    )
+    parser.add_argument(
+        "--intensity-cut",
+        metavar="LOW,HIGH",
+        help="leave out frames with less or more light than so many times the median; watch does "
+        "so at the end",
     )
     parser.add_argument(
         "--normalize", action="store_true", help="divide each frame by its mean counts"
@@ -119,7 +120,12 @@ def form(text: str | None) -> Any:
     return (name, *map(int, sizes))
 
 
-def _cut(text: str | None) -> tuple[float | None, float | None] | None:
+def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
+    """The pair of a flag; None where it is not given.
+
+    Raises:
+      ValueError: for anything but one or two numbers with a comma.
+    """
     if text is None:
         return None
     try:
@@ -137,20 +143,23 @@ def correlate(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
     from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.multitau import multitau
+    from jaxkern.xpcs.correlators.selection import FrameSelection
     from jaxkern.xpcs.correlators.two_time import twotime
-    from jaxkern.xpcs.correlators.two_time_reduction import form_edges
+    from jaxkern.xpcs.correlators.two_time_reduction import check_form, form_edges
     from jaxkern.xpcs.detectors.opening import open_frames
     from jaxkern.xpcs.detectors.qmap import QMap
     from jaxkern.xpcs.files.results_writer import write_results
 
     how = {"smoothing": chosen.smoothing, "form": form(chosen.twotime)}
-    bins, cut = numbers(chosen.bins, "--bins"), _cut(chosen.intensity_cut)
+    bins, cut = numbers(chosen.bins, "--bins"), intensity_cut(chosen.intensity_cut)
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
     qmap = QMap.read(chosen.qmap)
     BinLabels(qmap, bins)
-    form_edges(how["form"] or "full", 1)
+    wanted = check_form(how["form"] or "full")
     began = time.monotonic()
     with open_frames(chosen.frames, qmap.shape, chosen.dataset) as source:
+        taken = FrameSelection(source.shape[0], end=chosen.end, **selection(chosen))
+        form_edges(wanted, max(taken.n, 1))
         common = {
             **selection(chosen),
             "end": chosen.end,

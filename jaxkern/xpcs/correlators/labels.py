@@ -53,20 +53,20 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
     if frame_time is not None:
         step = real_number("frame_time", frame_time, 0.0)
         if not 0 < step < math.inf:
-            raise ValueError(f"frame_time is {frame_time!r}; wanted s from one frame to the next")
+            raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
         return step
     told = source.metadata.get("frame_time")
     return float(told) if told is not None and 0 < told < math.inf else None
 
 
-def multitau_result(
+def g2_result(
     sums: BinSums,
     selection: FrameSelection,
     labels: BinLabels,
     frame_time: float | None,
     config: Mapping[str, Any],
 ) -> MultiTauResult:
-    """The result of a selection's sums.
+    """The multi-tau result of a selection's sums.
 
     Args:
       frame_time: from one frame of the source to the next, in s.
@@ -93,12 +93,5 @@ def multitau_result(
         frame_time=step,
         qmap=labels.qmap,
         overview=None,
-        config={
-            **config,
-            "begin": selection.begin,
-            "end": selection.end,
-            "stride": selection.stride,
-            "average": selection.average,
-            "bad_frames": selection.bad_within.tolist(),
-        },
+        config={**config, **selection.config()},
     )

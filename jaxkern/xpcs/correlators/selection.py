@@ -90,6 +90,16 @@ class FrameSelection:
         places[(self.bad_within - self.begin) // self.stride] = True
         return places
 
+    def config(self) -> dict[str, Any]:
+        """What results say of it."""
+        return {
+            "begin": self.begin,
+            "end": self.end,
+            "stride": self.stride,
+            "average": self.average,
+            "bad_frames": self.bad_within.tolist(),
+        }
+
     @property
     def good_counts_differ(self) -> bool:
         return bool(len(self.bad_within))
