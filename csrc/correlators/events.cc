@@ -55,7 +55,9 @@ EventSort::EventSort(const Executor& executor, const EventInput& input, const Ev
     throw std::invalid_argument("events, pixels or frames are more than 2^31");
   }
   for (int64_t p = 0; p < map.n_pixels; ++p) {
-    if (map.rank[p] > map.n_ranks) throw std::invalid_argument("a pixel's rank is beyond the last");
+    if (map.rank_of(static_cast<uint32_t>(p)) > map.n_ranks) {
+      throw std::invalid_argument("a pixel's rank is beyond the last");
+    }
   }
   for (int64_t f = 0; map.sum != nullptr && f < map.n_frames; ++f) {
     if (map.sum[f] >= map.n_sums) throw std::invalid_argument("a frame's sum is beyond the last");
@@ -114,7 +116,7 @@ void EventSort::survey(const Executor& executor) {
       const int32_t shift = shift_;
       int64_t* const own = counts;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        const uint32_t rank = map.rank[chunk.pixel[i]];
+        const uint32_t rank = map.rank_of(chunk.pixel[i]);
         const bool counts_here =
             (rank < map.n_ranks) & (sum_of(map, chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
         ++own[counts_here ? rank >> shift : dropped];
@@ -201,7 +203,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
           changed = true;
           return;
         }
-        const uint32_t rank = map.rank[pixel];
+        const uint32_t rank = map.rank_of(pixel);
         const uint32_t bucket = (rank >> shift) - first_bucket;
         const int64_t sum = sum_of(map, frame);
         const bool counts_here =
@@ -250,9 +252,9 @@ void EventSort::sort_bucket(int64_t bucket, Scratch& scratch) const {
 }
 
 void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
-  const uint32_t* at = std::find(map_.rank, map_.rank + map_.n_pixels, rank);
-  throw std::invalid_argument("pixel " + std::to_string(at - map_.rank) + " has " +
-                              std::to_string(total) +
+  uint32_t pixel = 0;
+  while (map_.rank_of(pixel) != rank) ++pixel;
+  throw std::invalid_argument("pixel " + std::to_string(pixel) + " has " + std::to_string(total) +
                               " counts; wanted less than 2^32 - 1, so that no sum of products "
                               "exceeds 64 bits: give fewer frames (begin=, end=) or mask it");
 }

@@ -17,15 +17,30 @@
 
 namespace jaxkern::correlators {
 
+// Ranks of 32 neighbouring pixels, of which some are in use: first + the pixel's place among them.
+struct StripRanks {
+  uint32_t first = 0, used = 0;  // used: a bit a pixel
+};
+
 // Which events count, and for what.
 struct EventMap {
-  int64_t n_pixels = 0;            // pixels are 0 to n_pixels - 1
-  const uint32_t* rank = nullptr;  // [n_pixels] a pixel's place among those in use; n_ranks: none
+  int64_t n_pixels = 0;  // pixels are 0 to n_pixels - 1
+  // A pixel's place among those in use; n_ranks: none. Either [n_pixels], or strip by strip, which
+  // stays in a core's cache where the other does not.
+  const uint32_t* rank = nullptr;
+  const StripRanks* strips = nullptr;
   int64_t n_ranks = 0;
   int64_t n_frames = 0;          // frames are 0 to n_frames - 1
   int64_t n_sums = 0;            // sums of frames that are correlated
   const int32_t* sum = nullptr;  // [n_frames] the sum that a frame belongs to, or -1: none
   int64_t first_frame = 0;       // without `sum`: frame f is sum f - first_frame, if there is one
+
+  uint32_t rank_of(uint32_t pixel) const {
+    if (rank != nullptr) return rank[pixel];
+    const StripRanks strip = strips[pixel / 32];
+    const bool in_use = (strip.used >> pixel % 32 & 1) != 0;
+    return in_use ? strip.first + pixel % 32 : static_cast<uint32_t>(n_ranks);
+  }
 };
 
 // The counts of one pixel: sums in ascending order, no two the same.
