@@ -19,7 +19,7 @@ import correlation_results as made
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, WorkerPlugin
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis import file_tasks
@@ -154,17 +154,21 @@ def test_a_killed_worker_loses_nothing(data, tmp_path):
 def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
     """As one that needs more memory than there is."""
 
-    def install():
-        from jaxkern.xpcs.analysis import file_tasks
+    class Dying(WorkerPlugin):
+        """In workers that come for the dead, too."""
 
-        real = file_tasks.correlate_file
+        def setup(self, worker):
+            from jaxkern.xpcs.analysis import file_tasks
 
-        def dying(path, *args, **kwargs):
-            if path.stem == "run1":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(path, *args, **kwargs)
+            real = file_tasks.correlate_file
 
-        file_tasks.correlate_file = dying
+            def dying(path, *args, **kwargs):
+                if path.stem == "run1":
+                    (path.parent / f"death.{os.getpid()}").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(path, *args, **kwargs)
+
+            file_tasks.correlate_file = dying
 
     with (
         # Each death is final, so that one is enough.
@@ -172,11 +176,13 @@ def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
         cluster(n_workers=2, threads_per_worker=1) as own,
         Client(own) as client,
     ):
-        client.run(install)
+        client.register_plugin(Dying())
         found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", engine=client)
     assert list(found.errors) == [data / "run1.npy"]
     assert "KilledWorker" in found.errors[data / "run1.npy"]
     assert found.count("done") == 4
+    # Once beside others, and once alone.
+    assert len([name for name in listed(data) if name.startswith("death.")]) == 2
 
 
 @pytest.mark.slow
