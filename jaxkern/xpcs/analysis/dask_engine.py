@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 from distributed import (
@@ -124,6 +125,7 @@ def _local_cluster(workers: int | None) -> LocalCluster:
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Threads and processes that begin here never see Ctrl-C; they inherit the mask."""
+    resource_tracker.ensure_running()  # which would unblock it as it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
