@@ -13,28 +13,9 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "correlators/event_input.h"
 
 namespace jaxkern::correlators {
-
-enum class ColumnKind : int32_t { kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64 };
-
-// Whole numbers in the caller's memory, `stride` bytes apart.
-struct Column {
-  const char* data = nullptr;
-  int64_t stride = 0;
-  ColumnKind kind = ColumnKind::kI32;
-};
-
-// Events as three columns or as Rigaku's words: count in bits 0 to 11, pixel in 16 to 36, frame in
-// 40 to 63, little-endian.
-struct EventInput {
-  int64_t size = 0;
-  const char* words = nullptr;  // null: the columns
-  int64_t pixel_base = 0;       // subtracted from the pixels of words
-  bool mapped = false;          // words lie in a file's read-only mapping, whose pages are given
-                                // back once they were read: the file's cache still has them
-  Column pixel, frame, count;
-};
 
 // Which events count, and for what.
 struct EventMap {
@@ -110,7 +91,6 @@ class EventSort {
   }
 
  private:
-  struct Chunk;
   template <typename Run>
   void for_chunks(int64_t slice, const Run& run) const;
   void survey(const Executor& executor);

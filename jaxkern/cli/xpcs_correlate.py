@@ -35,11 +35,6 @@ def add_parser(actions: Any) -> None:
     add_choices(correlate)
     correlate.add_argument("--end", type=int, metavar="N", help="the first frame behind the last")
     correlate.add_argument(
-        "--intensity-cut",
-        metavar="LOW,HIGH",
-        help="leave out frames with less or more light than so many times the median",
-    )
-    correlate.add_argument(
         "--twotime",
         nargs="?",
         const="full",
@@ -78,6 +73,12 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", type=int, default=1, metavar="N", help="neighbours summed")
     parser.add_argument(
         "--bad-frames", metavar="LIST", help="frames to leave out, from 0, such as 7,100-120"
+    )
+    parser.add_argument(
+        "--intensity-cut",
+        metavar="LOW,HIGH",
+        help="leave out frames with less or more light than so many times the median; watch does "
+        "so at the end",
     )
     parser.add_argument(
         "--normalize", action="store_true", help="divide each frame by its mean counts"
@@ -131,7 +132,12 @@ def form(text: str | None) -> Any:
     return (name, *map(int, sizes))
 
 
-def _cut(text: str | None) -> tuple[float | None, float | None] | None:
+def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
+    """The pair of a flag; None where it is not given.
+
+    Raises:
+      ValueError: for anything but one or two numbers with a comma.
+    """
     if text is None:
         return None
     try:
@@ -176,7 +182,7 @@ def arguments(chosen: argparse.Namespace) -> dict[str, Any]:
         "dpl": chosen.dpl,
         "normalize": chosen.normalize,
         "end": chosen.end,
-        "intensity_cut": _cut(chosen.intensity_cut),
+        "intensity_cut": intensity_cut(chosen.intensity_cut),
         "bins": numbers(chosen.bins, "--bins"),
         "parts": chosen.parts,
         "twotime": form(chosen.twotime),

@@ -16,8 +16,13 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.labels import BinLabels
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
+from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time import twotime
-from jaxkern.xpcs.correlators.two_time_reduction import check_smoothing, form_edges
+from jaxkern.xpcs.correlators.two_time_reduction import (
+    check_form,
+    check_smoothing,
+    form_edges,
+)
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
 from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
 from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
@@ -61,7 +66,7 @@ class CorrelationChoices:
         """Raises, before any frame is read, for bins, forms and metadata that cannot be."""
         BinLabels(qmap, self.bins)
         check_smoothing(self.smoothing)
-        form_edges("full" if self.twotime is None else self.twotime, 1)
+        check_form("full" if self.twotime is None else self.twotime)
         if self.metadata is not None:
             read_metadata(self.metadata)
 
@@ -121,6 +126,9 @@ def correlate_file(
             name: getattr(choices, name)
             for name in ("begin", "end", "stride", "average", "bad_frames")
         }
+        if choices.twotime is not None:
+            n = FrameSelection(source.shape[0], **common).n
+            form_edges(check_form(choices.twotime), max(n, 1))
         common["frame_time"] = time_between(choices.frame_time, choices.metadata, source)
         common["progress"] = progress
         if opened is not None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.blocks import frame_blocks
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
-from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -25,11 +25,12 @@ class FrameMeans:
     def __init__(
         self, source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
     ) -> None:
+        selection.check_memory(selection.n * selection.average)
         self._selection = selection
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())
-        bar.begin(selection.n * selection.average, frame_bytes(source))
-        if source.is_sparse and source.dtype.kind != "f":
+        bar.begin(selection.n * selection.average, source.frame_bytes)
+        if source.is_sparse and is_whole(source):
             self._of_map, self._of_mask = _totals_of_events(source, qmap, selection)
             return
         found = []

@@ -88,6 +88,11 @@ class FrameSource:
             pixel.astype(np.int32), (frame + first).astype(np.int32), frames[frame, pixel]
         )
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a dense frame."""
+        return self.shape[1] * self.shape[2] * self.dtype.itemsize
+
     def check_range(self, first: int, stop: int) -> None:
         """Raises IndexError for frames that are not there."""
         if not 0 <= first <= stop <= self.shape[0]:

@@ -37,7 +37,9 @@ class GrowingFrames(FrameSource):
     `poll` looks for more; in between this is a source of the frames that were found. Files of a
     folder follow each other in the order of their names (2 before 10). One that cannot be read is
     taken for unfinished, and holds up those behind it; so is the last frame of a file of events
-    until another follows. `finish` takes what is left.
+    until another follows. `finish` takes what is left. `dead` has the pixels that every file marks;
+    as a file grows it may mark others, which is looked at whenever twice as many frames are there
+    and by `finish`.
 
     Args:
       place: a folder, or a file, which need not be there yet.
@@ -78,6 +80,7 @@ class GrowingFrames(FrameSource):
         self._exclude = {Path(path).absolute() for path in exclude}
         self._parts: list[_Part] = []
         self._next_look, self._waiting = 0.0, ""
+        self._frames_at_dead = 0
         self.shape = (0, *(frame_shape or (0, 0)))
         self.dtype = np.dtype(np.uint8)
 
@@ -106,8 +109,18 @@ class GrowingFrames(FrameSource):
                 break
         n = sum(part.frames for part in self._parts)
         self.shape = (n, *self.shape[1:])
+        if n and not self._waiting and (finished or n >= 2 * self._frames_at_dead):
+            self.dead, self._frames_at_dead = self._marked_by_all(), n
         self._next_look = time.monotonic() + (time.monotonic() - began) * (1 / _SHARE - 1)
         return n
+
+    def _marked_by_all(self) -> NDArray[np.bool_] | None:
+        dead: NDArray[np.bool_] | None = None
+        for part in self._parts:
+            if part.source.dead is None:
+                return None
+            dead = part.source.dead if dead is None else dead & part.source.dead
+        return dead
 
     def _paths(self) -> list[Path]:
         if not self._place.is_dir():
@@ -157,7 +170,7 @@ class GrowingFrames(FrameSource):
     def _check_alike(self, source: FrameSource) -> None:
         if not self._parts:
             self.shape, self.dtype = (0, *source.shape[1:]), source.dtype
-            self.metadata, self.dead = source.metadata, source.dead
+            self.metadata = source.metadata
         if source.shape[1:] != self.shape[1:] or source.dtype != self.dtype:
             raise DetectorFileError(
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} "

@@ -183,7 +183,8 @@ def _read_events(
     for key, column in columns.items():
         if column is not None:
             shape, dtype = getattr(column, "shape", None), getattr(column, "dtype", None)
-            if dtype is None or shape is None or len(shape) != 1 or dtype.kind not in "ui":
+            numbers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
+            if shape is None or len(shape) != 1 or not numbers:
                 raise DetectorFileError(
                     f"{name}: {group.name}/{key} is {dtype} of the shape {shape}; wanted whole "
                     "numbers [M]"
@@ -235,10 +236,11 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     if scans:
         raise DetectorFileError(
             f"{name} holds the frames {', '.join(repr(found.name) for found in scans[:20])}; name "
-            "one of them as dataset"
+            "one of them (dataset=, --dataset)"
         )
     raise DetectorFileError(
-        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name the data set"
+        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name "
+        "the data set (dataset=, --dataset)"
     )
 
 

@@ -151,6 +151,8 @@ def open_frames(
     name = os.fspath(path)
     if Path(name).is_dir():
         raise DetectorFileError(f"{name} is a folder; wanted a file of frames or events")
+    if not Path(name).exists():
+        raise FileNotFoundError(f"there is no file {name!r}")
     with open(name, "rb") as file:
         begin = file.read(8)
     lower = name.lower()
