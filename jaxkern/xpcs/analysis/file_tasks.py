@@ -16,6 +16,7 @@ from typing import Any
 from jaxkern.core.paths import home_path
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
+from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
 from jaxkern.xpcs.analysis.results_table import Row, rows_of
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -63,6 +64,8 @@ class CommonChoices:
             found = read_multitau(task.output)
         except (ValueError, OSError) as error:
             return str(error)
+        if task.plots is not None and not (task.plots / LAST_PLOT).exists():
+            return "it has no plots"
         return "it holds no g2" if found is None else tuple(rows_of(found))
 
 
@@ -76,6 +79,8 @@ def file_tasks(
     folder = home_path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the results' folder {folder} is a file; wanted a folder")
+    if plots is not None and (drawn := home_path(plots)).exists() and not drawn.is_dir():
+        raise NotADirectoryError(f"the plots' folder {drawn} is a file; wanted a folder")
     paths = []
     for path in map(home_path, [files] if isinstance(files, str | os.PathLike) else files):
         if path.is_dir():
@@ -103,8 +108,8 @@ def file_tasks(
                 f"{output}, the results of {path}, is one of the files that are read; wanted "
                 "another folder of results"
             )
-        drawn = None if plots is None else home_path(plots).absolute() / stem
-        tasks[output] = FileTask(path.absolute(), output, drawn)
+        of_file = None if plots is None else home_path(plots).absolute() / stem
+        tasks[output] = FileTask(path.absolute(), output, of_file)
     return list(tasks.values())
 
 
@@ -143,6 +148,8 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     rows = common.look(task)
     if isinstance(rows, str):
         choices, plots = common.choices, task.plots
+        if plots is not None:  # so that those of earlier results are not taken for these
+            (plots / LAST_PLOT).unlink(missing_ok=True)
         made = correlate_file(task.file, common.qmap, task.output, choices, plots=plots)
         rows = tuple(rows_of(made.multitau))
     return rows
