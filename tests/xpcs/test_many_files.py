@@ -330,6 +330,10 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--retries", "-1"], "retries is -1; wanted a whole number from 0"),
         (["--workers", "2"], 'scheduler and workers are of engine="dask"'),
         (["--engine", "dask", "--workers", "0"], "workers is 0"),
+        (
+            ["--engine", "dask", "--scheduler", "none.json"],
+            "scheduler is 'none.json'; wanted an addr",
+        ),
         (["--table", "t.txt"], "the table is t.txt; wanted a file that ends in .csv or .parquet"),
         (["--bins", "99"], "wanted dynamic bins from 1 to 5"),
         (["--metadata", "data/qmap.h5"], "qmap.h5: there is no group /entry"),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import correlation_results as made
 import dask
@@ -21,7 +22,8 @@ import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 
 from jaxkern import xpcs
-from jaxkern.xpcs.analysis import file_tasks
+from jaxkern.core.registry import module
+from jaxkern.xpcs.analysis import dask_engine, file_tasks
 
 NAMES = [f"run{k}" for k in range(5)]
 
@@ -114,6 +116,24 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=3)
     local = xpcs.correlate_files(data, data / "qmap.h5", data / "local", retries=0)
     assert [row.get("g2") for row in local.table] == [row.get("g2") for row in found.table]
+
+
+def test_workers_of_one_process_leave_it_its_own_threads_and_memory(monkeypatch):
+    """Whichever of them ends first."""
+    native = module("cpu")
+    monkeypatch.delenv("JAXKERN_NUM_THREADS", raising=False)
+    monkeypatch.delenv("JAXKERN_MEMORY_LIMIT", raising=False)
+    limit = SimpleNamespace(memory_limit=2**30)
+    worker = SimpleNamespace(memory_manager=limit, state=SimpleNamespace(nthreads=1))
+    before = native.max_workers()
+    one, other = dask_engine._share_of(worker), dask_engine._share_of(worker)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert (native.max_workers(), os.environ["JAXKERN_MEMORY_LIMIT"]) == (1, "1.0")
+    other.__exit__(None, None, None)
+    assert native.max_workers() == before
+    assert "JAXKERN_MEMORY_LIMIT" not in os.environ
 
 
 @pytest.mark.slow

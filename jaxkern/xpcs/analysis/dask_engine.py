@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import signal
+import threading
 import uuid
 import zlib
 from collections import deque
@@ -44,6 +45,10 @@ _PATIENCE = "30s"
 _LOOK = 1.0
 # Instead of a number of attempts: of a task that dask had given up.
 _ALONE = -1
+_LIMIT = "JAXKERN_MEMORY_LIMIT"
+# What a process had before each of the tasks that run in it.
+_before: list[tuple[int, str | None]] = []
+_share = threading.Lock()
 
 
 class _Workplace(WorkerPlugin):  # type: ignore[misc]  # of a package without types
@@ -73,6 +78,7 @@ def opened(
     Raises:
       TypeError: an engine that is no client of dask's.
       ValueError: choices that do not go together.
+      FileNotFoundError: a scheduler that is neither an address nor a file that is there.
     """
     if isinstance(engine, Client):
         if scheduler is not None or workers is not None:
@@ -84,6 +90,11 @@ def opened(
         whole_number("workers", workers, 1)
         if scheduler is not None:
             raise ValueError("a scheduler has workers of its own; wanted it or workers")
+    if scheduler is not None and ":" not in scheduler and not home_path(scheduler).is_file():
+        raise FileNotFoundError(
+            f"the scheduler is {scheduler!r}; wanted an address, such as tcp://node1:8786, or the "
+            "file that a scheduler wrote"
+        )
     return _opened(scheduler, workers)
 
 
@@ -117,7 +128,7 @@ def _local_cluster(workers: int | None) -> LocalCluster:
             env={
                 # XLA's own threads, which dask does not count.
                 "NPROC": str(threads),
-                "JAXKERN_MEMORY_LIMIT": repr(memory_limit() / count),
+                _LIMIT: repr(memory_limit() / count),
             },
         )
 
@@ -201,17 +212,29 @@ def _found(future: Any) -> Any:
 def _run_here(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:
     """A task on a worker, with the threads and the memory that dask gives the worker."""
     worker = get_worker()
-    limit = worker.memory_manager.memory_limit
-    if limit:
-        os.environ.setdefault("JAXKERN_MEMORY_LIMIT", repr(limit / GIB))
-    common = worker.plugins[name].common()
-    native = module("cpu")
-    # JAXKERN_NUM_THREADS, where a worker has it, was heeded when jaxkern was imported.
-    if native is None or "JAXKERN_NUM_THREADS" in os.environ:
-        return run(task, common)
-    before = native.max_workers()
-    set_max_workers(worker.state.nthreads)
+    with _share_of(worker):
+        return run(task, worker.plugins[name].common())
+
+
+@contextlib.contextmanager
+def _share_of(worker: Any) -> Iterator[None]:
+    """Threads and memory of a worker. Behind the last task of a process, in which several workers
+    may be, it has its own again."""
+    native, limit = module("cpu"), worker.memory_manager.memory_limit
+    with _share:
+        _before.append((native.max_workers() if native else 0, os.environ.get(_LIMIT)))
+        # JAXKERN_NUM_THREADS, where a worker has it, was heeded when jaxkern was imported.
+        if native is not None and "JAXKERN_NUM_THREADS" not in os.environ:
+            set_max_workers(worker.state.nthreads)
+        if limit:
+            os.environ.setdefault(_LIMIT, repr(limit / GIB))
     try:
-        return run(task, common)
+        yield
     finally:
-        set_max_workers(before)
+        with _share:
+            threads, told = _before.pop()
+            if not _before:
+                if native is not None:
+                    set_max_workers(threads)
+                if told is None:
+                    os.environ.pop(_LIMIT, None)
