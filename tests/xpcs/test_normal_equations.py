@@ -66,6 +66,7 @@ def problem(n=40, symmetric=False, scaling="individual", noise=0.01):
 
 
 @functools.cache
+@jax.enable_x64(True)  # also for the first test, which may be one of 32 bits
 def _problem(n, symmetric, scaling, noise):
     model, reference = flow(n)
     contrast, offset = (0.3, 1.0) if scaling == "constant" else (CONTRAST, OFFSET)
