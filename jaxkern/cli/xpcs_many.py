@@ -56,10 +56,8 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
     check_table(table)
     if chosen.plots is not None and chosen.plots.exists() and not chosen.plots.is_dir():
         raise NotADirectoryError(f"--plots {chosen.plots} is a file; wanted a folder")
-    ended: list[FileOutcome] = []
 
     def shown(outcome: FileOutcome) -> None:
-        ended.append(outcome)
         if not chosen.quiet:
             print(outcome, flush=True)
 
@@ -79,11 +77,7 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
             shown=shown,
         )
     except KeyboardInterrupt:
-        finished = sum(outcome.status != "failed" for outcome in ended)
-        print(
-            f"interrupted: {finished} files are finished; the same command does the others",
-            file=sys.stderr,
-        )
+        print("interrupted: the same command does what is not finished", file=sys.stderr)
         return _INTERRUPTED
     found.write(table)
     _report(chosen, found, table)

@@ -12,11 +12,21 @@ import pickle
 import signal
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
-from distributed import Client, LocalCluster, WorkerPlugin, as_completed, get_worker
+from distributed import (
+    CancelledError,
+    Client,
+    KilledWorker,
+    LocalCluster,
+    WorkerPlugin,
+    get_worker,
+    wait,
+)
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.memory import GIB, memory_limit
@@ -30,6 +40,10 @@ _ONE = "jaxkern"
 _CPUS = 4
 # So long a scheduler has to answer.
 _PATIENCE = "30s"
+# Seconds between two looks for new workers.
+_LOOK = 1.0
+# Instead of a number of attempts: of a task that dask had given up.
+_ALONE = -1
 
 
 class _Workplace(WorkerPlugin):  # type: ignore[misc]  # of a package without types
@@ -111,6 +125,7 @@ def _local_cluster(workers: int | None) -> LocalCluster:
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Threads and processes that begin here never see Ctrl-C; they inherit the mask."""
+    resource_tracker.ensure_running()  # which would unblock it as it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -127,31 +142,60 @@ def _on_workers(
 ) -> Iterator[tuple[Any, Any]]:
     """Each task with what ``run(task, common)`` gave on some worker, or its exception; as they end.
 
-    A task that raises is tried again, and one whose worker dies begins again on another, until it
-    has ended several of them.
+    A task that raises is tried again behind the others. One whose worker dies begins again
+    elsewhere. Where its workers died too often, dask gives it up, and with it what waited for the
+    same workers: there are never more tasks on the cluster than workers, and what was given up is
+    tried once more at the end, alone, so that it can only blame itself.
     """
     name = f"jaxkern-{uuid.uuid4().hex[:8]}"
     client.register_plugin(_Workplace(common), name=name)
-    futures: dict[Any, Any] = {}
+    waiting = deque((task, 0) for task in tasks)
+    given_up: deque[Any] = deque()
+    running: dict[Any, tuple[Any, int]] = {}
+
+    def submit(task: Any, tried: int) -> None:
+        future = client.submit(_run_here, name, run, task, resources={_ONE: 1}, pure=False)
+        running[future] = (task, tried)
+
     try:
-        for task in tasks:
-            future = client.submit(
-                _run_here, name, run, task, retries=retries, resources={_ONE: 1}, pure=False
-            )
-            futures[future] = task
-        for future in as_completed(list(futures)):
-            task = futures.pop(future)
-            if future.status == "finished":
-                yield task, future.result()
-            elif future.status == "error":
-                yield task, future.exception()
-            else:
-                yield task, RuntimeError(f"the cluster has let go of it ({future.status})")
-            future.release()
+        while waiting or running or given_up:
+            room = _workplaces(client)
+            while waiting and len(running) < room:
+                submit(*waiting.popleft())
+            if not running:
+                submit(given_up.popleft(), _ALONE)
+            with contextlib.suppress(TimeoutError, CancelledError):
+                wait(list(running), _LOOK, return_when="FIRST_COMPLETED")
+            for future in [future for future in running if future.done()]:
+                task, tried = running.pop(future)
+                found = _found(future)
+                future.release()
+                if isinstance(found, KilledWorker) and tried != _ALONE:
+                    given_up.append(task)
+                elif isinstance(found, Exception) and 0 <= tried < retries:
+                    waiting.append((task, tried + 1))
+                else:
+                    yield task, found
     finally:
         with contextlib.suppress(Exception):  # as of a scheduler that is gone
-            client.cancel(list(futures))
+            client.cancel(list(running))
             client.unregister_worker_plugin(name)
+
+
+def _workplaces(client: Client) -> int:
+    """How many workers can take a task, which come and go; 1 where all are still to come."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    ready = [w for w in workers if w["status"] == "running" and w["resources"].get(_ONE)]
+    return max(1, len(ready))
+
+
+def _found(future: Any) -> Any:
+    """A task's result or exception."""
+    if future.status == "finished":
+        return future.result()
+    if future.status == "error":
+        return future.exception()
+    return RuntimeError(f"the cluster has let go of it ({future.status})")
 
 
 def _run_here(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:

@@ -60,10 +60,9 @@ class CommonChoices:
         if why is not None:
             return why
         try:
-            found = read_multitau(task.output)
+            return _rows_of_results(task.output) or "it holds no g2"
         except (ValueError, OSError) as error:
             return str(error)
-        return "it holds no g2" if found is None else tuple(rows_of(found))
 
 
 def file_tasks(
@@ -142,10 +141,14 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     # A worker may have died between the last step of a file and its report.
     rows = common.look(task)
     if isinstance(rows, str):
-        choices, plots = common.choices, task.plots
-        made = correlate_file(task.file, common.qmap, task.output, choices, plots=plots)
-        rows = tuple(rows_of(made.multitau))
+        correlate_file(task.file, common.qmap, task.output, common.choices, plots=task.plots)
+        rows = _rows_of_results(task.output)
     return rows
+
+
+def _rows_of_results(path: Path) -> tuple[Row, ...]:
+    found = read_multitau(path)
+    return () if found is None else tuple(rows_of(found))
 
 
 def sweep(tasks: Iterable[FileTask]) -> None:
