@@ -60,13 +60,12 @@ class CommonChoices:
         why = why_again(task.file, self.told, there)
         if why is not None:
             return why
-        try:
-            found = read_multitau(task.output)
-        except (ValueError, OSError) as error:
-            return str(error)
         if task.plots is not None and not (task.plots / LAST_PLOT).exists():
             return "it has no plots"
-        return "it holds no g2" if found is None else tuple(rows_of(found))
+        try:
+            return _rows_of_results(task.output) or "it holds no g2"
+        except (ValueError, OSError) as error:
+            return str(error)
 
 
 def file_tasks(
@@ -147,12 +146,16 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     # A worker may have died between the last step of a file and its report.
     rows = common.look(task)
     if isinstance(rows, str):
-        choices, plots = common.choices, task.plots
-        if plots is not None:  # so that those of earlier results are not taken for these
-            (plots / LAST_PLOT).unlink(missing_ok=True)
-        made = correlate_file(task.file, common.qmap, task.output, choices, plots=plots)
-        rows = tuple(rows_of(made.multitau))
+        if task.plots is not None:  # so that those of earlier results are not taken for these
+            (task.plots / LAST_PLOT).unlink(missing_ok=True)
+        correlate_file(task.file, common.qmap, task.output, common.choices, plots=task.plots)
+        rows = _rows_of_results(task.output)
     return rows
+
+
+def _rows_of_results(path: Path) -> tuple[Row, ...]:
+    found = read_multitau(path)
+    return () if found is None else tuple(rows_of(found))
 
 
 def sweep(tasks: Iterable[FileTask]) -> None:
