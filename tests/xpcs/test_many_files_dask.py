@@ -115,6 +115,9 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         assert (again.count("skipped"), again.count("failed")) == (4, 1)
         with pytest.raises(ValueError, match="a client has its scheduler and workers"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, workers=2)
+        how = {"engine": client, "force": True, "shown": lambda _: client.close()}
+        with pytest.raises(ConnectionError, match="the scheduler is gone"):
+            xpcs.correlate_files(data, data / "qmap.h5", data / "new", **how)
     with pytest.raises(TypeError, match="engine is 3; wanted None"):
         xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=3)
     local = xpcs.correlate_files(data, data / "qmap.h5", data / "local", retries=0)

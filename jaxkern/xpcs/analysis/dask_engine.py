@@ -195,7 +195,12 @@ def _on_workers(
 
 def _workplaces(client: Client) -> int:
     """How many workers can take a task, which come and go; 1 where all are still to come."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    told = client.scheduler_info(n_workers=-1)
+    if "workers" not in told:
+        raise ConnectionError(
+            "the scheduler is gone; a second start does what is not finished, on another one"
+        )
+    workers = told["workers"].values()
     ready = [w for w in workers if w["status"] == "running" and w["resources"].get(_ONE)]
     return max(1, len(ready))
 

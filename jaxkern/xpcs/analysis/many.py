@@ -175,6 +175,7 @@ def correlate_files(
       FileExistsError: where results belong there is something else, without `force`.
       ValueError: two files whose results would have one name, choices that cannot be, a map that
         cannot be read.
+      ConnectionError: the cluster's scheduler went away, for which 30 s are waited.
       ImportError: "dask" without `distributed`: ``pip install 'jaxkern[dask]'``.
 
     Example:
