@@ -354,6 +354,8 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--dpl", "0"], "dpl is 0; wanted a whole number from 1 to 64"),
         (["--average", "0"], "average is 0"),
         (["--parts", "-1"], "parts is -1"),
+        (["--begin", "5", "--end", "1"], "end is 1; wanted a whole number from 5"),
+        (["--frame-time", "0"], "frame_time is 0.0; wanted s above 0"),
         (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
         (["data/run3.npy"], "there is no file data/run3.npy"),
         (["other/run2.npy"], "would both be"),

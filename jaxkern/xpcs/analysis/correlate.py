@@ -16,7 +16,7 @@ from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
-from jaxkern.xpcs.correlators.labels import BinLabels
+from jaxkern.xpcs.correlators.labels import BinLabels, asked_time
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -66,6 +66,10 @@ class CorrelationChoices:
         whole_number("dpl", self.dpl, 1, MOST_DELAYS)
         for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
             whole_number(name, getattr(self, name), least)
+        if self.end is not None:
+            whole_number("end", self.end, self.begin)
+        if self.frame_time is not None:
+            asked_time(self.frame_time)
         intensity_limits(self.intensity_cut)
         BinLabels(qmap, self.bins)
         check_smoothing(self.smoothing)

@@ -44,17 +44,26 @@ class BinLabels:
         self.n_pixels = qmap.pixels_of_bin[index]
 
 
+def asked_time(frame_time: float) -> float:
+    """A time from frame to frame in s.
+
+    Raises:
+      ValueError: for one that is not above 0, or not finite.
+    """
+    step = real_number("frame_time", frame_time, 0.0)
+    if not 0 < step < math.inf:
+        raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
+    return step
+
+
 def time_step(frame_time: float | None, source: FrameSource) -> float | None:
     """From one frame to the next in s: what was asked for, else what the source says, else None.
 
     Raises:
-      ValueError: for a time that is asked for and not above 0; a source's is then none.
+      ValueError: as `asked_time`; a source's that is not above 0 is none.
     """
     if frame_time is not None:
-        step = real_number("frame_time", frame_time, 0.0)
-        if not 0 < step < math.inf:
-            raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
-        return step
+        return asked_time(frame_time)
     told = source.metadata.get("frame_time")
     return float(told) if told is not None and 0 < told < math.inf else None
 
