@@ -54,8 +54,6 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
 
     table = chosen.output / "results.csv" if chosen.table is None else chosen.table
     check_table(table)
-    if chosen.plots is not None and chosen.plots.exists() and not chosen.plots.is_dir():
-        raise NotADirectoryError(f"--plots {chosen.plots} is a file; wanted a folder")
 
     def shown(outcome: FileOutcome) -> None:
         if not chosen.quiet:

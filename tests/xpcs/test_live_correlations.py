@@ -22,6 +22,7 @@ import pytest
 from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.cli.xpcs_watch import curve, rows
+from jaxkern.xpcs.analysis.watching import watch
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 
 
@@ -213,6 +214,30 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     for name in ("mean_image", "intensity", "static_means"):
         one, other = getattr(found.overview, name), getattr(wanted.overview, name)
         np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+def test_dead_pixels_are_looked_at_where_most_frames_are_there(tmp_path):
+    """Also where twice as many frames as at the last look never come."""
+    counts, qmap = made.frames(40), made.qmap()
+    counts[[0, 15, 29], 3, 3] = 255  # dead in the first 30 frames
+    path = tmp_path / "run.h5"
+
+    def write(n):
+        with h5py.File(tmp_path / "half.h5", "w") as file:
+            file["entry/data/data"] = counts[:n]
+        (tmp_path / "half.h5").replace(path)
+
+    write(30)
+    with xpcs.GrowingFrames(path) as growing:
+        live = xpcs.LiveMultiTau(qmap, 40)
+        settled(growing)
+        live.update(growing)
+        assert growing.dead.sum() == 1
+        write(40)
+        found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
+    wanted = xpcs.multitau(path, qmap)
+    np.testing.assert_array_equal(found.n_pixels, wanted.n_pixels)
+    np.testing.assert_array_equal(found.g2, wanted.g2)
 
 
 def test_a_pixel_that_every_file_marks_is_dead(tmp_path):

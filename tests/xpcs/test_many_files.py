@@ -113,6 +113,33 @@ def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
     assert drawn == [(data.parent / "plots" / "run2", "run2.npy")]
 
 
+def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
+    """Plots that were not asked for at first, that failed, or that a kill left out."""
+    files, plots = data / "run2.npy", data / "plots"
+    how = {"qmap": made.qmap(), "folder": data / "new", "retries": 1}
+    fails = ["run2.npy"] * 3
+
+    def draw(folder, *_, title):
+        if title in fails:
+            fails.remove(title)
+            raise OSError("the disk is full")
+        folder.mkdir(parents=True)
+        (folder / "detector.png").touch()
+        return []
+
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
+    assert xpcs.correlate_files(files, **how).count("done") == 1
+    found = xpcs.correlate_files(files, **how, plots=plots)
+    assert found.errors == {files: "the disk is full"}
+    (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
+    assert (found.status, found.again) == ("done", "it has no plots")
+    assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
+    # Those of earlier results are none of these.
+    fails += ["run2.npy"] * 2
+    assert xpcs.correlate_files(files, **how, plots=plots, average=2).count("failed") == 1
+    assert listed(plots / "run2") == []
+
+
 def test_one_file_fails_and_the_others_go_on(data, capsys):
     (data / "run10.npy").write_bytes(b"\x93NUMPY and no more")
     assert correlate(data, quiet=False) == 1
@@ -319,7 +346,11 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--qmap", "data/run2.npy"], "run2.npy"),
         (["--qmap", "data/none.h5"], "none.h5"),
         (["--output", "data/run2.npy"], "run2.npy is a file; wanted a folder"),
-        (["--plots", "data/run2.npy"], "--plots data/run2.npy is a file"),
+        (["--plots", "data/run2.npy"], "the plots' folder data/run2.npy is a file"),
+        (["--dpl", "0"], "dpl is 0; wanted a whole number from 1 to 64"),
+        (["--average", "0"], "average is 0"),
+        (["--parts", "-1"], "parts is -1"),
+        (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
         (["data/run3.npy"], "there is no file data/run3.npy"),
         (["other/run2.npy"], "would both be"),
         (["results"], "results has both files and results; wanted another folder"),

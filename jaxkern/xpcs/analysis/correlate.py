@@ -11,8 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.arguments import whole_number
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.correlators.delays import MOST_DELAYS
+from jaxkern.xpcs.correlators.frame_sums import intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
@@ -59,7 +62,11 @@ class CorrelationChoices:
     metadata: Path | None = None
 
     def check(self, qmap: QMap) -> None:
-        """Raises, before any frame is read, for bins, forms and metadata that cannot be."""
+        """Raises, before any frame is read, for what cannot be whatever the frames are."""
+        whole_number("dpl", self.dpl, 1, MOST_DELAYS)
+        for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
+            whole_number(name, getattr(self, name), least)
+        intensity_limits(self.intensity_cut)
         BinLabels(qmap, self.bins)
         check_smoothing(self.smoothing)
         check_form("full" if self.twotime is None else self.twotime)

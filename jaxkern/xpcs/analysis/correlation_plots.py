@@ -17,6 +17,8 @@ Array = NDArray[Any]
 # Panels of one plot at most; bins are then spread evenly over those that are there.
 MOST_PANELS = 24
 MOST_MAPS = 9
+# Behind which nothing is left to draw, where there is an overview.
+LAST_PLOT = "detector.png"
 # Points of a map or a curve at most, along a side: of more, means of neighbours.
 _SHOWN = 500
 
@@ -60,7 +62,7 @@ def plot_correlations(
     if shown is not None and shown.overview is not None:
         step = _seconds(shown.frame_time)
         paths.append(plot_intensity(folder / "intensity.png", shown.overview, step, **how))
-        paths.append(plot_detector(folder / "detector.png", shown.overview, shown.qmap, **how))
+        paths.append(plot_detector(folder / LAST_PLOT, shown.overview, shown.qmap, **how))
     return paths
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from jaxkern.core.paths import home_path
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
+from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
 from jaxkern.xpcs.analysis.results_table import Row, rows_of
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -60,9 +61,12 @@ class CommonChoices:
         if why is not None:
             return why
         try:
-            return _rows_of_results(task.output) or "it holds no g2"
+            rows = _rows_of_results(task.output)
         except (ValueError, OSError) as error:
             return str(error)
+        if task.plots is not None and not (task.plots / LAST_PLOT).exists():
+            return "it has no plots"
+        return rows or "it holds no g2"
 
 
 def file_tasks(
@@ -75,6 +79,8 @@ def file_tasks(
     folder = home_path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the results' folder {folder} is a file; wanted a folder")
+    if plots is not None and (drawn := home_path(plots)).exists() and not drawn.is_dir():
+        raise NotADirectoryError(f"the plots' folder {drawn} is a file; wanted a folder")
     paths = []
     for path in map(home_path, [files] if isinstance(files, str | os.PathLike) else files):
         if path.is_dir():
@@ -102,8 +108,8 @@ def file_tasks(
                 f"{output}, the results of {path}, is one of the files that are read; wanted "
                 "another folder of results"
             )
-        drawn = None if plots is None else home_path(plots).absolute() / stem
-        tasks[output] = FileTask(path.absolute(), output, drawn)
+        of_file = None if plots is None else home_path(plots).absolute() / stem
+        tasks[output] = FileTask(path.absolute(), output, of_file)
     return list(tasks.values())
 
 
@@ -141,6 +147,8 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     # A worker may have died between the last step of a file and its report.
     rows = common.look(task)
     if isinstance(rows, str):
+        if task.plots is not None:  # so that those of earlier results are not taken for these
+            (task.plots / LAST_PLOT).unlink(missing_ok=True)
         correlate_file(task.file, common.qmap, task.output, common.choices, plots=task.plots)
         rows = _rows_of_results(task.output)
     return rows

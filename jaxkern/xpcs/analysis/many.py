@@ -155,7 +155,7 @@ def correlate_files(
       smoothing: see `twotime`.
       dataset: of HDF5 files, see `open_frames`.
       metadata: a ``*_metadata.hdf`` for all of them, see `write_results`.
-      plots: a folder of folders of plots, one for each file.
+      plots: a folder of folders of plots, one for each file; one without its plots is not finished.
       engine: None: one file after the other in this process. "dask": on the workers of a
         dask.distributed cluster, one file at a time on each, with the threads that dask gives the
         worker. A `distributed.Client`: of that one's cluster. Paths must be the same everywhere.

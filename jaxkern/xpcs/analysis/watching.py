@@ -79,11 +79,12 @@ def watch(
                 rate = (there - at_last_call) / (time.monotonic() - told)
                 shown(Watched(live.result(), there, rate, last=False))
                 told, at_last_call = time.monotonic(), there
-        if not asked and there < most_frames:
+        if not asked:
             try:
                 frames.finish()
             except DetectorFileError as error:
-                left = error
+                if there < most_frames:
+                    left = error
             there = live.update(frames)
     watched = None
     if live.n_frames >= 2:
