@@ -24,17 +24,17 @@ struct Blur {
   int32_t kernel_x, kernel_y;
 };
 
-constexpr int32_t kMaxBlurKernel = 1023;
+constexpr int32_t kMaxBlurReach = 511;
+constexpr int32_t kMaxBlurKernel = 2 * kMaxBlurReach + 1;
+constexpr int32_t kBlurTile = 512;  // columns at a time
 
-// Bytes of scratch that gaussian_blur needs.
-inline size_t blur_scratch_bytes(const Blur& blur) {
-  // Weights of both axes, and a row with its reflected ends.
-  return sizeof(double) * (2 * (kMaxBlurKernel / 2 + 1) +
-                           (static_cast<size_t>(blur.width) + blur.kernel_x) * blur.channels);
-}
+// What gaussian_blur needs: weights of both axes, a tile with its reach, and a tile.
+constexpr size_t kBlurScratchBytes =
+    sizeof(double) *
+    (2 * (kMaxBlurReach + 1) + (2 * kBlurTile + 2 * kMaxBlurReach) * size_t{kMaxChannels});
 
-// `in` and `out` are [height, width, C] and do not overlap; `scratch` has blur_scratch_bytes(blur)
-// and is aligned as a double.
+// `in` and `out` are [height, width, C] and do not overlap; `scratch` has kBlurScratchBytes and is
+// aligned as a double.
 JAXKERN_LEVEL_FUNCTION(void, gaussian_blur, const Blur& blur, const void* in, float sigma_x,
                        float sigma_y, void* scratch, void* out)
 
