@@ -1,5 +1,18 @@
 """Fused image augmentation with torchvision v2's names and semantics."""
 
+from jaxkern.image.colour import (
+    ColorJitter,
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomChannelPermutation,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPhotometricDistort,
+    RandomPosterize,
+    RandomSolarize,
+)
 from jaxkern.image.compose import Compose
 from jaxkern.image.geometric import (
     CenterCrop,
@@ -20,17 +33,28 @@ from jaxkern.image.values import Normalize, RandomErasing, ToDtype
 __all__ = [
     "CenterCrop",
     "ChainProducer",
+    "ColorJitter",
     "Compose",
     "CutMix",
     "EncodedProducer",
+    "Grayscale",
     "MixUp",
     "Normalize",
     "Pad",
     "Ragged",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
