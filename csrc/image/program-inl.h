@@ -149,6 +149,23 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
   }
 }
 
+// Warps and blurs go from one memory to the other.
+template <typename T, int C>
+void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  constexpr Dtype kDtype = Work<T, C>::kBytes ? Dtype::kU8 : Dtype::kF32;
+  work.change();
+  if (code == Code::kBlur) {
+    const Blur blur = {kDtype, C, work.height, work.width, step.kernel_x, step.kernel_y};
+    gaussian_blur(blur, work.image, values[0], values[1], work.rows, work.other);
+  } else {
+    Warp warp = {kDtype, C, work.height, work.width, work.height, work.width, Filter::kNearest, {}};
+    if (step.interpolation == 1) warp.filter = Filter::kBilinear;
+    memcpy(warp.fill, step.fill, sizeof warp.fill);
+    warp_image(warp, work.image, values, work.other);
+  }
+  std::swap(work.image, work.other);
+}
+
 template <typename T, int C>
 void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   const BatchOffsets<kProgramOperands> at = batch_offsets(call.operands, sample);
@@ -173,7 +190,12 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code != Code::kNone) colour_step(work, code, values[s]);
+    if (code == Code::kNone) continue;
+    if (code == Code::kBlur || code == Code::kWarp) {
+      moving_step(work, call.step[s], code, values[s]);
+    } else {
+      colour_step(work, code, values[s]);
+    }
   }
   work.finish_tables();
   if (work.image != output) memcpy(output, work.image, bytes);
