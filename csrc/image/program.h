@@ -20,6 +20,7 @@
 #include "core/simd_dispatch.h"
 #include "image/blur.h"
 #include "image/plan.h"
+#include "image/warp.h"
 
 namespace jaxkern::image {
 
@@ -47,12 +48,12 @@ constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
 
-// What is the same for every sample of a step.
+// What is the same for every sample of a step. warp.h and blur.h say what they are.
 struct ProgramStep {
   int32_t codes;               // bit k: code k may be drawn
   int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
   int32_t kernel_x, kernel_y;  // of blurs: odd
-  float fill[kMaxChannels];    // of warps: see warp.h
+  float fill[kMaxChannels];    // of warps; the first NaN: none
 };
 
 enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
@@ -73,13 +74,13 @@ struct ProgramCall {
 JAXKERN_LEVEL_FUNCTION(void, program_samples, const ProgramCall& call, int64_t begin, int64_t end,
                        char* scratch)
 
-// An image beside the one in work, for what cannot be done in place, and rows of it or what a blur
-// needs.
+// An image beside the one in work, for what cannot be done in place, and two rows of it or what a
+// blur needs.
 inline size_t program_scratch_bytes(const ProgramCall& call) {
   const size_t image = static_cast<size_t>(call.image_bytes());
   const size_t row = static_cast<size_t>(call.width) * static_cast<size_t>(call.channels) * 4;
-  const size_t rows = 4 * ((row + 63) / 64 * 64);
-  return (image + 63) / 64 * 64 + (rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
+  const size_t rows = 4 * ((row + 63) / 64 * 64), blur = (kBlurScratchBytes + 63) / 64 * 64;
+  return (image + 63) / 64 * 64 + (rows > blur ? rows : blur);
 }
 
 }  // namespace jaxkern::image

@@ -1,7 +1,5 @@
 // The image program, compiled once per instruction-set level into the namespace JAXKERN_LEVEL, with
 // every product rounded before it is added: see program.h.
-#include <utility>
-
 #include "core/simd_target.h"
 #include "image/arithmetic.h"
 #include "image/blur.h"

@@ -46,8 +46,12 @@ def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep)
 
 
 def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    if code in (Code.WARP, Code.BLUR):  # which alpha goes along with
-        return lambda image, values: _moved(image, values, code, step)
+    if code is Code.BLUR:
+        return lambda image, values: warp_twin.gaussian_blur(
+            image, values[:2], kernel_size=step.kernel
+        )
+    if code is Code.WARP:
+        return lambda image, values: _warped(image, values, step)
     operation = _OPERATIONS[code]
 
     def run(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -61,15 +65,13 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
     return run
 
 
-def _moved(image: jax.Array, values: jax.Array, code: Code, step: ProgramStep) -> jax.Array:
-    if code is Code.BLUR:
-        return warp_twin.gaussian_blur(image, values[:2], kernel_size=step.kernel)
-    fill = tuple(float(value) for value in step.fill_of(image.shape[-1]))
+def _warped(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    fill = step.fill_of(image.shape[-1])
     return warp_twin.warp(
         image,
         values,
         interpolation=step.interpolation,
-        fill=None if np.isnan(fill[0]) else fill,
+        fill=None if np.isnan(fill[0]) else tuple(fill.tolist()),
     )
 
 
