@@ -1,4 +1,4 @@
-// Warps of one image: see warp.h. Included by levels.cc in the level's namespace.
+// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
 // A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
 // without branches; the columns whose pixels all lie inside are a span, but for perspectives across

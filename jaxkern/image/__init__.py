@@ -29,6 +29,12 @@ from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.warps import (
+    GaussianBlur,
+    RandomAffine,
+    RandomPerspective,
+    RandomRotation,
+)
 
 __all__ = [
     "CenterCrop",
@@ -37,12 +43,14 @@ __all__ = [
     "Compose",
     "CutMix",
     "EncodedProducer",
+    "GaussianBlur",
     "Grayscale",
     "MixUp",
     "Normalize",
     "Pad",
     "Ragged",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomAutocontrast",
     "RandomChannelPermutation",
     "RandomCrop",
@@ -51,9 +59,11 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
