@@ -1,0 +1,221 @@
+// Warps of one image: see warp.h. Included by levels.cc in the level's namespace.
+//
+// A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
+// without branches; the columns whose pixels all lie inside are a span, but for perspectives across
+// their horizon, and need no test of a pixel. Blends to u8 are made in float32 there; where one
+// comes out so near the middle of two levels that float32 may be wrong about the side, the pixel is
+// done again in float64.
+
+namespace {
+
+constexpr int32_t kWarpTile = 128;
+// Above the error of a blend in float32: six roundings of values and differences up to 255, half a
+// unit of 2^-16 each, and those of two weights.
+constexpr float kBlendError = 0x1p-13f;
+
+struct WarpPoint {
+  double x, y;  // in pixels of the input: (0, 0) is the centre of the first
+};
+
+template <bool kPerspective>
+inline WarpPoint warp_point(const double* c, double x, double y) {
+  const double across = c[0] * x + (c[1] * y + c[2]);
+  const double down = c[3] * x + (c[4] * y + c[5]);
+  if constexpr (!kPerspective) return {across - 0.5, down - 0.5};
+  const double near = 1.0 / (c[6] * x + (c[7] * y + 1.0));
+  return {across * near - 0.5, down * near - 0.5};
+}
+
+// NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
+inline double clamped_point(double x, int32_t side) {
+  x = x > -2.0 ? x : -2.0;
+  return x < side + 1.0 ? x : side + 1.0;
+}
+
+struct WarpTile {
+  int32_t x[kWarpTile], y[kWarpTile];        // the pixel, or the first of two
+  float across[kWarpTile], down[kWarpTile];  // the second's weight
+};
+
+// The columns of a tile whose pixels are all inside: a span, or none where they are no span.
+struct WarpSpan {
+  int32_t begin, end;
+};
+
+inline bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
+  return (static_cast<uint32_t>(x) < static_cast<uint32_t>(width)) &
+         (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
+}
+
+// The points of columns [first, first + count) of one row.
+template <bool kPerspective, bool kNearest>
+WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first, int32_t count,
+                   WarpTile* tile) {
+  const int32_t in_width = warp.in_width, in_height = warp.in_height;
+  // The first of two pixels has its second beside it.
+  const int32_t inside_width = kNearest ? in_width : in_width - 1;
+  const int32_t inside_height = kNearest ? in_height : in_height - 1;
+  const double y = row + 0.5;
+  int32_t inside = 0;
+  for (int32_t k = 0; k < count; ++k) {
+    const WarpPoint at = warp_point<kPerspective>(c, first + k + 0.5, y);
+    const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
+    const double fx = kNearest ? rint(px) : floor(px), fy = kNearest ? rint(py) : floor(py);
+    tile->x[k] = static_cast<int32_t>(fx);
+    tile->y[k] = static_cast<int32_t>(fy);
+    if constexpr (!kNearest) {
+      tile->across[k] = static_cast<float>(px - fx);
+      tile->down[k] = static_cast<float>(py - fy);
+    }
+    inside += warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
+  }
+  if (inside == 0) return {0, 0};
+  const auto is_inside = [&](int32_t k) {
+    return warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
+  };
+  int32_t begin = 0, end = count;
+  while (!is_inside(begin)) ++begin;
+  while (!is_inside(end - 1)) --end;
+  if (end - begin != inside) return {0, 0};
+  return {begin, end};
+}
+
+// As a u8, rounded and clamped (NaN is 0), or as it is.
+template <typename Element>
+inline Element stored_value(double value) {
+  if constexpr (sizeof(Element) == 1) {
+    const double positive = value > 0.0 ? value : 0.0;
+    return static_cast<uint8_t>(static_cast<int32_t>(rint(positive < 255.0 ? positive : 255.0)));
+  } else {
+    return static_cast<float>(value);
+  }
+}
+
+template <typename Element, int32_t kChannels>
+inline void put_pixel(const Element* pixel, Element* out) {
+  for (int32_t c = 0; c < kChannels; ++c) out[c] = pixel[c];
+}
+
+// One pixel in float64, wherever its point is.
+template <typename Element, int32_t kChannels>
+__attribute__((noinline)) void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
+                                           const Element* outside, Element* out) {
+  const double px = clamped_point(at.x, warp.in_width), py = clamped_point(at.y, warp.in_height);
+  const double fx = floor(px), fy = floor(py);
+  const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
+  double value[kChannels] = {}, all = 0;
+  for (int32_t k = 0; k < 4; ++k) {
+    const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
+    const double weight =
+        (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
+    if (!(weight > 0.0) || !warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) continue;
+    const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
+    for (int32_t c = 0; c < kChannels; ++c) value[c] += weight * static_cast<double>(tap[c]);
+    all += weight;
+  }
+  if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
+  const bool filled = warp.fill[0] == warp.fill[0];
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const double fill = warp.fill[c];
+    out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);
+  }
+}
+
+// Between two values, neither of which counts where its weight is 0.
+inline float between(float a, float b, float weight) {
+  if (weight == 0.f) return a;
+  return weight == 1.f ? b : (1.f - weight) * a + weight * b;
+}
+
+// One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.
+template <typename Element, int32_t kChannels>
+inline bool blend_inside(const Element* upper, const Element* lower, float across, float down,
+                         Element* out) {
+  bool certain = true;
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const float a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
+    if constexpr (sizeof(Element) == 1) {
+      const float high = a + across * (b - a), low = d + across * (e - d);
+      const float value = high + down * (low - high), level = rintf(value);
+      certain &= fabsf(value - level) < 0.5f - kBlendError;
+      out[c] = static_cast<uint8_t>(static_cast<int32_t>(level));
+    } else {
+      out[c] = between(between(a, b, across), between(d, e, across), down);
+    }
+  }
+  return certain;
+}
+
+template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
+void warp_rows(const Warp& warp, const Element* in, const double* c, Element* out) {
+  const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
+  Element outside[kChannels];
+  for (int32_t k = 0; k < kChannels; ++k) {
+    const bool filled = warp.fill[0] == warp.fill[0];
+    outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
+  }
+  WarpTile tile;
+  for (int32_t row = 0; row < warp.height; ++row) {
+    for (int32_t first = 0; first < warp.width; first += kWarpTile) {
+      const int32_t count = warp.width - first < kWarpTile ? warp.width - first : kWarpTile;
+      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, c, row, first, count, &tile);
+      Element* const to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
+      const auto pixel = [&](int32_t k) {
+        return in + tile.y[k] * in_row + static_cast<int64_t>(tile.x[k]) * kChannels;
+      };
+      const auto anywhere = [&](int32_t k) {
+        Element* const at = to + static_cast<int64_t>(k) * kChannels;
+        if (kNearest ? !warp_inside(tile.x[k], tile.y[k], warp.in_width, warp.in_height)
+                     : !warp_inside(tile.x[k] + 1, tile.y[k] + 1, warp.in_width + 1,
+                                    warp.in_height + 1)) {
+          put_pixel<Element, kChannels>(outside, at);
+        } else if constexpr (kNearest) {
+          put_pixel<Element, kChannels>(pixel(k), at);
+        } else {
+          const WarpPoint point = warp_point<kPerspective>(c, first + k + 0.5, row + 0.5);
+          blend_pixel<Element, kChannels>(warp, in, point, outside, at);
+        }
+      };
+      for (int32_t k = 0; k < span.begin; ++k) anywhere(k);
+      for (int32_t k = span.begin; k < span.end; ++k) {
+        Element* const at = to + static_cast<int64_t>(k) * kChannels;
+        const Element* const upper = pixel(k);
+        if constexpr (kNearest) {
+          put_pixel<Element, kChannels>(upper, at);
+        } else {
+          if (!blend_inside<Element, kChannels>(upper, upper + in_row, tile.across[k], tile.down[k],
+                                                at)) {
+            anywhere(k);
+          }
+        }
+      }
+      for (int32_t k = span.end; k < count; ++k) anywhere(k);
+    }
+  }
+}
+
+template <typename Element, int32_t kChannels>
+void warp_of(const Warp& warp, const void* in, const double* c, void* out) {
+  const Element* const from = static_cast<const Element*>(in);
+  Element* const to = static_cast<Element*>(out);
+  const bool perspective = !(c[6] == 0.0 && c[7] == 0.0);
+  if (warp.filter == Filter::kNearest) {
+    if (perspective) return warp_rows<Element, kChannels, true, true>(warp, from, c, to);
+    return warp_rows<Element, kChannels, false, true>(warp, from, c, to);
+  }
+  if (perspective) return warp_rows<Element, kChannels, true, false>(warp, from, c, to);
+  warp_rows<Element, kChannels, false, false>(warp, from, c, to);
+}
+
+}  // namespace
+
+void warp_image(const Warp& warp, const void* in, const float* coefficients, void* out) {
+  double c[kWarpCoefficients];
+  for (int32_t k = 0; k < kWarpCoefficients; ++k) c[k] = coefficients[k];
+  const bool bytes = warp.dtype == Dtype::kU8;
+  if (warp.channels == 1)
+    return (bytes ? warp_of<uint8_t, 1> : warp_of<float, 1>)(warp, in, c, out);
+  if (warp.channels == 3)
+    return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, c, out);
+  (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, c, out);
+}
