@@ -1,4 +1,4 @@
-// Gaussian blur of one image: see blur.h. Included by levels.cc in the level's namespace.
+// Gaussian blur of one image: see blur.h. Included by program_levels.cc in the level's namespace.
 //
 // An output row is made of tiles of columns: sums down the columns of the tile and of its reach to
 // either side, then along the row. Both axes' weights are symmetric, so that two pixels share one

@@ -1,13 +1,10 @@
 // The hot loops of the image ops, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Everything but the entries of levels.h, mix.h, warp.h and blur.h has internal
-// linkage.
+// JAXKERN_LEVEL. Everything but the entries of levels.h and mix.h has internal linkage.
 #include "image/levels.h"
 
 #include "core/simd_target.h"
 #include "image/arithmetic.h"
-#include "image/blur.h"
 #include "image/mix.h"
-#include "image/warp.h"
 
 namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
@@ -26,10 +23,6 @@ void run_sample(const Plan& plan, const Sample& sample, void* output, char* scra
   if (!run_fast(plan, sample, output, scratch)) run_stream(plan, sample, output, scratch);
 }
 
-// clang-format off: in order of use
 #include "image/mix-inl.h"
-#include "image/warp-inl.h"
-#include "image/blur-inl.h"
-// clang-format on
 
 }  // namespace jaxkern::image::JAXKERN_LEVEL

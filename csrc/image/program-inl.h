@@ -149,16 +149,43 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
   }
 }
 
+// Blurs and warps, which write another image than they read.
+template <typename T, int C>
+void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  work.change();
+  constexpr Dtype kDtype = sizeof(T) == 1 ? Dtype::kU8 : Dtype::kF32;
+  if (code == Code::kBlur) {
+    const Blur blur = {kDtype, C, work.height, work.width, step.kernel_x, step.kernel_y};
+    gaussian_blur(blur, work.image, values[0], values[1], work.rows, work.other);
+  } else {
+    Warp warp = {kDtype,
+                 C,
+                 work.height,
+                 work.width,
+                 work.height,
+                 work.width,
+                 step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+                 {}};
+    memcpy(warp.fill, step.fill, sizeof warp.fill);
+    warp_image(warp, work.image, values, work.other);
+  }
+  T* const before = work.image;
+  work.image = work.other;
+  work.other = before;
+}
+
 template <typename T, int C>
 void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   const BatchOffsets<kProgramOperands> at = batch_offsets(call.operands, sample);
   // Taken once: an operand can be memory that another thread writes to.
   int32_t ops[kMaxProgramSteps];
   float values[kMaxProgramSteps][kProgramValues];
-  const size_t steps = static_cast<size_t>(call.steps);
-  memcpy(ops, call.operands.template at<int32_t>(at, kProgramOps), steps * sizeof ops[0]);
-  memcpy(values, call.operands.template at<float>(at, kProgramStepValues),
-         steps * sizeof values[0]);
+  if (call.steps > 0) {
+    const size_t steps = static_cast<size_t>(call.steps);
+    memcpy(ops, call.operands.template at<int32_t>(at, kProgramOps), steps * sizeof ops[0]);
+    memcpy(values, call.operands.template at<float>(at, kProgramStepValues),
+           steps * sizeof values[0]);
+  }
 
   const T* const source = call.operands.template at<T>(at, kProgramImages);
   T* const output = static_cast<T*>(call.output) + sample * call.elements();
@@ -173,7 +200,11 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code != Code::kNone) colour_step(work, code, values[s]);
+    if (code == Code::kBlur || code == Code::kWarp) {
+      moving_step(work, call.step[s], code, values[s]);
+    } else if (code != Code::kNone) {
+      colour_step(work, code, values[s]);
+    }
   }
   work.finish_tables();
   if (work.image != output) memcpy(output, work.image, bytes);

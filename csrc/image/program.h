@@ -18,7 +18,9 @@
 
 #include "core/batch_set.h"
 #include "core/simd_dispatch.h"
+#include "image/blur.h"
 #include "image/plan.h"
+#include "image/warp.h"
 
 namespace jaxkern::image {
 
@@ -44,15 +46,14 @@ enum class Code : int32_t {
 constexpr int kCodes = 14;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
-constexpr int32_t kMaxBlurKernel = 1 << 12;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
 
-// What is the same for every sample of a step.
+// What is the same for every sample of a step. warp.h and blur.h say what they are.
 struct ProgramStep {
   int32_t codes;               // bit k: code k may be drawn
   int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
   int32_t kernel_x, kernel_y;  // of blurs: odd
-  float fill[kMaxChannels];    // of warps
+  float fill[kMaxChannels];    // of warps; the first NaN: none
 };
 
 enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
@@ -73,11 +74,13 @@ struct ProgramCall {
 JAXKERN_LEVEL_FUNCTION(void, program_samples, const ProgramCall& call, int64_t begin, int64_t end,
                        char* scratch)
 
-// An image beside the one in work, for what cannot be done in place, and two rows of it.
+// An image beside the one in work, for what cannot be done in place, and two rows of it or what a
+// blur needs.
 inline size_t program_scratch_bytes(const ProgramCall& call) {
   const size_t image = static_cast<size_t>(call.image_bytes());
   const size_t row = static_cast<size_t>(call.width) * static_cast<size_t>(call.channels) * 4;
-  return (image + 63) / 64 * 64 + 4 * ((row + 63) / 64 * 64);
+  const size_t rows = 4 * ((row + 63) / 64 * 64), blur = (kBlurScratchBytes + 63) / 64 * 64;
+  return (image + 63) / 64 * 64 + (rows > blur ? rows : blur);
 }
 
 }  // namespace jaxkern::image

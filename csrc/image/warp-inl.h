@@ -1,4 +1,4 @@
-// Warps of one image: see warp.h. Included by levels.cc in the level's namespace.
+// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
 // A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
 // without branches; the columns whose pixels all lie inside are a span, but for perspectives across
@@ -146,6 +146,76 @@ inline bool blend_inside(const Element* upper, const Element* lower, float acros
   return certain;
 }
 
+#if defined(__AVX2__) && defined(__FMA__)
+inline __m256i four_bytes_each(const uint8_t* const* at, int64_t beyond) {
+  int32_t bytes[8];
+  for (int32_t k = 0; k < 8; ++k) memcpy(&bytes[k], at[k] + beyond, 4);
+  return _mm256_setr_epi32(bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6],
+                           bytes[7]);
+}
+
+// Byte `place` of each four.
+template <int32_t place>
+inline __m256 byte_of(__m256i fours) {
+  const __m256i shifted = place == 0 ? fours : _mm256_srli_epi32(fours, 8 * place);
+  return _mm256_cvtepi32_ps(place == 3 ? shifted
+                                       : _mm256_and_si256(shifted, _mm256_set1_epi32(255)));
+}
+
+inline __m256 blend(__m256 a, __m256 b, __m256 weight) {
+  return _mm256_fmadd_ps(weight, _mm256_sub_ps(b, a), a);
+}
+
+// Adds the levels of channel kAt to `levels`, and to `doubts` where float32 does not tell them.
+// Two neighbouring pixels are in `first`, from its first byte, and in `second`, to its last.
+template <int32_t kChannels, int32_t kAt>
+inline void blend_channel(const __m256i first[2], const __m256i second[2], __m256 across,
+                          __m256 down, __m256i* levels, __m256* doubts) {
+  constexpr int32_t kSecond = kAt + 4 - kChannels;
+  const __m256 high = blend(byte_of<kAt>(first[0]), byte_of<kSecond>(second[0]), across);
+  const __m256 low = blend(byte_of<kAt>(first[1]), byte_of<kSecond>(second[1]), across);
+  const __m256 value = blend(high, low, down);
+  const __m256i level = _mm256_cvtps_epi32(value);
+  const __m256 off = _mm256_sub_ps(value, _mm256_cvtepi32_ps(level));
+  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.f), off);
+  const __m256 doubt = _mm256_cmp_ps(size, _mm256_set1_ps(0.5f - kBlendError), _CMP_GE_OQ);
+  *doubts = _mm256_or_ps(*doubts, doubt);
+  *levels = _mm256_or_si256(*levels, kAt == 0 ? level : _mm256_slli_epi32(level, 8 * kAt));
+}
+
+// Eight pixels of three or four bytes at once: a bit for each that is in doubt.
+template <int32_t kChannels>
+inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const float* across,
+                           const float* down, uint8_t* out) {
+  constexpr int64_t kBeyond = 2 * kChannels - 4;
+  const __m256i first[2] = {four_bytes_each(upper, 0), four_bytes_each(upper, in_row)};
+  const __m256i second[2] = {four_bytes_each(upper, kBeyond),
+                             four_bytes_each(upper, in_row + kBeyond)};
+  const __m256 right = _mm256_loadu_ps(across), below = _mm256_loadu_ps(down);
+  __m256i levels = _mm256_setzero_si256();
+  __m256 doubts = _mm256_setzero_ps();
+  blend_channel<kChannels, 0>(first, second, right, below, &levels, &doubts);
+  blend_channel<kChannels, 1>(first, second, right, below, &levels, &doubts);
+  blend_channel<kChannels, 2>(first, second, right, below, &levels, &doubts);
+  if constexpr (kChannels == 4) {
+    blend_channel<4, 3>(first, second, right, below, &levels, &doubts);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), levels);
+  } else {
+    const __m256i together =
+        _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1, 0, 1, 2, 4, 5, 6,
+                         8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m256i packed = _mm256_shuffle_epi8(levels, together);
+    const __m128i low = _mm256_castsi256_si128(packed);
+    const __m128i high = _mm256_extracti128_si256(packed, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low);  // the last four are written again
+    _mm_storeu_si64(out + 12, high);
+    const int32_t last = _mm_extract_epi32(high, 2);
+    memcpy(out + 20, &last, 4);
+  }
+  return _mm256_movemask_ps(doubts);
+}
+#endif
+
 template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
 void warp_rows(const Warp& warp, const Element* in, const double* c, Element* out) {
   const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
@@ -176,8 +246,23 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
           blend_pixel<Element, kChannels>(warp, in, point, outside, at);
         }
       };
-      for (int32_t k = 0; k < span.begin; ++k) anywhere(k);
-      for (int32_t k = span.begin; k < span.end; ++k) {
+      int32_t k = 0;
+      for (; k < span.begin; ++k) anywhere(k);
+#if defined(__AVX2__) && defined(__FMA__)
+      if constexpr (sizeof(Element) == 1 && kChannels >= 3 && !kNearest) {
+        for (; k + 8 <= span.end; k += 8) {
+          const uint8_t* upper[8];
+          for (int32_t i = 0; i < 8; ++i) upper[i] = pixel(k + i);
+          const int32_t doubts = blend_eight<kChannels>(upper, in_row, tile.across + k,
+                                                        tile.down + k, to + k * kChannels);
+          if (doubts == 0) continue;
+          for (int32_t i = 0; i < 8; ++i) {
+            if ((doubts >> i) & 1) anywhere(k + i);
+          }
+        }
+      }
+#endif
+      for (; k < span.end; ++k) {
         Element* const at = to + static_cast<int64_t>(k) * kChannels;
         const Element* const upper = pixel(k);
         if constexpr (kNearest) {
@@ -189,7 +274,7 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
           }
         }
       }
-      for (int32_t k = span.end; k < count; ++k) anywhere(k);
+      for (; k < count; ++k) anywhere(k);
     }
   }
 }

@@ -32,6 +32,12 @@ from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.warps import (
+    GaussianBlur,
+    RandomAffine,
+    RandomPerspective,
+    RandomRotation,
+)
 
 __all__ = [
     "AugMix",
@@ -43,6 +49,7 @@ __all__ = [
     "Compose",
     "CutMix",
     "EncodedProducer",
+    "GaussianBlur",
     "Grayscale",
     "MixUp",
     "Normalize",
@@ -50,6 +57,7 @@ __all__ = [
     "Ragged",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomChannelPermutation",
@@ -61,9 +69,11 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomOrder",
+    "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",

@@ -45,7 +45,7 @@ class ProgramStep:
       codes: what the step may do; another code changes nothing.
       interpolation: of a warp.
       kernel: of a blur, its size along x and y: odd.
-      fill: of a warp, a number or one a channel.
+      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask.
     """
 
     codes: tuple[Code, ...]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxkern.image import warp_twin
 from jaxkern.image.program import MAX_FACTOR, Code, ProgramStep
 
 _LUMA = (0.2989, 0.587, 0.114)
@@ -45,6 +46,12 @@ def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep)
 
 
 def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    if code is Code.BLUR:
+        return lambda image, values: warp_twin.gaussian_blur(
+            image, values[:2], kernel_size=step.kernel
+        )
+    if code is Code.WARP:
+        return lambda image, values: _warped(image, values, step)
     operation = _OPERATIONS[code]
 
     def run(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -55,8 +62,17 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
         colours, alpha = image[..., :3], image[..., 3:]
         return jnp.concatenate([operation(colours, values), alpha], axis=-1)
 
-    del step
     return run
+
+
+def _warped(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    fill = step.fill_of(image.shape[-1])
+    return warp_twin.warp(
+        image,
+        values,
+        interpolation=step.interpolation,
+        fill=None if np.isnan(fill[0]) else tuple(fill.tolist()),
+    )
 
 
 # ---------------------------------------------------------------- arithmetic

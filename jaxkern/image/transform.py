@@ -17,8 +17,8 @@ class Transform:
     """A transform of one image, as torchvision's v2 transforms name and define it.
 
     Attributes:
-      parameters: the parameters of an image with their kind, "int", "bool" or "float", and where
-        they are not scalars their shape, as in "int[4]" or "float[4, 2]".
+      parameters: the parameters of an image with their kind, "int", "bool", "float" or
+        "number" (of either), and where they are not scalars their shape, as in "int[4]".
       stage: "image" acts on each image alone and joins a fused chain; "program" is operations
         between chains that are drawn at run time; "batch" mixes the images of a batch.
       linear: whether it is an affine map of each channel, which commutes with mixing.

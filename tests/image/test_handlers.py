@@ -101,14 +101,19 @@ def program(steps: int = 2, dtype: Any = np.uint8, **changed: Any) -> dict:
 
 
 ATTRIBUTES = ("filter", "size", "erasures", "rounding", "layout")
-ATTRIBUTES += ("codes", "interpolation", "kernel", "fill")
+PROGRAM_ATTRIBUTES = ("codes", "interpolation", "kernel", "fill")
+
+
+def attributes_of(target: str) -> tuple[str, ...]:
+    return PROGRAM_ATTRIBUTES if target == PROGRAM else ATTRIBUTES
 
 
 def outcome(target: str, call: dict) -> str:
     """Runs the call: OK, or the error's text. One compiled program a structure, not a call."""
     out = call["out"]
-    attributes = {k: v for k, v in call.items() if k in ATTRIBUTES}
-    operands = [v for k, v in call.items() if k not in (*ATTRIBUTES, "out")]
+    names = attributes_of(target)
+    attributes = {k: v for k, v in call.items() if k in names}
+    operands = [v for k, v in call.items() if k not in (*names, "out")]
     key = (
         target,
         (out.shape, str(out.dtype)),
@@ -264,9 +269,11 @@ SCALARS = st.sampled_from([INT_MIN, -1, 0, 1, 2, 7, INT_MAX]).map(np.int32)
 @given(st.data(), st.sampled_from([CHAIN, RAGGED, MIX, PROGRAM]))
 def test_structure(data, target):
     call = {CHAIN: chain, RAGGED: ragged, MIX: mix, PROGRAM: program}[target]()
-    kinds = {"out": RESULTS, "layout": SCALARS, "fill": REALS}
+    kinds = dict.fromkeys(attributes_of(target), LISTS) | {"out": RESULTS, "layout": SCALARS}
+    if target == PROGRAM:
+        kinds["fill"] = REALS
     for name in data.draw(st.lists(st.sampled_from(sorted(call)), min_size=1, max_size=2)):
-        call[name] = data.draw(kinds.get(name, LISTS if name in ATTRIBUTES else ARRAYS))
+        call[name] = data.draw(kinds.get(name, ARRAYS))
     survives(target, call)
 
 
