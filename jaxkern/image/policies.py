@@ -27,7 +27,7 @@ from jaxkern.image.policy_tables import (
     pairs,
     signed_ops,
 )
-from jaxkern.image.program import Step
+from jaxkern.image.program import MAX_STEPS, Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Stage, Transform
 
 
@@ -54,17 +54,14 @@ class _Policy(Transform):
             **fields,
         )
 
-    def _chain(self, op: Any, magnitude: Any, size: Size) -> list[Step]:
-        """The steps of op and magnitude [N, steps]."""
-        checked_ops(op, self.OPS, type(self).__name__)
+    def _chain(self, code: Any, values: Any) -> list[Step]:
+        """The steps of codes [N, steps] and their values."""
         static = step_static(self.OPS, self.interpolation, self.fill)
-        return [
-            (*program_step(self.OPS, op[:, step], magnitude[:, step], size), static)
-            for step in range(op.shape[1])
-        ]
+        return [(code[:, step], values[:, step], static) for step in range(code.shape[1])]
 
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._chain(params["op"], params["magnitude"], size)
+        op = checked_ops(params["op"], self.OPS, type(self).__name__)
+        return self._chain(*program_step(self.OPS, op, params["magnitude"], size))
 
 
 def _drawn(*shape: int) -> dict[str, str]:
@@ -248,6 +245,13 @@ class AugMix(_Policy):
             all_ops=bool(self.all_ops),
         )
 
+        steps = self.mixture_width * (self._depth + 1) + 2
+        if steps > MAX_STEPS:
+            raise ValueError(
+                f"mixture_width={self.mixture_width} with chain_depth={self._depth} makes {steps} "
+                f"steps; wanted at most {MAX_STEPS}: width * (depth + 1) + 2"
+            )
+
     @property
     def _depth(self) -> int:
         return self.chain_depth if self.chain_depth > 0 else 3
@@ -278,3 +282,23 @@ class AugMix(_Policy):
             "weights": jax.nn.softmax(log_gamma[:width]),
             "m": jax.nn.softmax(log_gamma[width:])[0],
         }
+
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        op = checked_ops(params["op"], self.OPS, "AugMix")
+        weights, m = (jnp.asarray(params[name], jnp.float32) for name in ("weights", "m"))
+        # All or nothing: an image with a weight that is not finite is left alone.
+        sound = jnp.isfinite(m) & jnp.isfinite(weights).all(axis=1)
+        op = jnp.where(sound[:, None, None], op, -1)
+        code, values = program_step(self.OPS, op, params["magnitude"], size)
+        # The maximum keeps compilers from fusing this with the product below: one program would
+        # round once less than another.
+        rest = jnp.maximum(1 - m, jnp.float32(-1e38))
+
+        def mean(code: Code, *values: Any) -> Step:
+            return drawn_codes(sound, code), step_values(*values), ProgramStep((code,))
+
+        steps = [mean(Code.KEEP, m)]
+        for chain in range(self.mixture_width):
+            steps += self._chain(code[:, chain], values[:, chain])
+            steps.append(mean(Code.ADD, rest * weights[:, chain]))
+        return [*steps, mean(Code.MEAN)]

@@ -35,22 +35,23 @@ def step_static(ops: Sequence[str], interpolation: str, fill: Any) -> ProgramSte
     return ProgramStep(codes, interpolation, fill=(math.nan,) if fill is None else fill)
 
 
-def checked_ops(op: Any, ops: Sequence[str], where: str) -> None:
-    """Rejects positions that are none of `ops`, where they are known without running anything."""
+def checked_ops(op: Any, ops: Sequence[str], where: str) -> Any:
+    """`op`; rejects positions that are none of `ops` where they are known without running it."""
     if isinstance(op, np.ndarray) and op.size and not -1 <= op.min() <= op.max() < len(ops):
         wrong = op[(op < -1) | (op >= len(ops))].flat[0]
         raise ValueError(
             f"{where}: op holds {wrong}; wanted positions in OPS, 0 to {len(ops) - 1}, or -1 for "
             "an op that is not applied"
         )
+    return op
 
 
 def program_step(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tuple[Any, Any]:
-    """Program codes i32 [N] and values f32 [N, VALUES] of one op an image.
+    """Program codes i32 [...] and values f32 [..., VALUES] of ops.
 
     Args:
-      ops: the names that `op` i32 [N] has positions in; an image of any other number is left alone.
-      magnitude: f32 [N], as torchvision's policies have it: shears as tangents, pixels, degrees
+      ops: the names that `op` i32 [...] has positions in; any other number leaves an image alone.
+      magnitude: f32 [...], as torchvision's policies have it: shears as tangents, pixels, degrees
         counter-clockwise, 1 less than a factor, bits, a part of the largest value.
       size: height and width of the images.
     """
@@ -69,7 +70,7 @@ def program_step(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tup
     rest = jnp.where(named(*_FACTORS), -magnitude, 0.0)
     zeros = [jnp.zeros_like(magnitude)] * (VALUES - 2)
     values = jnp.stack([first, rest, *zeros], axis=-1)
-    warp = (code == int(Code.WARP))[:, None]
+    warp = (code == int(Code.WARP))[..., None]
     return code, jnp.where(warp, _coefficients(named, magnitude, whole, size), values)
 
 
