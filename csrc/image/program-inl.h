@@ -174,6 +174,15 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
   work.other = before;
 }
 
+// Declared by a step of the program, without which a mean has no memory.
+template <typename T, int C>
+void mean_step(Work<T, C>& work, Mean<T>& mean, Code code, const float* values) {
+  work.change();
+  if (code == Code::kKeep) return mean.keep(work.image, values[0]);
+  if (code == Code::kAdd) return mean.add(work.image, values[0]);
+  mean.take(work.image);
+}
+
 template <typename T, int C>
 void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   const BatchOffsets<kProgramOperands> at = batch_offsets(call.operands, sample);
@@ -194,13 +203,18 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   Work<T, C> work;
   work.image = output;
   work.other = reinterpret_cast<T*>(scratch);
-  work.rows = scratch + (bytes + 63) / 64 * 64;
+  work.rows = scratch + padded_to_line(bytes);
   work.height = call.height;
   work.width = call.width;
   work.pixels = static_cast<int64_t>(call.height) * call.width;
+  char* const behind = scratch + program_work_bytes(call);
+  Mean<T> mean = {reinterpret_cast<T*>(behind),
+                  reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code == Code::kBlur || code == Code::kWarp) {
+    if (code >= Code::kKeep) {
+      mean_step(work, mean, code, values[s]);
+    } else if (code == Code::kBlur || code == Code::kWarp) {
       moving_step(work, call.step[s], code, values[s]);
     } else if (code != Code::kNone) {
       colour_step(work, code, values[s]);

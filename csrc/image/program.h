@@ -42,8 +42,12 @@ enum class Code : int32_t {
   kPermute = 11,  // the source of each of three channels
   kBlur = 12,     // sigma along x and y
   kWarp = 13,     // c0 to c7
+  // A mean of what several runs of steps make of one image.
+  kKeep = 14,  // weight: the image is kept, and begins a mean
+  kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
+  kMean = 16,  // the image becomes the mean
 };
-constexpr int kCodes = 14;
+constexpr int kCodes = 17;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
@@ -68,19 +72,34 @@ struct ProgramCall {
 
   int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }
   int64_t image_bytes() const { return elements() * (dtype == Dtype::kU8 ? 1 : 4); }
+
+  bool has_means() const {
+    int32_t codes = 0;
+    for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
+    return (codes >> static_cast<int32_t>(Code::kKeep) & 1) != 0;
+  }
 };
 
 // Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
 JAXKERN_LEVEL_FUNCTION(void, program_samples, const ProgramCall& call, int64_t begin, int64_t end,
                        char* scratch)
 
-// An image beside the one in work, for what cannot be done in place, and two rows of it or what a
-// blur needs.
-inline size_t program_scratch_bytes(const ProgramCall& call) {
-  const size_t image = static_cast<size_t>(call.image_bytes());
+inline size_t padded_to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// An image beside the one in work, for what cannot be done in place, and rows of it or what a blur
+// needs.
+inline size_t program_work_bytes(const ProgramCall& call) {
   const size_t row = static_cast<size_t>(call.width) * static_cast<size_t>(call.channels) * 4;
-  const size_t rows = 4 * ((row + 63) / 64 * 64), blur = (kBlurScratchBytes + 63) / 64 * 64;
-  return (image + 63) / 64 * 64 + (rows > blur ? rows : blur);
+  const size_t rows = 4 * padded_to_line(row);
+  return padded_to_line(static_cast<size_t>(call.image_bytes())) +
+         padded_to_line(rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
+}
+
+// Behind it the image that a mean keeps, and the mean.
+inline size_t program_scratch_bytes(const ProgramCall& call) {
+  const size_t kept = padded_to_line(static_cast<size_t>(call.image_bytes()));
+  const size_t mean = sizeof(float) * static_cast<size_t>(call.elements());
+  return program_work_bytes(call) + (call.has_means() ? kept + padded_to_line(mean) : 0);
 }
 
 }  // namespace jaxkern::image

@@ -12,6 +12,7 @@ namespace {
 // clang-format off: in order of use
 #include "core/simd-inl.h"
 #include "image/colour-inl.h"
+#include "image/mean-inl.h"
 #include "image/tables-inl.h"
 // clang-format on
 

@@ -1,5 +1,6 @@
 """Fused image augmentation with torchvision v2's names and semantics."""
 
+from jaxkern.image.choices import RandomApply, RandomChoice, RandomOrder
 from jaxkern.image.colour import (
     ColorJitter,
     Grayscale,
@@ -25,6 +26,8 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from jaxkern.image.policy_tables import AutoAugmentPolicy
 from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
@@ -37,6 +40,9 @@ from jaxkern.image.warps import (
 )
 
 __all__ = [
+    "AugMix",
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "CenterCrop",
     "ChainProducer",
     "ColorJitter",
@@ -49,16 +55,20 @@ __all__ = [
     "Normalize",
     "Pad",
     "Ragged",
+    "RandAugment",
     "RandomAdjustSharpness",
     "RandomAffine",
+    "RandomApply",
     "RandomAutocontrast",
     "RandomChannelPermutation",
+    "RandomChoice",
     "RandomCrop",
     "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomOrder",
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
@@ -69,5 +79,6 @@ __all__ = [
     "Resize",
     "ToDtype",
     "Transform",
+    "TrivialAugmentWide",
     "decode_jpeg",
 ]

@@ -35,6 +35,9 @@ class Code(enum.IntEnum):
     PERMUTE = 11  # the source of each of three channels
     BLUR = 12  # sigma along x and y
     WARP = 13  # c0 to c7: see program.h
+    KEEP = 14  # weight: the image is kept, and begins a mean
+    ADD = 15  # weight: the image joins the mean, and becomes the kept one again
+    MEAN = 16  # the image becomes the mean
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ for tensors; what each rounds, and where, is as there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,44 @@ def image_program(
     image: jax.Array, op: jax.Array, values: jax.Array, *, steps: tuple[ProgramStep, ...]
 ) -> jax.Array:
     """Runs steps op i32 [S] with values f32 [S, VALUES] on an image [H, W, C] u8 or f32."""
+    mean = _Mean(image, jnp.zeros(image.shape, jnp.float32), jnp.bool_(False))
     for s, step in enumerate(steps):
-        image = _step(image, op[s], values[s], step)
+        if set(step.codes) & set(_MEANS):
+            image, mean = _mean_step(image, mean, op[s], values[s], step)
+        else:
+            image = _step(image, op[s], values[s], step)
     return image
+
+
+class _Mean(NamedTuple):
+    """What the image had when it was kept, the mean so far, and whether one was begun."""
+
+    kept: jax.Array
+    total: jax.Array
+    begun: jax.Array
+
+
+_MEANS = (Code.KEEP, Code.ADD, Code.MEAN)
+
+
+def _mean_step(
+    image: jax.Array, mean: _Mean, op: jax.Array, values: jax.Array, step: ProgramStep
+) -> tuple[jax.Array, _Mean]:
+    """A step that does something with a mean, and nothing else."""
+    finite = jnp.all(jnp.isfinite(values))
+    weight = jnp.where(finite, values[0], 0.0)
+
+    def drawn(code: Code) -> jax.Array:
+        return finite & (op == int(code)) if code in step.codes else jnp.bool_(False)
+
+    keep, add, take = (drawn(code) for code in _MEANS)
+    add, take = add & mean.begun, take & mean.begun
+    part = _rounded(image.astype(jnp.float32) * weight)
+    total = jnp.where(keep, part, jnp.where(add, mean.total + part, mean.total))
+    taken = _level(mean.total) if _is_levels(image) else mean.total
+    kept = jnp.where(keep, image, mean.kept)
+    image = jnp.where(add, mean.kept, jnp.where(take, taken, image))
+    return image, _Mean(kept, total, keep | (mean.begun & ~take))
 
 
 def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:

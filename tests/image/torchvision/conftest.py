@@ -15,8 +15,7 @@ OPERATORS = (
 )
 
 
-@pytest.fixture(scope="module")
-def v2():
+def load_v2():
     """torchvision.transforms.v2; a build of torch that its C++ part does not fit is enough."""
     try:
         from torchvision.transforms import v2 as module
@@ -30,3 +29,8 @@ def v2():
 
         module.declared_operators = library  # the declarations live as long as the module
     return module
+
+
+@pytest.fixture(scope="session")
+def v2():
+    return load_v2()
