@@ -35,9 +35,25 @@ inline int32_t reflected(int64_t i, int32_t size) {
 inline Doubles load_doubles(const double* from) { return load(from); }
 template <typename Element>
 inline Doubles load_doubles(const Element* from) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Element) == 1) {
+    const __m128i bytes = _mm_loadu_si64(from);
+    return (Doubles)_mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(bytes));
+  } else {
+    return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(Element) == 1) {
+    const __m128i bytes = _mm_loadu_si32(from);
+    return (Doubles)_mm256_cvtepi32_pd(_mm_cvtepu8_epi32(bytes));
+  } else {
+    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+  }
+#else
   Doubles all;
   for (int32_t k = 0; k < kDoubles; ++k) all[k] = from[k];
   return all;
+#endif
 }
 
 // sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]), i < count.

@@ -302,6 +302,7 @@ def test_draws_are_within_their_ranges():
         (lambda: im.RandomPerspective(1.5), ValueError, "distortion_scale=1.5"),
         (lambda: im.RandomPerspective(p=-1), ValueError, "p=-1"),
         (lambda: im.RandomPerspective(fill="red"), ValueError, "fill='red'"),
+        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, "fill is traced"),
         (lambda: im.GaussianBlur(4), ValueError, "odd"),
         (lambda: im.GaussianBlur((3, -1)), ValueError, "kernel_size"),
         (lambda: im.GaussianBlur(3, (2, 1)), ValueError, "sigma="),
