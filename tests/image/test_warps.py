@@ -113,14 +113,16 @@ ENDPOINTS = np.int32(
 )
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 @pytest.mark.parametrize(
-    ("channels", "dtype", "fill", "center"),
+    ("interpolation", "channels", "dtype", "fill", "center"),
     [
-        (3, np.uint8, 0, None),
-        pytest.param(1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
-        pytest.param(4, np.uint8, 77, None, marks=pytest.mark.slow),
-        (3, np.float32, 0.25, (10, 3)),
+        ("nearest", 3, np.uint8, 0, None),
+        ("bilinear", 3, np.uint8, 0, None),
+        ("bilinear", 3, np.float32, 0.25, (10, 3)),
+        pytest.param("nearest", 3, np.float32, 0.25, (10, 3), marks=pytest.mark.slow),
+        pytest.param("nearest", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
+        pytest.param("bilinear", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
+        pytest.param("bilinear", 4, np.uint8, 77, None, marks=pytest.mark.slow),
     ],
 )
 def test_affine_maps(run, interpolation, channels, dtype, fill, center):
@@ -139,8 +141,15 @@ def test_affine_maps(run, interpolation, channels, dtype, fill, center):
     assert_warped(out, np.stack(wanted), interpolation)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
-@pytest.mark.parametrize(("channels", "dtype", "fill"), [(3, np.uint8, 200), (1, np.float32, 0)])
+@pytest.mark.parametrize(
+    ("interpolation", "channels", "dtype", "fill"),
+    [
+        ("nearest", 1, np.float32, 0),
+        ("bilinear", 3, np.uint8, 200),
+        pytest.param("nearest", 3, np.uint8, 200, marks=pytest.mark.slow),
+        pytest.param("bilinear", 1, np.float32, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_perspectives(run, interpolation, channels, dtype, fill):
     images = pictures(channels, dtype)
     transform = im.RandomPerspective(interpolation=interpolation, fill=fill)
@@ -236,7 +245,7 @@ def test_parameters_that_are_not_finite_change_nothing(run):
 
 def test_images_of_one_pixel_and_of_one_row(run):
     chain = im.Compose([im.RandomRotation(9, "bilinear"), im.GaussianBlur(1)])
-    for size in [(1, 1), (1, 300), (300, 1)]:
+    for size in [(1, 1), (300, 1)]:
         images = pictures(3, count=1, size=size)
         out = run(chain, images, ({"angle": np.float32([180.0])}, {"sigma": np.float32([1])}))
         np.testing.assert_array_equal(out, images[:, ::-1, ::-1])
