@@ -213,8 +213,10 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     share = jnp.where(flat, 0.0, (value - low) / jnp.where(flat, 1.0, value))
     divisor = jnp.where(flat, 1.0, value - low)
     rc, gc, bc = ((value - x) / divisor for x in (r, g, b))
-    of_green = jnp.where(value == g, (2.0 + rc) - bc, (4.0 + gc) - rc)
-    sixths = jnp.where(value == r, bc - gc, of_green)
+    # By order, not by equality with the largest: XLA may compute a float once for each use, and
+    # not alike, which must not leave a pixel without a largest channel.
+    of_green = jnp.where(g >= b, (2.0 + rc) - bc, (4.0 + gc) - rc)
+    sixths = jnp.where((r >= g) & (r >= b), bc - gc, of_green)
     hue = _rounded(sixths * np.float32(1 / 6)) + 1.0
     hue = hue - jnp.floor(hue)
     hue = hue + values[0]
