@@ -18,13 +18,24 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
+.PHONY: demo figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
 	xpcs-peers-environment faults train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_xpcs.py
+
+# Those of the pages on XPCS, in few colours; docs/benchmarks.md names what makes the others.
+figures-xpcs: EXTRA = demo
+figures-xpcs: install
+	$(BIN)/python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png
+	$(BIN)/python examples/demo_xpcs.py
+	for shown in cuts:3 maps:1; do $(BIN)/python -P -m jaxkern xpcs plot --quiet \
+		--config demo-output/xpcs/config.yaml --output-dir demo-output/xpcs --set output.dpi=70 \
+		--set output.angles=$${shown#*:} && $(BIN)/python -c "import sys, PIL.Image as i; \
+		i.open(sys.argv[1]).convert('RGB').quantize(192, dither=0).save(sys.argv[2], optimize=True)" \
+		demo-output/xpcs/$${shown%:*}.png docs/images/xpcs-$${shown%:*}.png || exit; done
 
 # Goes on behind the last checkpoint in demo-output/train-digits.
 train: EXTRA = train

@@ -22,7 +22,7 @@ from jaxkern.cli import main as jaxkern
 OUTPUT = Path("demo-output/xpcs")
 
 Q, GAP, DT = 0.0054, 2.0e6, 0.1  # 1/Angstrom, Angstrom, s
-PHI = [-60.0, -30.0, 0.0, 30.0, 60.0]
+PHI = [-50.0, 0.0, 50.0]
 TRUTH = {
     "D0": 8000.0,
     "alpha": -0.3,

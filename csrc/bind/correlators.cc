@@ -15,6 +15,7 @@
 #include "bind/objects.h"
 #include "bind/unlocked.h"
 #include "core/simd_level.h"
+#include "correlators/bin_sums.h"
 #include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
 
@@ -152,14 +153,43 @@ void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray
   update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
 }
 
+// sums, mean, squares and counts of earlier pixels.
+CarriedSums carried_of(const std::vector<StateArray>& arrays, size_t delays, int32_t n_static,
+                       int32_t n_dynamic, bool real) {
+  const size_t statics = delays * static_cast<size_t>(n_static);
+  const size_t dynamics = delays * static_cast<size_t>(n_dynamic);
+  const size_t bytes[] = {3 * statics * (real ? 8 : 16), dynamics * 8, dynamics * 8,
+                          static_cast<size_t>(n_dynamic) * 8};
+  if (arrays.size() != 4) throw nb::value_error("4 arrays are carried");
+  for (size_t i = 0; i < 4; ++i) {
+    if (arrays[i].nbytes() != bytes[i]) throw nb::value_error("a carried array has another size");
+  }
+  return {static_cast<char*>(arrays[0].data()), static_cast<double*>(arrays[1].data()),
+          static_cast<double*>(arrays[2].data()), static_cast<int64_t*>(arrays[3].data())};
+}
+
 nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t frame_pixels,
                    const Integers& pixel, const Integers& static_bin, const Integers& dynamic_bin,
                    int32_t n_static, int32_t n_dynamic, int64_t most_frames, int32_t dpl,
                    int64_t average, const std::optional<Missing>& missing, bool real,
-                   int64_t threads) {
+                   int64_t threads, const std::optional<Integers>& place,
+                   const std::optional<std::vector<StateArray>>& carried) {
   const Delays delays = delays_of(most_frames, dpl);
-  const BinnedPixels pixels =
-      pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
+  const BinnedPixels pixels = pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic,
+                                        place ? int64_t{1} << 31 : frame_pixels);
+  if (place) {
+    if (place->shape(0) != pixel.shape(0)) throw nb::value_error("place has another length");
+    for (int64_t i = 0; i < pixels.count; ++i) {
+      if (place->data()[i] < 0 || place->data()[i] >= frame_pixels) {
+        throw nb::value_error("a place lies outside the state");
+      }
+    }
+  }
+  CarriedSums sums_before;
+  if (carried) {
+    const auto count = static_cast<size_t>(delays.count);
+    sums_before = carried_of(*carried, count, n_static, n_dynamic, real);
+  }
   if (seen < 0 || average < 1) throw nb::value_error("seen is below 0, or average below 1");
   const MultiTauState state = state_of(arrays, delays, frame_pixels, real, missing.has_value());
   BinSums sums;
@@ -167,8 +197,9 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   {
     Unlocked unlocked;
     OwnThreads own(threads);
-    problem = reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen),
-                     pixels, &sums);
+    problem =
+        reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen), pixels,
+               place ? place->data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   return to_python(std::move(sums), n_static, n_dynamic);
@@ -213,6 +244,7 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
 
 void define_multitau(nb::module_& module) {
   module.attr("MULTITAU_STRIP") = kStrip;
+  module.attr("MULTITAU_TILE_STRIPS") = kTileStrips;
   module.def(
       "multitau", &multitau, nb::arg("frames"), nb::arg("pixel"), nb::arg("static_bin"),
       nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"), nb::arg("dpl") = 4,
@@ -240,8 +272,14 @@ void define_multitau(nb::module_& module) {
              nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"),
              nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
              nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
+             nb::arg("place") = nb::none(), nb::arg("carried") = nb::none(),
              "What `multitau` gives, of a state of `multitau_update`; weights are 0 where a delay "
-             "was not reached.");
+             "was not reached. place: int32, where the state has each pixel; by default at its "
+             "number. carried: arrays, zeros at first, of 16 bytes (8 with real) [3, delays, "
+             "n_static] sums, of 8 bytes [delays, n_dynamic] mean and squares, and int64 "
+             "[n_dynamic] pixels, of earlier pixels, to which these are added: where each call has "
+             "whole tiles of MULTITAU_TILE_STRIPS strips that have pixels, the last one gives the "
+             "bits of one call with all.");
 }
 
 void define_frame_sums(nb::module_& module) {

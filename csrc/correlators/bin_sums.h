@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace jaxkern::correlators {
 
 using Wide = unsigned __int128;
 
-// Strips of a tile: its state stays in the second-level cache.
+// Strips of a tile, of those that have pixels: its state stays in the second-level cache.
 constexpr int64_t kTileStrips = 16;
 
 // What the pixels of a tile have together, by the bins that they have.
@@ -79,6 +80,17 @@ class AllSums {
     }
   }
 
+  void load(const CarriedSums& carried) {
+    for_carried(carried, [](auto& own, void* other, size_t bytes) {
+      if (bytes > 0) std::memcpy(own.data(), other, bytes);
+    });
+  }
+  void store(const CarriedSums& carried) {
+    for_carried(carried, [](auto& own, void* other, size_t bytes) {
+      if (bytes > 0) std::memcpy(other, own.data(), bytes);
+    });
+  }
+
   void give(std::vector<double> weight, BinSums* result) const {
     result->weight = std::move(weight);
     result->sums.resize(sums_.size());
@@ -89,6 +101,14 @@ class AllSums {
   }
 
  private:
+  template <typename Visit>
+  void for_carried(const CarriedSums& carried, const Visit& visit) {
+    visit(sums_, carried.sums, sums_.size() * sizeof(sums_[0]));
+    visit(mean_, carried.mean, mean_.size() * sizeof(mean_[0]));
+    visit(squares_, carried.squares, squares_.size() * sizeof(squares_[0]));
+    visit(counts_, carried.counts, counts_.size() * sizeof(counts_[0]));
+  }
+
   int64_t delays_, n_static_, n_dynamic_;
   std::vector<typename Kind::Many> sums_;
   std::vector<double> mean_, squares_;

@@ -1,7 +1,7 @@
 // Multi-tau sums of one pixel from its list of counts, which grows denser from level to level.
 //
-// As long as few sums of a level are not zero, their products are found by walking along the list;
-// then the list becomes an array, and products are multiplied out.
+// As long as few sums of a level are not zero, their products are those of the pairs of counts that
+// lie near each other in the list; then the list becomes an array, and products are multiplied out.
 #ifndef JAXKERN_CORRELATORS_EVENT_SUMS_H_
 #define JAXKERN_CORRELATORS_EVENT_SUMS_H_
 
@@ -44,21 +44,37 @@ class PixelProducts {
   const uint64_t* IF() const { return sums_.data() + 2 * plan_.n_delays; }
 
  private:
-  void list_level(const DelayLevel& level);
-  void merge_list(int64_t size);
+  // Counts of sums of level `base`, which ascend; no two are of the same sum.
+  struct List {
+    const uint32_t* place;
+    const uint32_t* count;
+    int64_t size;
+    int64_t base;
+  };
+
+  bool sparse(const List& list, int64_t number) const;
+  int64_t list_levels(const List& list);
+  int64_t find_near(const List& list, uint32_t reach);
+  void pair_products(const List& list, int64_t near, uint32_t reach, int64_t levels);
+  void list_ends(const List& list, int64_t number, uint64_t* products);
+  void weighted_ends(const List& list, int64_t number);
+  List merged(const List& list, int64_t number);
   template <typename T>
-  void dense_levels(size_t first, std::vector<T>& own);
+  void dense_levels(const List& list, int64_t first, std::vector<T>& own);
   template <typename T>
-  void dense_ends(const T* s, const DelayLevel& level);
-  void set_sums(const DelayLevel& level);
+  void set_sums(const DelayLevel& level, const uint64_t* products, uint64_t total, const T* begin,
+                const T* end);
+  void set_weighted_sums(const DelayLevel& level, const uint64_t* products);
 
   const DelayPlan& plan_;
+  uint64_t total_ = 0;                     // of the pixel
   std::vector<uint64_t> sums_;             // [3, n_delays]
-  std::vector<uint32_t> place_, count_;    // the list
-  int64_t size_ = 0;                       // its length
-  uint64_t total_ = 0;                     // of the level's sums
-  std::vector<uint64_t> products_;         // [2 dpl + 4] by t
-  std::vector<uint64_t> before_, behind_;  // [2 dpl + 4] sums s c' and c s', by t; or ends
+  int64_t row_;                            // 2 dpl + 2
+  std::vector<uint64_t> products_;         // [levels together, row] by t
+  std::vector<uint64_t> before_, behind_;  // [row] sums s c' and c s', by t
+  std::vector<uint64_t> begin_, end_;      // [row] the first sums of a level, and the last
+  std::vector<uint32_t> near_;             // numbers in the list
+  std::vector<uint32_t> place_, count_;    // of a merged list
   std::vector<int16_t> short_;             // the array of small sums
   std::vector<uint32_t> long_;
 };

@@ -5,95 +5,21 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 
 #include "core/huge_pages.h"
 
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 namespace jaxkern::correlators {
 namespace {
 
-constexpr int64_t kChunk = 1024;
-// No number of a column that counts is as large: what does not fit is turned into it.
-constexpr uint32_t kTooLarge = 0xffffffff;
 // Of a pixel's counts, as for dense frames.
 constexpr uint64_t kMostTotal = 0xffffffff;
 // Events of a bucket, about, so that it and its sorted copy lie in a core's second cache.
 constexpr double kBucketEvents = 32768;
 constexpr int64_t kMostBuckets = 2048;
-constexpr int64_t kMappedChunks = 256;  // 2 MiB of words
 constexpr int64_t kMostSlices = 64, kLeastSlice = int64_t{1} << 16;
-
-template <typename T>
-void decode(const Column& column, int64_t begin, int64_t size, uint32_t* out) {
-  const char* from = column.data + begin * column.stride;
-  for (int64_t i = 0; i < size; ++i) {
-    T value;
-    std::memcpy(&value, from + i * column.stride, sizeof(T));
-    if constexpr (sizeof(T) > 4) {
-      out[i] = static_cast<uint64_t>(value) < kTooLarge ? static_cast<uint32_t>(value) : kTooLarge;
-    } else if constexpr (std::numeric_limits<T>::is_signed) {
-      out[i] = value < 0 ? kTooLarge : static_cast<uint32_t>(value);
-    } else {
-      out[i] = value;
-    }
-  }
-}
-
-// f(T()) for the type of a column.
-template <typename Function>
-auto with_type(ColumnKind kind, const Function& f) {
-  switch (kind) {
-    case ColumnKind::kU8:
-      return f(uint8_t{});
-    case ColumnKind::kI8:
-      return f(int8_t{});
-    case ColumnKind::kU16:
-      return f(uint16_t{});
-    case ColumnKind::kI16:
-      return f(int16_t{});
-    case ColumnKind::kU32:
-      return f(uint32_t{});
-    case ColumnKind::kI32:
-      return f(int32_t{});
-    case ColumnKind::kU64:
-      return f(uint64_t{});
-    case ColumnKind::kI64:
-      return f(int64_t{});
-  }
-  throw std::invalid_argument("a column of events has an unknown type");
-}
-
-void decode_column(const Column& column, int64_t begin, int64_t size, uint32_t* out) {
-  with_type(column.kind, [&](auto zero) { decode<decltype(zero)>(column, begin, size, out); });
-}
-
-std::string text_of(const Column& column, int64_t place) {
-  return with_type(column.kind, [&](auto value) {
-    std::memcpy(&value, column.data + place * column.stride, sizeof(value));
-    return std::to_string(value);
-  });
-}
-
-// Gives back the whole pages of a file's read-only mapping inside [from, from + bytes).
-void give_back(const char* from, int64_t bytes) {
-#ifdef __linux__
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + bytes) / page * page;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#else
-  (void)from;
-  (void)bytes;
-#endif
-}
 
 int32_t bits_of(uint64_t value) {
   int32_t bits = 0;
@@ -101,59 +27,14 @@ int32_t bits_of(uint64_t value) {
   return bits;
 }
 
-int32_t most_count_bits(const EventInput& input) {
-  if (input.words != nullptr) return 12;
-  switch (input.count.kind) {
-    case ColumnKind::kU8:
-    case ColumnKind::kI8:
-      return 8;
-    case ColumnKind::kU16:
-    case ColumnKind::kI16:
-      return 16;
-    default:
-      return 32;
-  }
-}
-
 }  // namespace
 
-// Some events, decoded.
-struct EventSort::Chunk {
-  int64_t first = 0, size = 0;
-  uint32_t pixel[kChunk], frame[kChunk], count[kChunk];
-};
-
+// The events of a slice.
 template <typename Run>
 void EventSort::for_chunks(int64_t slice, const Run& run) const {
-  Chunk chunk;
   const int64_t begin = input_.size / slices_ * slice + std::min(slice, input_.size % slices_);
   const int64_t end = begin + input_.size / slices_ + (slice < input_.size % slices_);
-  int64_t given = begin;  // what lies before it was given back
-  for (chunk.first = begin; chunk.first < end; chunk.first += chunk.size) {
-    chunk.size = std::min(kChunk, end - chunk.first);
-    if (input_.words == nullptr) {
-      decode_column(input_.pixel, chunk.first, chunk.size, chunk.pixel);
-      decode_column(input_.frame, chunk.first, chunk.size, chunk.frame);
-      decode_column(input_.count, chunk.first, chunk.size, chunk.count);
-    } else {
-      const auto base = static_cast<uint32_t>(input_.pixel_base);
-      for (int64_t i = 0; i < chunk.size; ++i) {
-        uint64_t word;
-        std::memcpy(&word, input_.words + 8 * (chunk.first + i), 8);
-        // Below the base it wraps to more than any detector has.
-        chunk.pixel[i] = (static_cast<uint32_t>(word >> 16) & 0x1fffff) - base;
-        chunk.frame[i] = static_cast<uint32_t>(word >> 40);
-        chunk.count[i] = static_cast<uint32_t>(word) & 0xfff;
-      }
-    }
-    run(static_cast<const Chunk&>(chunk));
-    const int64_t done = chunk.first + chunk.size;
-    if (input_.mapped && input_.words != nullptr &&
-        (done - given >= kMappedChunks * kChunk || done == end)) {
-      give_back(input_.words + 8 * given, 8 * (done - given));
-      given = done;
-    }
-  }
+  for_event_chunks(input_, begin, end, run);
 }
 
 // The sum that a frame, which is there, belongs to, or -1.
@@ -174,7 +55,9 @@ EventSort::EventSort(const Executor& executor, const EventInput& input, const Ev
     throw std::invalid_argument("events, pixels or frames are more than 2^31");
   }
   for (int64_t p = 0; p < map.n_pixels; ++p) {
-    if (map.rank[p] > map.n_ranks) throw std::invalid_argument("a pixel's rank is beyond the last");
+    if (map.rank_of(static_cast<uint32_t>(p)) > map.n_ranks) {
+      throw std::invalid_argument("a pixel's rank is beyond the last");
+    }
   }
   for (int64_t f = 0; map.sum != nullptr && f < map.n_frames; ++f) {
     if (map.sum[f] >= map.n_sums) throw std::invalid_argument("a frame's sum is beyond the last");
@@ -194,22 +77,10 @@ EventSort::EventSort(const Executor& executor, const EventInput& input, const Ev
 }
 
 std::string EventSort::problem_of(int64_t event) const {
-  std::string pixel, frame, count;
-  if (input_.words == nullptr) {
-    pixel = text_of(input_.pixel, event);
-    frame = text_of(input_.frame, event);
-    count = text_of(input_.count, event);
-  } else {
-    uint64_t word;
-    std::memcpy(&word, input_.words + 8 * event, 8);
-    pixel = std::to_string(static_cast<int64_t>((word >> 16) & 0x1fffff) - input_.pixel_base);
-    frame = std::to_string(word >> 40);
-    count = std::to_string(word & 0xfff);
-  }
-  return "event " + std::to_string(event) + " has the pixel " + pixel + ", the frame " + frame +
-         " and the count " + count + "; wanted a pixel from 0 to " +
-         std::to_string(map_.n_pixels - 1) + ", a frame from 0 to " +
-         std::to_string(map_.n_frames - 1) + " and a count from 0 to 2^32 - 2";
+  return "event " + std::to_string(event) + " has " + text_of_event(input_, event) +
+         "; wanted a pixel from 0 to " + std::to_string(map_.n_pixels - 1) +
+         ", a frame from 0 to " + std::to_string(map_.n_frames - 1) +
+         " and a count from 0 to 2^32 - 2";
 }
 
 // Checks all events, and counts those of each slice and bucket.
@@ -225,7 +96,7 @@ void EventSort::survey(const Executor& executor) {
     uint32_t bits = 0;
     const auto n_pixels = static_cast<uint32_t>(map_.n_pixels);
     const auto n_frames = static_cast<uint32_t>(map_.n_frames);
-    for_chunks(slice, [&](const Chunk& chunk) {
+    for_chunks(slice, [&](const EventChunk& chunk) {
       if (bad != none) return;
       bool wrong = false;
       for (int64_t i = 0; i < chunk.size; ++i) {
@@ -245,7 +116,7 @@ void EventSort::survey(const Executor& executor) {
       const int32_t shift = shift_;
       int64_t* const own = counts;
       for (int64_t i = 0; i < chunk.size; ++i) {
-        const uint32_t rank = map.rank[chunk.pixel[i]];
+        const uint32_t rank = map.rank_of(chunk.pixel[i]);
         const bool counts_here =
             (rank < map.n_ranks) & (sum_of(map, chunk.frame[i]) >= 0) & (chunk.count[i] != 0);
         ++own[counts_here ? rank >> shift : dropped];
@@ -318,7 +189,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
   parallel_for(executor, slices_, 1, [&](int64_t slice, int64_t) {
     int64_t* next = places.data() + slice * size;
     const int64_t* stop = ends.data() + slice * size;
-    for_chunks(slice, [&](const Chunk& chunk) {
+    for_chunks(slice, [&](const EventChunk& chunk) {
       // Copies: what is stored could otherwise be any of these.
       const EventMap map = map_;
       const int32_t shift = shift_, sum_bits = sum_bits_, count_bits = count_bits_;
@@ -332,7 +203,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
           changed = true;
           return;
         }
-        const uint32_t rank = map.rank[pixel];
+        const uint32_t rank = map.rank_of(pixel);
         const uint32_t bucket = (rank >> shift) - first_bucket;
         const int64_t sum = sum_of(map, frame);
         const bool counts_here =
@@ -381,9 +252,9 @@ void EventSort::sort_bucket(int64_t bucket, Scratch& scratch) const {
 }
 
 void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
-  const uint32_t* at = std::find(map_.rank, map_.rank + map_.n_pixels, rank);
-  throw std::invalid_argument("pixel " + std::to_string(at - map_.rank) + " has " +
-                              std::to_string(total) +
+  uint32_t pixel = 0;
+  while (map_.rank_of(pixel) != rank) ++pixel;
+  throw std::invalid_argument("pixel " + std::to_string(pixel) + " has " + std::to_string(total) +
                               " counts; wanted less than 2^32 - 1, so that no sum of products "
                               "exceeds 64 bits: give fewer frames (begin=, end=) or mask it");
 }

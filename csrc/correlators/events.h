@@ -13,38 +13,34 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "correlators/event_input.h"
 
 namespace jaxkern::correlators {
 
-enum class ColumnKind : int32_t { kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64 };
-
-// Whole numbers in the caller's memory, `stride` bytes apart.
-struct Column {
-  const char* data = nullptr;
-  int64_t stride = 0;
-  ColumnKind kind = ColumnKind::kI32;
-};
-
-// Events as three columns or as Rigaku's words: count in bits 0 to 11, pixel in 16 to 36, frame in
-// 40 to 63, little-endian.
-struct EventInput {
-  int64_t size = 0;
-  const char* words = nullptr;  // null: the columns
-  int64_t pixel_base = 0;       // subtracted from the pixels of words
-  bool mapped = false;          // words lie in a file's read-only mapping, whose pages are given
-                                // back once they were read: the file's cache still has them
-  Column pixel, frame, count;
+// Ranks of 32 neighbouring pixels, of which some are in use: first + the pixel's place among them.
+struct StripRanks {
+  uint32_t first = 0, used = 0;  // used: a bit a pixel
 };
 
 // Which events count, and for what.
 struct EventMap {
-  int64_t n_pixels = 0;            // pixels are 0 to n_pixels - 1
-  const uint32_t* rank = nullptr;  // [n_pixels] a pixel's place among those in use; n_ranks: none
+  int64_t n_pixels = 0;  // pixels are 0 to n_pixels - 1
+  // A pixel's place among those in use; n_ranks: none. Either [n_pixels], or strip by strip, which
+  // stays in a core's cache where the other does not.
+  const uint32_t* rank = nullptr;
+  const StripRanks* strips = nullptr;
   int64_t n_ranks = 0;
   int64_t n_frames = 0;          // frames are 0 to n_frames - 1
   int64_t n_sums = 0;            // sums of frames that are correlated
   const int32_t* sum = nullptr;  // [n_frames] the sum that a frame belongs to, or -1: none
   int64_t first_frame = 0;       // without `sum`: frame f is sum f - first_frame, if there is one
+
+  uint32_t rank_of(uint32_t pixel) const {
+    if (rank != nullptr) return rank[pixel];
+    const StripRanks strip = strips[pixel / 32];
+    const bool in_use = (strip.used >> pixel % 32 & 1) != 0;
+    return in_use ? strip.first + pixel % 32 : static_cast<uint32_t>(n_ranks);
+  }
 };
 
 // The counts of one pixel: sums in ascending order, no two the same.
@@ -110,7 +106,6 @@ class EventSort {
   }
 
  private:
-  struct Chunk;
   template <typename Run>
   void for_chunks(int64_t slice, const Run& run) const;
   void survey(const Executor& executor);

@@ -185,6 +185,14 @@ struct BinSums {
   std::vector<int64_t> pixels_of_dynamic;  // [n_dynamic]
 };
 
+// What bins have of the pixels so far, zeros at first: sums of further pixels go on from there.
+struct CarriedSums {
+  char* sums = nullptr;       // [3, delays, n_static] of 16 bytes, or double of reals
+  double* mean = nullptr;     // [delays, n_dynamic]
+  double* squares = nullptr;  // [delays, n_dynamic]
+  int64_t* counts = nullptr;  // [n_dynamic]
+};
+
 // The sums of `sums` sums of frames. Empty, or what is wrong. The result depends neither on the
 // number of threads nor on what else runs.
 std::string correlate(const Executor& executor, const FrameRows& frames, int64_t frame_pixels,
@@ -201,10 +209,13 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
             const MultiTauState& state);
 
 // The sums of a state that has `seen` sums of `average` frames each; delays that were not reached
-// have a weight of 0, and zeros.
+// have a weight of 0, and zeros. place[i] is where the state has the i-th of the pixels. States of
+// whole tiles of pixels, one after the other with the same `carried` (or null), give the bits of
+// one state of all.
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
-                   const BinnedPixels& pixels, BinSums* result);
+                   const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,
+                   BinSums* result);
 
 }  // namespace jaxkern::correlators
 

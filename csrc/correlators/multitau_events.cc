@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kTilePixels = kTileStrips * kStrip;
 static_assert(kTilePixels == int64_t{1} << kLeastBucketShift, "a bucket holds whole tiles");
+static_assert(kStrip == 32, "the pixels of StripRanks");
 
 struct EventCounts {
   using Many = Wide;
@@ -22,19 +23,21 @@ struct EventCounts {
 struct Ranks {
   Ranks(const BinnedPixels& pixels, int64_t n_pixels) : strips(strips_of(pixels)) {
     count = static_cast<int64_t>(strips.size()) * kStrip;
-    of_pixel.assign(n_pixels, static_cast<uint32_t>(count));
+    of_strip.resize((n_pixels + kStrip - 1) / kStrip);
     place.assign(count, 0);
     for (size_t s = 0; s < strips.size(); ++s) {
+      StripRanks& ranks = of_strip[strips[s].pixel / kStrip];
+      ranks.first = static_cast<uint32_t>(s * kStrip);
       for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
-        const int64_t rank = static_cast<int64_t>(s) * kStrip + pixels.pixel[i] - strips[s].pixel;
-        of_pixel[pixels.pixel[i]] = static_cast<uint32_t>(rank);
-        place[rank] = static_cast<int32_t>(i);
+        const int64_t own = pixels.pixel[i] - strips[s].pixel;
+        ranks.used |= uint32_t{1} << own;
+        place[ranks.first + own] = static_cast<int32_t>(i);
       }
     }
   }
   std::vector<StripPixels> strips;
   int64_t count;
-  std::vector<uint32_t> of_pixel;
+  std::vector<StripRanks> of_strip;
   std::vector<int32_t> place;  // of a rank in the list of pixels
 };
 
@@ -185,7 +188,7 @@ void correlate_events(const Executor& executor, const EventInput& input, const E
   const DelayPlan plan(frames.n_sums, dpl, frames.good);
   EventMap map;
   map.n_pixels = n_pixels;
-  map.rank = ranks.of_pixel.data();
+  map.strips = ranks.of_strip.data();
   map.n_ranks = ranks.count;
   map.n_frames = frames.n_frames;
   map.n_sums = frames.n_sums;

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.cli.output import print_json, print_table
 
 
@@ -51,6 +50,8 @@ def run(chosen: argparse.Namespace) -> int:
     ]
     timed = [result for result in results if "speedup" in result]
     if chosen.plot is not None and timed:
+        from jaxkern.benchmarking.plots import bar_chart
+
         bar_chart(
             chosen.plot,
             [result["case"] for result in timed],

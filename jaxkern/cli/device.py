@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.cli.output import print_json, print_table
 
 
@@ -25,6 +24,8 @@ def run(chosen: argparse.Namespace) -> int:
     status = get_device_status()
     measured = benchmark_device_performance() if chosen.measure or chosen.plot else None
     if chosen.plot is not None and measured is not None:
+        from jaxkern.benchmarking.plots import bar_chart
+
         bar_chart(
             chosen.plot,
             ["most at its intensity", "two-time g2"],

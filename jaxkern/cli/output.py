@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkern.benchmarking.saved import json_text
-
 
 class MissingExtraError(Exception):
     """A package that a command needs is not installed; the message says which extra has it."""
@@ -45,6 +43,8 @@ def _require(package: str, message: str) -> None:
 
 
 def print_json(record: Any) -> None:
+    from jaxkern.benchmarking.saved import json_text
+
     print(json_text(record))
 
 

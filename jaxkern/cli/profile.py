@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.cli.output import print_json, print_table
 
 
@@ -74,6 +73,8 @@ def run(chosen: argparse.Namespace) -> int:
     }
     if plot is not None and recorded.ops:
         longest = recorded.ops[: chosen.top]
+        from jaxkern.benchmarking.plots import bar_chart
+
         bar_chart(
             plot,
             [f"{op.name}\n{_ending(op.scope or op.program)}" for op in longest],

@@ -16,8 +16,8 @@ from jaxkern.cli.output import print_json
 from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.config import Config
     from jaxkern.xpcs.analysis.run import OpenMeasurement
+    from jaxkern.xpcs.analysis.schema import Config
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (
@@ -47,8 +47,20 @@ def add_parser(commands: Any) -> None:
         ("plot", "draw data, model and residuals of a fit that was made before"),
     ):
         action = actions.add_parser(name, help=about, description=about)
-        action.add_argument("--config", type=Path, required=True, metavar="YAML")
-        action.add_argument("--output-dir", type=Path, default=Path("results"), metavar="DIR")
+        action.add_argument(
+            "--config",
+            type=Path,
+            required=True,
+            metavar="YAML",
+            help="settings, of which `python -m jaxkern xpcs config` writes a template",
+        )
+        action.add_argument(
+            "--output-dir",
+            type=Path,
+            default=Path("results"),
+            metavar="DIR",
+            help="where files are written; default results",
+        )
         for flag, setting, metavar in _FLAGS:
             action.add_argument(flag, dest=setting, metavar=metavar, help=f"instead of {setting}")
         action.add_argument(
@@ -91,7 +103,7 @@ def run(chosen: argparse.Namespace) -> int:
         if error.name is None or error.name.startswith("jaxkern"):
             raise
         print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
         from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 
         if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):

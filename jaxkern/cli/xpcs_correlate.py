@@ -1,16 +1,16 @@
-"""``python -m jaxkern xpcs correlate``: from a file of frames to a file of results."""
+"""``python -m jaxkern xpcs correlate``: from files of frames to files of results."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxkern.cli import xpcs_many
 from jaxkern.cli.output import print_json
 from jaxkern.core.quantities import scaled
 
@@ -24,16 +24,16 @@ _FORMS = "full, t1t2:N (N x N cells), or age-lag:AGES:DECADE:LAGS (lags linear u
 
 def add_parser(actions: Any) -> None:
     """Adds the command to those of ``xpcs``."""
-    about = "correlate the frames of a file, and write a file of results that xpcs-viewer opens"
+    about = (
+        "correlate the frames of files, and write files of results that xpcs-viewer opens; exits "
+        "with 1 when one of several files failed"
+    )
     correlate = actions.add_parser("correlate", help=about, description=about)
-    correlate.add_argument("frames", type=Path, help="frames or events of a detector")
+    correlate.add_argument(
+        "frames", type=Path, nargs="+", help="frames or events of a detector; files or a folder"
+    )
     add_choices(correlate)
     correlate.add_argument("--end", type=int, metavar="N", help="the first frame behind the last")
-    correlate.add_argument(
-        "--intensity-cut",
-        metavar="LOW,HIGH",
-        help="leave out frames with less or more light than so many times the median",
-    )
     correlate.add_argument(
         "--twotime",
         nargs="?",
@@ -47,6 +47,7 @@ def add_parser(actions: Any) -> None:
     correlate.add_argument(
         "--parts", type=int, default=0, metavar="N", help="g2 of so many equal parts of the run too"
     )
+    xpcs_many.add_flags(correlate)
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--qmap", type=Path, required=True, metavar="FILE", help="bins of pixels, as simplemask's"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="results.hdf")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="results.hdf; of several files a folder",
+    )
     parser.add_argument(
         "--bins",
         metavar="LIST",
@@ -66,6 +73,12 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", type=int, default=1, metavar="N", help="neighbours summed")
     parser.add_argument(
         "--bad-frames", metavar="LIST", help="frames to leave out, from 0, such as 7,100-120"
+    )
+    parser.add_argument(
+        "--intensity-cut",
+        metavar="LOW,HIGH",
+        help="leave out frames with less or more light than so many times the median; watch does "
+        "so at the end",
     )
     parser.add_argument(
         "--normalize", action="store_true", help="divide each frame by its mean counts"
@@ -119,7 +132,12 @@ def form(text: str | None) -> Any:
     return (name, *map(int, sizes))
 
 
-def _cut(text: str | None) -> tuple[float | None, float | None] | None:
+def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
+    """The pair of a flag; None where it is not given.
+
+    Raises:
+      ValueError: for anything but one or two numbers with a comma.
+    """
     if text is None:
         return None
     try:
@@ -133,53 +151,46 @@ def _cut(text: str | None) -> tuple[float | None, float | None] | None:
 
 
 def correlate(chosen: argparse.Namespace) -> int:
-    """Correlates a file; errors of input are for the caller."""
-    from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
-    from jaxkern.xpcs.correlators.labels import BinLabels
-    from jaxkern.xpcs.correlators.multitau import multitau
-    from jaxkern.xpcs.correlators.two_time import twotime
-    from jaxkern.xpcs.correlators.two_time_reduction import form_edges
-    from jaxkern.xpcs.detectors.opening import open_frames
+    """Correlates a file, or several; errors of input are for the caller."""
+    if len(chosen.frames) > 1 or chosen.frames[0].is_dir() or xpcs_many.wanted(chosen):
+        return xpcs_many.correlate_many(chosen, arguments(chosen))
+    from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
     from jaxkern.xpcs.detectors.qmap import QMap
-    from jaxkern.xpcs.files.results_writer import write_results
 
-    how = {"smoothing": chosen.smoothing, "form": form(chosen.twotime)}
-    bins, cut = numbers(chosen.bins, "--bins"), _cut(chosen.intensity_cut)
+    chosen.frames = chosen.frames[0]
+    choices = CorrelationChoices(**arguments(chosen))
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
     qmap = QMap.read(chosen.qmap)
-    BinLabels(qmap, bins)
-    form_edges(how["form"] or "full", 1)
-    began = time.monotonic()
-    with open_frames(chosen.frames, qmap.shape, chosen.dataset) as source:
-        common = {
-            **selection(chosen),
-            "end": chosen.end,
-            "frame_time": frame_time(chosen, source),
-            "progress": not chosen.quiet,
-        }
-        if not chosen.quiet:
-            print(describe(source, qmap))
-        found = multitau(
-            source,
-            qmap,
-            chosen.dpl,
-            chosen.normalize,
-            intensity_cut=cut,
-            bins=None if chosen.twotime else bins,
-            parts=chosen.parts,
-            overview=True,
-            **common,
-        )
-        pairs = None
-        if chosen.twotime:
-            common["bad_frames"] = found.config["bad_frames"]
-            pairs = twotime(source, qmap, bins=bins, **how, **common)
-        seconds = time.monotonic() - began
-        files = [write_results(chosen.output, found, pairs, chosen.metadata, source)]
-        if chosen.plots:
-            files += plot_correlations(chosen.plots, found, pairs, title=chosen.frames.name)
-        report(chosen, source, found, pairs, files, seconds)
+    choices.check(qmap)
+    made = correlate_file(
+        chosen.frames,
+        qmap,
+        chosen.output,
+        choices,
+        plots=chosen.plots,
+        progress=not chosen.quiet,
+        opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
+    )
+    report(chosen, made.source, made.multitau, made.twotime, made.files, made.seconds)
     return 0
+
+
+def arguments(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What the flags choose, as `CorrelationChoices` and `correlate_files` take it."""
+    return {
+        **selection(chosen),
+        "dpl": chosen.dpl,
+        "normalize": chosen.normalize,
+        "end": chosen.end,
+        "intensity_cut": intensity_cut(chosen.intensity_cut),
+        "bins": numbers(chosen.bins, "--bins"),
+        "parts": chosen.parts,
+        "twotime": form(chosen.twotime),
+        "smoothing": chosen.smoothing,
+        "frame_time": chosen.frame_time,
+        "dataset": chosen.dataset,
+        "metadata": chosen.metadata,
+    }
 
 
 # What `watch` does too ---------------------------------------------------------------------------
@@ -207,36 +218,14 @@ def check_output(chosen: argparse.Namespace, *inputs: Path | None) -> None:
     if chosen.plots is not None and chosen.plots.exists() and not chosen.plots.is_dir():
         raise NotADirectoryError(f"--plots {chosen.plots} is a file; wanted a folder")
     if chosen.metadata is not None:
+        from jaxkern.xpcs.analysis.correlate import read_metadata
+
         read_metadata(chosen.metadata)
     if output.exists():
         if any(given is not None and given.exists() and given.samefile(output) for given in inputs):
             raise ValueError(f"--output {output} is one of the files that are read")
         if not chosen.force:
             raise FileExistsError(f"{output} is there already; --force replaces it")
-
-
-def frame_time(chosen: argparse.Namespace, source: FrameSource) -> float | None:
-    """From one frame to the next in s: the flag's, that of the metadata, or the source's."""
-    if chosen.frame_time is not None:
-        return float(chosen.frame_time)
-    told = read_metadata(chosen.metadata) if chosen.metadata else {}
-    return told.get("frame_time", source.metadata.get("frame_time"))
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """What a file of metadata says.
-
-    Raises:
-      ValueError: for a file that has no group /entry.
-    """
-    from jaxkern.xpcs.detectors.frames import DetectorFileError
-    from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
-    from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
-
-    with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
-        if not hasattr(look(file, "entry"), "keys"):
-            raise DetectorFileError(f"{path}: there is no group /entry; wanted a file of metadata")
-        return detector_metadata(file)
 
 
 def describe(source: FrameSource, qmap: QMap) -> str:

@@ -15,13 +15,13 @@ from jaxkern.cli.output import print_json
 from jaxkern.cli.xpcs_correlate import (
     add_choices,
     check_output,
-    frame_time,
+    intensity_cut,
     numbers,
     selection,
 )
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.config import Config
+    from jaxkern.xpcs.analysis.schema import Config
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
     from jaxkern.xpcs.detectors.growing import GrowingFrames
@@ -45,13 +45,21 @@ def add_parser(actions: Any) -> None:
     add_choices(parser)
     parser.add_argument("--pattern", default="*", metavar="GLOB", help="of names in the folder")
     parser.add_argument(
-        "--idle", type=float, default=60.0, metavar="S", help="end after so long without a frame"
+        "--idle",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="end after so long without a frame; default 60",
     )
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="show and write so often; default 5"
     )
     parser.add_argument(
-        "--most-frames", type=int, default=1_000_000, metavar="N", help="end after so many"
+        "--most-frames",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="end after so many; default 1000000",
     )
     parser.add_argument(
         "--twotime", action="store_true", help="write two-time correlations too, at the end"
@@ -67,6 +75,7 @@ def add_parser(actions: Any) -> None:
 def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
+    from jaxkern.xpcs.analysis.correlate import time_between
     from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
@@ -88,8 +97,9 @@ def watch(chosen: argparse.Namespace) -> int:
             chosen.most_frames,
             chosen.dpl,
             chosen.normalize,
+            intensity_cut=intensity_cut(chosen.intensity_cut),
             bins=None if chosen.twotime or config else bins,
-            frame_time=frame_time(chosen, frames),
+            frame_time=time_between(chosen.frame_time, chosen.metadata, frames),
             **selection(chosen),
         )
         screen = _Screen(chosen, frames, qmap, bins, config)
@@ -103,9 +113,11 @@ def watch(chosen: argparse.Namespace) -> int:
                 every=chosen.every,
             )
     if end is None:
+        came = frames.shape[0]
+        fewer = " --begin, --stride and --average leave fewer;" if came > 1 else ""
         raise ValueError(
-            f"no frames came in {chosen.frames} within {chosen.idle:g} s (two are wanted at "
-            "least); --idle waits longer"
+            f"{came or 'no'} frames came in {chosen.frames} within {chosen.idle:g} s, and two are "
+            f"wanted at least;{fewer} --idle waits longer"
         )
     return screen.report(end)
 
@@ -191,6 +203,7 @@ class _Screen:
 
     def _two_time(self, watched: Watched) -> TwoTimeResult:
         """Of all frames that were correlated, read again."""
+        from jaxkern.xpcs.analysis.correlate import time_between
         from jaxkern.xpcs.correlators.two_time import twotime
 
         began, config = time.monotonic(), watched.result.config
@@ -200,7 +213,7 @@ class _Screen:
             watched.result.qmap,
             bins=self._bins,
             bad_frames=config["bad_frames"],
-            frame_time=frame_time(self._chosen, self._frames),
+            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
             progress=False,
             **{name: config[name] for name in names},
         )

@@ -1,8 +1,10 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
 from jaxkern.core.memory import memory_limit
-from jaxkern.xpcs.analysis.config import Config, ConfigError, load_config, template
+from jaxkern.xpcs.analysis.config import ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
+from jaxkern.xpcs.analysis.schema import Config
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
 from jaxkern.xpcs.correlators.live import LiveMultiTau
@@ -73,11 +75,13 @@ __all__ = [
     "CheckpointError",
     "Config",
     "ConfigError",
+    "CorrelatedFiles",
     "CorrelationResults",
     "CustomModel",
     "DetectorFileError",
     "EventFrames",
     "Events",
+    "FileOutcome",
     "FitResult",
     "FitTimings",
     "FrameSource",
@@ -108,6 +112,7 @@ __all__ = [
     "as_source",
     "assemble",
     "correct_diagonal",
+    "correlate_files",
     "curve_fit",
     "estimate_memory",
     "fit",

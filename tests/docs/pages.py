@@ -65,11 +65,12 @@ np.save("offsets.npy", [0, 30, 50, 90])
 for feed in (from_files, mixture):
     assert next(iter(feed))["image"].shape[1:] == (224, 224, 3)
 assert next(iter(tokens))["tokens"].shape == (1, 2048)
-import numpy as np
-t, phi = 0.1 * np.arange(60), np.array([0.0, 40.0])
-import jaxkern as jk
-_model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(q=0.0054, gap=2e6, dt=0.1, t=t, phi=phi))
-c2 = jk.xpcs.simulate(_model, _model.defaults, 0.3, 1.0, noise=0.01)
+import h5py, numpy as np
+_model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(60), [0.0, 40.0]))
+_frames = jk.xpcs.simulate_frames(_model, _model.defaults, pixels=100)
+_frames.qmap.write("qmap.h5")
+with h5py.File("run.h5", "w") as _file:
+    _file["entry/data/data"] = _frames.array
 """,
     },
     "files.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
@@ -94,7 +95,6 @@ def predict(images): return jnp.zeros(len(images), jnp.int32)
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
     },
     "start.md": {1: _PHOTOS.replace('path.write_bytes(b"no image")', ""), 2: _IMAGES},
-    "xpcs.md": {1: "c2_measured = np.asarray(c2)"},
 }
 
 # What a page prints, by parts.
@@ -132,7 +132,7 @@ SHOWN = {
 
 # A file that a page's commands write, and what is made smaller in it.
 SMALLER = {
-    "xpcs.md": (
+    "fits.md": (
         "config.yaml",
         {"frames: 400 ": "frames: 60 ", "[0.0, 30.0, 60.0, 90.0]": "[0.0, 40.0]"},
     )

@@ -172,13 +172,17 @@ def test_kept_batches_stay_as_they_were():
 
 
 def test_a_broken_off_iteration_ends_its_threads():
-    def ours():
-        return [t for t in threading.enumerate() if t.name.startswith("jaxkern-pipeline")]
+    before = threading.enumerate()
 
-    for batch in jk.from_source(arrays(500), 2, num_workers=3):
-        del batch
-        if len(ours()):
-            break
+    def ours():
+        new = [t for t in threading.enumerate() if t not in before]
+        return [t for t in new if t.name.startswith("jaxkern-pipeline")]
+
+    # What is Python needs threads of Python.
+    iterator = iter(jk.from_source(arrays(500), 2, num_workers=3) >> (lambda batch: batch))
+    list(zip(range(2), iterator, strict=False))  # the first batch is made where it is asked for
+    assert len(ours()) == 3
+    del iterator
     gc.collect()
     for thread in ours():
         thread.join(5)

@@ -204,8 +204,8 @@ def tasks():
 
 
 def settled(count, limit):
-    """The count once it is at most `limit`, or after five seconds."""
-    end = time.monotonic() + 5
+    """The count once it is at most `limit`, or after half a minute."""
+    end = time.monotonic() + 30
     while count() > limit and time.monotonic() < end:
         gc.collect()
         time.sleep(0.01)

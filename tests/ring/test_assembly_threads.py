@@ -38,7 +38,7 @@ def threads() -> int:
 
 def threads_end() -> bool:
     """A joined thread leaves the system's list a little later than the join returns."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not threads()

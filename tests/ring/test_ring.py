@@ -363,7 +363,11 @@ def test_backpressure_holds_producers():
             count += 1
 
     threads = run(produce)
-    time.sleep(0.1)
+    for _ in range(2000):  # until it waits, however slow the machine is
+        if count == 3:
+            break
+        time.sleep(0.01)
+    time.sleep(0.05)
     assert count == 3
     for i in range(10):
         assert int(ring.get()["i"]) == i
@@ -393,8 +397,7 @@ def test_the_end_wakes_every_consumer():
     threads = run(*[consume] * 4)
     time.sleep(0.1)  # all of them wait
     ring.put(batch(0))
-    for thread in threads:
-        thread.join(5)
+    join(threads)
     assert sorted(outcomes) == ["batch", "end", "end", "end"]
 
 

@@ -136,7 +136,9 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
         (["--frame-time", "-1"], "frame_time is -1"),
         (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
         (["--qmap", "frames.npy"], "frames.npy"),
-        (["--twotime", "t1t2:999999"], "two-time correlations [5, 999999, 999999] take"),
+        (["--parts", "30"], "wanted 60 or more, 2 for each of 30 parts"),
+        (["--average", "40"], "leave 1 of the 40 frames"),
+        (["--frame-time", "0"], "wanted s above 0"),
     ],
 )
 def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
@@ -153,6 +155,7 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
     [
         (["--twotime", "--bins", "6"], "wanted dynamic bins from 1 to 5"),
         (["--twotime", "t1t2:0"], "n of form"),
+        (["--twotime", "t1t2:21", "--stride", "2"], "21 cells of 20 frames; wanted at most 20"),
         (["--output", "."], "--output . is a folder"),
         (["--plots", "frames.npy"], "--plots frames.npy is a file"),
         (["--metadata", "qmap.h5", "--frame-time", "1"], "qmap.h5: there is no group /entry"),
@@ -160,9 +163,16 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
 )
 def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("jaxkern.xpcs.correlators.multitau.multitau", None)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.multitau", None)
     assert run(folder, tmp_path / "r.hdf", *flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_fit_of_g2_alone_says_what_is_missing(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "r.hdf") == 0
+    (tmp_path / "fit.yaml").write_text("data_files: {file: r.hdf}")
+    assert main(["xpcs", "fit", "--config", str(tmp_path / "fit.yaml")]) == 2
+    assert "holds g2 alone: give xpcs correlate --twotime" in capsys.readouterr().err
 
 
 def test_files_that_are_there_stay(folder, tmp_path, capsys):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from jaxkern.xpcs.analysis import config as cf
+from jaxkern.xpcs.analysis.schema import Optimization
 
 TEXT = """
 data_files: {file: run7.h5, q: 0.0054, layout: aps-u}
@@ -46,7 +47,7 @@ def test_values_land_where_they_are_named(tmp_path):
     assert config.optimization.streaming.enable_checkpoints is True
     assert config.optimization.streaming.checkpoint_frequency == 4
     assert config.optimization.streaming.checkpoint_dir == "/scratch/run7"
-    assert config.optimization.xtol == cf.Optimization().xtol
+    assert config.optimization.xtol == Optimization().xtol
 
 
 def test_flags_replace_the_file(tmp_path):

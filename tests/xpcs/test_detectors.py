@@ -280,6 +280,20 @@ def test_events_in_arrays(tmp_path, suffix):
         jk.xpcs.open_frames(silent)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_no_events_in_arrays(tmp_path, suffix):
+    """Empty arrays are float64 where nobody asked for another dtype."""
+    path = tmp_path / f"empty{suffix}"
+    if suffix == ".npz":
+        np.savez(path, pixel=[], frame=[], count=[], shape=[4, 3, 5])
+    else:
+        with h5py.File(path, "w") as file:
+            file["shape"] = [4, 3, 5]
+            for key in ("pixel", "frame", "count"):
+                file[key] = np.array([])
+    check_source(jk.xpcs.open_frames(path), np.zeros((4, 3, 5), np.uint32))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64, ">u2"])
 def test_npy(tmp_path, dtype):
     frames = random_frames(12, (6, 3, 5), dtype)
@@ -308,5 +322,5 @@ def test_files_are_known_by_their_first_bytes(tmp_path):
     (tmp_path / "x.dat").write_bytes(b"12345678")
     with pytest.raises(jk.xpcs.DetectorFileError, match=r"x\.dat has a suffix.*\.bin, \.bin\.000"):
         jk.xpcs.open_frames(tmp_path / "x.dat")
-    with pytest.raises(FileNotFoundError, match=r"none\.bin"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.bin"):
         jk.xpcs.open_frames(tmp_path / "none.bin")

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import jaxkern as jk
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import event_rows, native_sums
+from jaxkern.xpcs.correlators import blocks, native_sums, selection, two_time_events
 from jaxkern.xpcs.correlators.event_memory import EventMemory
+from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
 
 QMAP = jk.xpcs.QMap(DYNAMIC, STATIC)
@@ -222,6 +223,14 @@ def test_columns_that_cannot_be(columns, message):
         jk.xpcs.multitau_events(*columns, 10, QMAP)
 
 
+@pytest.mark.parametrize("nothing", [[], np.array([]), np.zeros(0, bool), np.zeros(0, "M8[s]")])
+def test_no_events_have_no_dtype(nothing):
+    """Of np.array([]) NumPy makes floats."""
+    found = jk.xpcs.multitau_events(nothing, nothing, nothing, 10, QMAP)
+    same(found, jk.xpcs.multitau(np.zeros((10, *DYNAMIC.shape), np.uint8), QMAP))
+    assert EventFrames(nothing, nothing, nothing, (4, 5)).shape == (0, 4, 5)
+
+
 @pytest.mark.parametrize("n_frames", [-1, 2**31, 1.5, None])
 def test_numbers_of_frames_that_cannot_be(n_frames):
     for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):
@@ -229,10 +238,58 @@ def test_numbers_of_frames_that_cannot_be(n_frames):
             correlate([0], [0], [1], n_frames, QMAP)
 
 
+def test_memory_that_frames_of_events_would_take(monkeypatch):
+    """Those of one sum are made together, and events are ordered by frame."""
+    events = [np.zeros(10**7, np.int64)] * 3
+    monkeypatch.setattr(detectors_events, "available_bytes", lambda: 10**8)
+    with pytest.raises(
+        MemoryError, match=r"10,000,000 events in the order of frames take 0\.44 GB"
+    ):
+        jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**8)
+    wide = jk.xpcs.QMap(np.ones((512, 512), int))
+    with pytest.raises(
+        MemoryError, match=r"sums of 400 are made, take 0\.839 GB .* a smaller average"
+    ):
+        jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**10)
+    found = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)
+    assert found.n_frames == 3
+
+
 @pytest.mark.parametrize("n_frames", [0, 1])
 def test_fewer_frames_than_a_pair(n_frames):
     with pytest.raises(ValueError, match="wanted 2 or more"):
         jk.xpcs.multitau_events(*np.zeros((3, 0), int), n_frames, QMAP)
+
+
+def test_a_run_of_very_many_frames_takes_memory_for_its_events_alone():
+    """The sums of a pixel's level, from the definition, of the few that are not zero."""
+    n, frame = 2**31 - 1, np.array([0, 3, 9, 10, 11, 2**30, 2**31 - 50, 2**31 - 12, 2**31 - 2])
+    count = np.arange(1, 10)
+    light = jk.xpcs.multitau_events(frame * 0, frame, count, n, jk.xpcs.QMap([[1]]))
+    level = np.repeat(np.arange(30), [8] + [4] * 29)[: len(light.delay)]
+    wanted = []
+    for power, t in zip(level, light.delay >> level, strict=True):
+        places, size = frame >> power, n >> power
+        inside = places < size
+        lag = places[None, :] - places[:, None]
+        pairs = (count[:, None] * count * inside * inside[:, None])[lag == t].sum()
+        ends = [count[inside & at].sum() for at in (places < size - t, places >= t)]
+        wanted.append(pairs * float(size - t) / (ends[0] * ends[1]) if pairs else 0.0)
+    np.testing.assert_allclose(light.g2[:, 0], wanted, 1e-14)
+    np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
+
+
+@pytest.mark.parametrize("asked", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
+                                   {"normalize": True}, {"intensity_cut": (0.5, 2)},
+                                   {"overview": True}])  # fmt: skip
+def test_numbers_of_very_many_frames_need_memory(asked, monkeypatch):
+    monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
+    with pytest.raises(MemoryError, match=r"2,147,4\d\d,\d* frames take .* wanted fewer frames"):
+        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
+    with pytest.raises(MemoryError, match="wanted fewer frames"):
+        jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
 
 
 def test_counts_at_the_limit_of_64_bits():
@@ -270,7 +327,7 @@ def test_twotime_events(n_events, asked):
     wanted = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(event_rows, "_MOST_ROWS", -(-40 // n_blocks))
+            patch.setattr(two_time_events, "_MOST_ROWS", -(-40 // n_blocks))
             found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
         for name in ("c2", "g2", "g2_parts"):
             np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-13)
@@ -292,7 +349,7 @@ def test_twotime_without_the_matrix(backend, form):
 def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     events = drawn(30, 2000, most=100000)
     frames = frames_of(events, 30)
-    monkeypatch.setattr(event_rows, "available_bytes", lambda: 20000)
+    monkeypatch.setattr(two_time_events, "available_bytes", lambda: 20000)
     found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
     wanted = oracle.twotime(frames, DYNAMIC, STATIC)
     np.testing.assert_allclose(found.c2, wanted.c2[[4, 0, 1]], 1e-13)

@@ -133,7 +133,7 @@ def words(*events):
 RIGAKU = [
     (b"", "is empty"),
     (words((0, 0, 1))[:7], "has 7 bytes; wanted events of 8 bytes"),
-    (words((0, 0, 1), (32, 1, 1)), r"event 1 is of pixel 32; wanted 0 to 31"),
+    (words((0, 0, 1), (32, 1, 1)), r"event 1 is of pixel 32; wanted 0 to 31 of 4 x 8 pixels"),
     (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), r"event 1 is of pixel 32"),
     (words((1 << 20, 0, 1), (3, 1, 1)), r"event 0 is of pixel 1048576"),
     (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), r"event 2 is of frame 4, behind one of frame 5"),

@@ -121,13 +121,20 @@ def test_a_file_of_events_that_grows(tmp_path):
     counts[:, :4, :4] = np.random.default_rng(0).poisson(2.0, (20, 4, 4))
     path = tmp_path / "run.bin"
     frames = xpcs.GrowingFrames(path)
+    bins = np.zeros((512, 1024), int)
+    bins[:4, :3], bins[:4, 3] = 1, 2
+    live = xpcs.LiveMultiTau(xpcs.QMap(bins), 50)
     assert settled(frames) == 0
     rigaku(path, (0, counts[:12]))
     assert settled(frames) == 11  # more of the last frame may come
+    live.update(frames)
     rigaku(path, (12, counts[12:]), "ab")
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
+    found, wanted = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
     path.write_bytes(path.read_bytes()[:800])
     with pytest.raises(DetectorFileError, match="wanted a file that grows"):
         settled(frames)
@@ -171,6 +178,86 @@ def test_an_hdf5_file_that_another_process_writes(tmp_path):
             child.stdin.write("go on\n")
             child.stdin.flush()
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
+    """Of an HDF5 file: at their limit in the first, the middle and the last frame, so that what is
+    dead changes as it grows."""
+    counts, qmap = made.frames(40), made.qmap()
+    counts[:, 1, 0] = 255  # dead
+    counts[0, 2, 2] = 255  # in the first look alone
+    counts[[0, 20, 39], 3, 3] = 255  # in no look but the last
+    counts[5:, 4, 4] = 255  # later than the first frame: not dead, as offline
+    path = tmp_path / "run.h5"
+    growing = xpcs.GrowingFrames(path)
+    live = xpcs.LiveMultiTau(qmap, 100, normalize=normalize)
+    dead = []
+    for n in (1, 10, 15, 40):
+        with h5py.File(tmp_path / "half.h5", "w") as file:
+            file["entry/data/data"] = counts[:n]
+        (tmp_path / "half.h5").replace(path)
+        settled(growing)
+        live.update(growing)
+        dead.append(int(growing.dead.sum()))
+    assert dead[:3] == [3, 1, 1]
+    growing.finish()
+    found = live.finish(growing)
+    growing.close()
+    with xpcs.open_frames(path) as whole:
+        assert whole.dead.sum() == 2
+        np.testing.assert_array_equal(growing.dead, whole.dead)
+    wanted = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
+    for name in ("g2", "g2_err", "n_pixels", "delay"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    for name in ("mean_image", "intensity", "static_means"):
+        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+def test_a_pixel_that_every_file_marks_is_dead(tmp_path):
+    counts = made.frames(6)
+    counts[:, 0, 0] = 255
+    counts[0, 1, 1] = 255
+    growing = xpcs.GrowingFrames(tmp_path)
+    for number, frame in enumerate(counts):
+        with h5py.File(tmp_path / f"run_{number}.h5", "w") as file:
+            file["entry/data/data"] = frame[None]
+        settled(growing)
+        marked = 2 if number == 0 else 1
+        assert growing.dead.sum() == marked
+    growing.close()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_an_intensity_cut_is_made_at_the_end(normalize):
+    counts, qmap = made.frames(60), made.qmap()
+    counts[33] *= 7
+    counts[50] = 0
+    how = {"intensity_cut": (0.4, 2.0), "normalize": normalize, "bins": [1, 3]}
+    live = xpcs.LiveMultiTau(qmap, 1000, bad_frames=[3, 700], **how)
+    for n in (20, 55, 60):
+        live.update(xpcs.as_frames(counts[:n]))
+    assert live.result().config["bad_frames"] == [3]
+    found = live.finish(xpcs.as_frames(counts))
+    wanted = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
+    assert found.config == wanted.config
+    assert found.config["bad_frames"] == [3, 33, 50]
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+
+
+def test_watch_leaves_frames_out_at_the_end(tmp_path, capsys):
+    counts = made.frames(40)
+    counts[12] *= 9
+    np.save(tmp_path / "run_1.npy", counts)
+    flags = ["--idle", "0.1", "--intensity-cut", ",3", "--twotime"]
+    assert main(watched(tmp_path, *flags)) == 0
+    found = xpcs.read_results(tmp_path / "results.hdf")
+    assert found.multitau.config["bad_frames"] == [12]
+    wanted = xpcs.multitau(counts, made.qmap(), intensity_cut=(None, 3))
+    np.testing.assert_array_equal(found.multitau.g2, wanted.g2)
+    assert np.isnan(found.twotime.c2[:, 12]).all()
 
 
 def test_files_that_are_not_alike(tmp_path):
@@ -287,6 +374,11 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert "no frames came in" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
     np.save(tmp_path / "run_1.npy", made.frames(12))
+    (tmp_path / "qmap.h5").unlink()
+    assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
+    told = capsys.readouterr().err
+    assert "12 frames came in" in told
+    assert "--begin, --stride and --average leave fewer" in told
     (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
     (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1")) == 2

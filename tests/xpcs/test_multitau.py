@@ -14,7 +14,7 @@ from correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, photons
 
 import jaxkern as jk
 from jaxkern.execution import execution_options
-from jaxkern.xpcs.correlators import blocks, dense_sums, numpy_sums
+from jaxkern.xpcs.correlators import blocks, numpy_sums, run_sums
 
 DTYPES = ["u1", "u2", "u4", "i4", "i2", "u8", ">u2", "f4", "f8"]
 
@@ -164,15 +164,26 @@ def test_threads_change_no_bit(monkeypatch, threads):
         np.testing.assert_array_equal(found.g2_err, one.g2_err)
 
 
-def test_little_memory_takes_more_passes(backend, monkeypatch):
-    frames = photons(50)
-    expected = oracle.multitau(frames, DYNAMIC, STATIC)
-    source = Blocks(frames)
-    monkeypatch.setattr(dense_sums, "available_bytes", lambda: 9 * 1500)
-    result = jk.xpcs.multitau(source, jk.xpcs.QMap(DYNAMIC, STATIC), overview=True)
-    assert len(source.reads) > 1
-    check_g2(result, expected)
-    np.testing.assert_allclose(result.overview.mean_image, frames.mean(axis=0), rtol=1e-14)
+@pytest.mark.parametrize("used", [0.9, 0.2])  # of the pixels; few are gathered
+@pytest.mark.parametrize("dtype", ["u2", "f4"])
+def test_neither_memory_nor_the_source_change_a_bit(backend, monkeypatch, dtype, used):
+    """Pixels of a file are taken in groups, those of an array all at once."""
+    monkeypatch.setattr(numpy_sums, "_TILE", 300)
+    frames = photons(30, dtype, shape=(45, 64))
+    rng = np.random.default_rng(1)
+    static = np.where(rng.random((45, 64)) < used, rng.integers(1, 13, (45, 64)), 0)
+    qmap = jk.xpcs.QMap((static + 3) // 4, static)
+    wanted = jk.xpcs.multitau(frames, qmap)
+    for memory in (100_000, 400_000, 10**9):
+        monkeypatch.setattr(run_sums, "available_bytes", lambda memory=memory: memory)
+        source = Blocks(frames)
+        found = jk.xpcs.multitau(source, qmap, overview=True)
+        passes = len(source.reads)
+        assert passes > 1 if memory == 100_000 else passes == 1 or memory < 10**9
+        np.testing.assert_array_equal(found.g2, wanted.g2)
+        np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+        image = frames.mean(axis=0, dtype=np.float64)
+        np.testing.assert_allclose(found.overview.mean_image, image, rtol=1e-14)
 
 
 def test_tiles_of_the_numpy_sums(monkeypatch):

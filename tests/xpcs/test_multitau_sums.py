@@ -192,6 +192,23 @@ def test_any_split_into_blocks(dtype, block):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"place": np.zeros(3, np.int32)}, "place has another length"),
+        ({"place": np.full(4, 40, np.int32)}, "a place lies outside the state"),
+        ({"place": np.array([0, 1, 2, -1], np.int32)}, "a place lies outside the state"),
+        ({"carried": [np.zeros(1)] * 3}, "4 arrays are carried"),
+        ({"carried": [np.zeros(1)] * 4}, "a carried array has another size"),
+    ],
+)
+def test_reductions_check_what_they_are_given(given, message):
+    bins = np.arange(4, dtype=np.int32)
+    state = arrays_of_state(40, 20, False, False)
+    with pytest.raises(ValueError, match=message):
+        _cpu.multitau_reduce(state, 9, 40, bins, bins, bins, 4, 4, 20, **given)
+
+
 def test_counts_that_do_not_fit():
     frames = np.ones((50, 40), np.int32)
     frames[3, 17] = -1

@@ -414,11 +414,11 @@ def test_rows_outside_the_matrix(backend):
                 jax.block_until_ready(run(row))
 
 
-@cases("x64", native=[(False,), (True,)], jax=[(False,)])
-def test_sigma_at_its_floor_counts_for_nothing(x64):
+@cases("wide", native=[(False,), (True,)], jax=[(False,)])
+def test_sigma_at_its_floor_counts_for_nothing(wide):
     """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
     model, contrast, offset, data, *_ = problem()
-    with jax.enable_x64(x64):
+    with jax.enable_x64(wide):
         for sigma in (1e-10, np.full(data.shape, 1e-10)):
             given = (model, PARAMS, contrast, offset, data, sigma)
             assert xpcs.normal_equations(*given).count == 0

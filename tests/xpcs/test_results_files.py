@@ -24,7 +24,7 @@ from jaxkern.xpcs import ApsFormatError, read_results, write_results
 
 N, SHAPE = made.N, made.SHAPE
 
-#: every field of docs/correlations.md with its shape
+#: every field of docs/correlation-files.md with its shape
 FIELDS = {
     "entry/schema_version": (),
     "entry/start_time": (),

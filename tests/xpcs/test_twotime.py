@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
-from jaxkern.xpcs.correlators import two_time, two_time_products
+from jaxkern.xpcs.correlators import two_time, two_time_products, two_time_reduction
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
@@ -188,6 +188,23 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     np.testing.assert_allclose(tiled.g2_parts, whole.g2_parts, 1e-12)
 
 
+def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
+    """A piece of pixels in all frames would else take more than memory has."""
+    frames = counts((50, 20, 20), "uint8", 9)
+    qmap = jk.xpcs.QMap(np.ones((20, 20), int))
+    wanted = jk.xpcs.twotime(frames, qmap)
+    stage, sizes = two_time_products.stage, []
+
+    def seen(source, selection, divisor, pixels, tiles):
+        sizes.extend(map(len, pixels))
+        return stage(source, selection, divisor, pixels, tiles)
+
+    monkeypatch.setattr(two_time_products, "stage", seen)
+    monkeypatch.setattr(two_time, "_PIECE_BYTES", 100 * 50)
+    np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, wanted.c2)
+    assert sizes == [100, 100, 100, 100]
+
+
 def test_matrices_are_mirrored_to_the_bit(monkeypatch):
     monkeypatch.setattr(two_time_products, "TILE", 16)
     dynamic, static = bins_of((6, 8), 2, 3)
@@ -216,13 +233,14 @@ def test_forms_are_means_of_the_full_matrix(n):
     qmap = jk.xpcs.QMap(dynamic, static)
     bad = [k for k in (3, 20) if k < n]
     full = jk.xpcs.twotime(frames, qmap, bad_frames=bad)
-    square = jk.xpcs.twotime(frames, qmap, form=("t1t2", 5), bad_frames=bad)
-    aged = jk.xpcs.twotime(frames, qmap, form=("age-lag", 3, 4, 3), bad_frames=bad)
+    square = jk.xpcs.twotime(frames, qmap, form=("t1t2", min(5, n)), bad_frames=bad)
+    form = ("age-lag", min(3, n), 4, 3)
+    aged = jk.xpcs.twotime(frames, qmap, form=form, bad_frames=bad)
     assert aged.t2[0] == 0
     assert aged.t2[-1] == n
     for b in range(2):
         wanted = oracle.t1t2(full.c2[b], square.t1)
-        upper = np.triu_indices(5)
+        upper = np.triu_indices(min(5, n))
         np.testing.assert_allclose(square.c2[b][upper], wanted[upper], 1e-12)
         np.testing.assert_array_equal(square.c2[b], square.c2[b].T)
         wanted = oracle.age_lag(full.c2[b], aged.t1, aged.t2)
@@ -287,6 +305,9 @@ def test_what_is_refused():
         ({"form": "half"}, "form is 'half'; wanted \"full\""),
         ({"form": ("t1t2", 0)}, "n of form"),
         ({"form": ("age-lag", 3)}, "wanted"),
+        ({"form": ("t1t2", 7)}, r"\('t1t2', 7\), 7 cells of 6 frames; wanted at most 6"),
+        ({"form": ["t1t2", 4], "average": 2}, "4 cells of 3 frames; wanted at most 3"),
+        ({"form": ("age-lag", 7, 2, 2)}, "7 cells of 6 frames"),
         ({"smoothing": "dynamic"}, 'wanted "static" or "none"'),
         ({"dtype": np.int32}, "dtype is int32; wanted float64 or float32"),
         ({"out": np.empty((1, 5, 5))}, r"out has the shape \(1, 5, 5\); wanted \(1, 6, 6\)"),
@@ -297,6 +318,17 @@ def test_what_is_refused():
             jk.xpcs.twotime(frames, qmap, **how)
     with pytest.raises(ValueError, match="wanted a map of the frames' shape"):
         jk.xpcs.twotime(frames.transpose(0, 2, 1), qmap)
+    # As many cells as frames are all of C.
+    cells, every = (jk.xpcs.twotime(frames, qmap, form=form) for form in (("t1t2", 6), "full"))
+    np.testing.assert_array_equal(cells.c2, every.c2)
+
+
+def test_matrices_that_memory_has_no_room_for(monkeypatch):
+    monkeypatch.setattr(two_time_reduction, "available_bytes", lambda: 287)
+    frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
+    with pytest.raises(MemoryError, match=r"two-time correlations \[1, 6, 6\] take 2.88e-07 GB"):
+        jk.xpcs.twotime(frames, qmap)
+    assert jk.xpcs.twotime(frames, qmap, dtype=np.float32).c2.shape == (1, 6, 6)
 
 
 def test_frames_are_normalized_before_they_are_summed():

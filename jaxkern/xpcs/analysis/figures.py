@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 def new_figure(width: float, height: float, title: str) -> Figure:
     """A figure without pyplot: no display, no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, fontsize=9)
     return figure
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int) -> Path:
-    """Writes the figure, into a folder that is made where it is missing; returns the path."""
+    """Writes a PNG, into a folder that is made where it is missing; returns the path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    figure.set_dpi(dpi)
+    # What savefig does, but that draws a figure with a layout twice.
+    FigureCanvasAgg(figure).print_png(path)
     return path
 
 

@@ -170,8 +170,8 @@ def rate_bands(
     places = [list(names).index(name) for name in model.parameter_names]
     covariance = pcov[np.ix_(places, places)]
     with jax.enable_x64(True):
-        rates = model.rates(physics)
-        moved = jax.jacfwd(model.rates)(np.asarray(physics, np.float64))
+        values = np.asarray(physics, np.float64)
+        rates, moved = jax.jit(lambda p: (model.rates(p), jax.jacfwd(model.rates)(p)))(values)
         found = {}
         for name, rate in rates.items():
             slope = np.asarray(moved[name])

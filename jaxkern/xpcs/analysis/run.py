@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from jaxkern.core.paths import home_path, write_whole
 from jaxkern.xpcs.analysis import plot
 from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
-from jaxkern.xpcs.analysis.config import Config, ConfigError, as_tree
+from jaxkern.xpcs.analysis.config import ConfigError, as_tree
+from jaxkern.xpcs.analysis.schema import Config
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (

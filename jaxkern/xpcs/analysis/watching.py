@@ -88,7 +88,11 @@ def watch(
     watched = None
     if live.n_frames >= 2:
         rate = (there - at_last_call) / max(time.monotonic() - told, 1e-9)
-        watched = Watched(live.result(), there, rate, last=True, interrupted=bool(asked))
+        try:
+            result = live.finish(frames)
+        except DetectorFileError as error:  # where frames are read again
+            left, result = left or error, live.result()
+        watched = Watched(result, there, rate, last=True, interrupted=bool(asked))
         shown(watched)
     if left is not None:
         raise left

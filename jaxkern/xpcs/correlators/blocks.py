@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
+from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 
 #: what kernels read: whole counts in at most 32 bits, or floating-point numbers
 COUNT_DTYPES = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "i4", "f4", "f8"))
+#: whole counts of a pixel add up to less, so that all sums of their products fit 63 bits
+MOST_COUNTS = 2**32 - 1
 BLOCK_BYTES = 32 * 2**20
 _WIDE = {"f": np.float64, "i": np.int64, "u": np.uint64}
 
@@ -52,6 +55,9 @@ def selected_frames(
 
     Bad ones too. Pixels of a frame lie together. Where the frames are in memory and nothing has to
     be changed, it is a view.
+
+    Raises:
+      MemoryError: where there is no room for them, as for the frames of a very long sum.
     """
     step, count = selection.stride, (stop - first) * selection.average
     begin = selection.begin + first * selection.average * step
@@ -60,8 +66,10 @@ def selected_frames(
         frames = source.array[begin:end:step]
         check_mapped(source.name, frames)
     elif step >= 8:  # reading what is then thrown away takes longer than single frames do
+        _check_room(source, selection, count)
         frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
     else:
+        _check_room(source, selection, end - begin)
         frames = source.read(begin, end)[::step]
     wanted = (count, *source.shape[1:])
     if frames.shape != wanted:
@@ -70,6 +78,17 @@ def selected_frames(
         )
     flat = as_counts(frames.reshape(count, -1), source.name)
     return flat if pixels_together(flat) else flat.copy()
+
+
+def _check_room(source: FrameSource, selection: FrameSelection, count: int) -> None:
+    """Raises where memory has no room for so many frames, and what is made of them."""
+    needed = 2 * count * source.frame_bytes
+    if needed > 4 * BLOCK_BYTES and needed > (free := available_bytes()):
+        raise MemoryError(
+            f"{count:,} frames of {source.name}, of which sums of {selection.average:,} are made, "
+            f"take {needed / 1e9:,.3g} GB and {free / 1e9:,.3g} GB of memory are left: give a "
+            "smaller average="
+        )
 
 
 def pixels_together(frames: NDArray[Any]) -> bool:
@@ -96,8 +115,8 @@ def frame_blocks(
       size: sums in a block; by default as many as fit.
     """
     if size is None:
-        frame = max(source.shape[1] * source.shape[2] * source.dtype.itemsize, 1)
-        size = max((n_bytes or BLOCK_BYTES) // (frame * selection.average), 1)
+        sum_bytes = max(source.frame_bytes * selection.average, 1)
+        size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
     ranges = [(k, min(k + size, selection.n)) for k in range(0, selection.n, size)]
     if source.array is not None:
         for first, stop in ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,23 @@ def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
     """
     whole_number("n_frames", n_frames, 0)
     whole_number("dpl", dpl, 1)
-    delays: list[int] = []
+    return np.array([t << level for level, t in _levels(n_frames, dpl)], np.int64)
+
+
+def _levels(n_frames: int, dpl: int) -> Iterator[tuple[int, int]]:
+    """The level of each delay, and the delay in sums of that level."""
     level = 0
     while True:
         for t in range(dpl + 1 if level else 1, 2 * dpl + 1):
             if t >= n_frames >> level:
-                return np.array(delays, np.int64)
-            delays.append(t << level)
+                return
+            yield level, t
         level += 1
+
+
+def pair_numbers(n_frames: int, dpl: int) -> NDArray[np.int64]:
+    """Of each delay how many pairs of sums there are, where no frame is bad."""
+    return np.array([(n_frames >> level) - t for level, t in _levels(n_frames, dpl)], np.int64)
 
 
 def pair_weights(

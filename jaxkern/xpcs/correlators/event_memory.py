@@ -66,11 +66,10 @@ class EventMemory:
 
     def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
         """Their next ones: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
-        good: NDArray[np.uint32] | None = selection.good_counts()
-        if not selection.good_counts_differ:
-            good = None
+        good = selection.good_counts() if selection.good_counts_differ else None
         sums = None
         if selection.stride > 1 or selection.average > 1 or good is not None:
+            selection.check_memory(self.n_frames)
             sums = np.full(self.n_frames, -1, np.int32)
             count = selection.n * selection.average
             at = selection.begin + np.arange(count) * selection.stride

@@ -54,8 +54,8 @@ def multitau_events(
       qmap, and all others: as of `multitau`.
 
     Raises:
-      ValueError: as `multitau`, and for events whose pixel or frame is not there, or whose count is
-        negative or 2^32 - 1 or more; their place is named.
+      ValueError: as `multitau`; for events whose pixel or frame is not there, or whose count is
+        negative, with their place; and for a pixel of the map whose counts sum to 2^32 - 1 or more.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -122,7 +122,8 @@ def twotime_events(
       qmap, and all others: as of `twotime`.
 
     Raises:
-      ValueError: as `twotime` and `multitau_events`.
+      ValueError: as `twotime` and `multitau_events`; like there, a pixel of the map whose counts
+        sum to 2^32 - 1 or more is refused.
       MemoryError: as `twotime`.
 
     Example:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ class BinSums:
       mean: [n_tau, n_dynamic] mean of the ratios of a dynamic bin's pixels.
       squares: [n_tau, n_dynamic] sum of their squared distances from that mean.
       pixels: [n_dynamic] how many pixels of a dynamic bin there are.
+      carried: what sums of further pixels go on from, of the kind that made these; or None.
     """
 
     weight: NDArray[np.float64]
@@ -32,6 +34,7 @@ class BinSums:
     mean: NDArray[np.float64]
     squares: NDArray[np.float64]
     pixels: NDArray[np.int64]
+    carried: Any = None
 
 
 def g2_of_sums(
@@ -72,21 +75,3 @@ def static_ratios(sums: BinSums, qmap: QMap) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):  # frames with an infinity give NaN
         np.divide(above, below, out=ratios, where=below != 0)
     return ratios
-
-
-def together(parts: list[BinSums]) -> BinSums:
-    """The sums of several sets of pixels; no static bin is in two of them."""
-    first, *others = parts
-    for other in others:
-        # Means and squares of two sets as those of both (Chan, Golub and LeVeque, 1983).
-        both = first.pixels + other.pixels
-        own = other.pixels / np.maximum(both, 1)
-        step = other.mean - first.mean
-        first = BinSums(
-            first.weight,
-            first.sums + other.sums,
-            first.mean + step * own,
-            first.squares + other.squares + step * step * (first.pixels * own),
-            both,
-        )
-    return first

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number
-from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
+from jaxkern.xpcs.correlators.delays import multitau_delays, pair_numbers, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums, g2_of_sums
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
@@ -53,26 +53,30 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
     if frame_time is not None:
         step = real_number("frame_time", frame_time, 0.0)
         if not 0 < step < math.inf:
-            raise ValueError(f"frame_time is {frame_time!r}; wanted s from one frame to the next")
+            raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
         return step
     told = source.metadata.get("frame_time")
     return float(told) if told is not None and 0 < told < math.inf else None
 
 
-def multitau_result(
+def g2_result(
     sums: BinSums,
     selection: FrameSelection,
     labels: BinLabels,
     frame_time: float | None,
     config: Mapping[str, Any],
 ) -> MultiTauResult:
-    """The result of a selection's sums.
+    """The multi-tau result of a selection's sums.
 
     Args:
       frame_time: from one frame of the source to the next, in s.
       config: what was asked beside the selection, with "dpl".
     """
-    delay = multitau_delays(selection.n, config["dpl"])
+    dpl = config["dpl"]
+    delay = multitau_delays(selection.n, dpl)
+    n_pairs = pair_numbers(selection.n, dpl)
+    if selection.good_counts_differ:
+        n_pairs = pair_weights(selection.good_counts(), dpl)[1]
     step = None if frame_time is None else frame_time * selection.stride * selection.average
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
     return MultiTauResult(
@@ -84,17 +88,10 @@ def multitau_result(
         q=labels.q,
         phi=labels.phi,
         n_pixels=labels.n_pixels,
-        n_pairs=pair_weights(selection.good_counts(), config["dpl"])[1],
+        n_pairs=n_pairs,
         n_frames=selection.n,
         frame_time=step,
         qmap=labels.qmap,
         overview=None,
-        config={
-            **config,
-            "begin": selection.begin,
-            "end": selection.end,
-            "stride": selection.stride,
-            "average": selection.average,
-            "bad_frames": selection.bad_within.tolist(),
-        },
+        config={**config, **selection.config()},
     )

@@ -12,25 +12,26 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
-from jaxkern.xpcs.correlators.frame_sums import frame_sums
+from jaxkern.xpcs.correlators.frame_sums import frame_sums, intensity_limits
 from jaxkern.xpcs.correlators.g2 import BinSums
-from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
+from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
+from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
+from jaxkern.xpcs.correlators.overview import GrowingOverview
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview
+from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
-
-# Parts in time of the static means: so many at least, and less than twice as many.
-_PARTS = 10
 
 
 class LiveMultiTau:
     """g2 of a source that grows: what came is added, and a result can be asked for at any time.
 
-    A result has the bits that `multitau` gives of the same frames.
+    A result has the bits that `multitau` gives of the same frames. Where the source's `dead` pixels
+    become others, as of a file in which a pixel is at its limit in the first frames alone, all
+    frames are read again. Events are made frames block by block, and take the time of frames.
 
     Args:
       qmap: the bins of the pixels.
@@ -38,6 +39,8 @@ class LiveMultiTau:
         for 100,000 frames).
       dpl, normalize, bad_frames, begin, stride, average, bins, frame_time: as of `multitau`; bad
         frames may be of those that have not come.
+      intensity_cut: as of `multitau`; the median frame is known at the end, so that `finish` leaves
+        frames out, and `result` has all.
 
     Raises:
       ValueError: arguments out of range; from `update`, frames of another shape than the map's.
@@ -67,6 +70,7 @@ class LiveMultiTau:
         stride: int = 1,
         average: int = 1,
         *,
+        intensity_cut: tuple[float | None, float | None] | None = None,
         bins: Sequence[int] | NDArray[Any] | None = None,
         frame_time: float | None = None,
     ) -> None:
@@ -74,6 +78,9 @@ class LiveMultiTau:
         whole_number("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
+        intensity_limits(intensity_cut)  # refused before frames come
+        self._cut = intensity_cut
+        self._dead: NDArray[np.bool_] | None = None
         self._config: dict[str, Any] = {
             "dpl": dpl,
             "normalize": bool(normalize),
@@ -84,12 +91,11 @@ class LiveMultiTau:
 
     def update(self, source: FrameSource) -> int:
         """Adds the frames that `source` has more than at the last time; returns how many it has."""
-        if self._state is None:
+        if self._state is None or not _alike(self._dead, source.dead):
             if source.shape[0] == 0:
                 return 0
             self._begin(source)
-        frame = max(source.shape[1] * source.shape[2] * source.dtype.itemsize, 1)
-        size = max(BLOCK_BYTES // (frame * self._all.average), 1)
+        size = max(BLOCK_BYTES // max(source.frame_bytes * self._all.average, 1), 1)
         there = self._selection(source.shape[0]).n
         while self._seen < there:
             self._add(source, self._seen, min(self._seen + size, there))
@@ -110,8 +116,37 @@ class LiveMultiTau:
             raise ValueError(f"{self._seen} frames were added; wanted 2 or more")
         selection = self._all.part(0, self._seen)
         sums = _reached(self._state.bin_sums(), len(multitau_delays(self._seen, self._dpl)))
-        found = multitau_result(sums, selection, self._labels, self._time_step, self._config)
+        found = g2_result(sums, selection, self._labels, self._time_step, self._config)
         return replace(found, overview=self._overview.overview())
+
+    def finish(self, source: FrameSource) -> MultiTauResult:
+        """g2 of all of a source that is complete: what `multitau` gives of it.
+
+        With an intensity cut the frames are read once more.
+
+        Raises:
+          ValueError: fewer than two frames are there.
+        """
+        total = min(self.update(source), self._most)
+        if self._cut is None or self._seen < 2:
+            return self.result()
+        told = self._all
+        return multitau(
+            source,
+            self._qmap,
+            self._dpl,
+            self._config["normalize"],
+            told.bad[told.bad < total],
+            told.begin,
+            total,
+            told.stride,
+            told.average,
+            intensity_cut=self._cut,
+            bins=self._bins,
+            frame_time=self._frame_time,
+            overview=True,
+            progress=False,
+        )
 
     @property
     def _dpl(self) -> int:
@@ -129,14 +164,15 @@ class LiveMultiTau:
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
                 f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
             )
-        qmap = qmap.without(source.dead)
+        self._dead, self._seen = source.dead, 0
+        qmap = qmap.without(self._dead)
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
         self._mask = qmap.mask.ravel()
         whole = is_whole(source) and not self._config["normalize"]
         pixels = BinnedPixels.of(qmap, self._labels.bins)
         missing = self._all.average - self._all.good_counts()
-        self._overview = _GrowingOverview(qmap, is_whole(source))
+        self._overview = GrowingOverview(qmap, is_whole(source))
         native = native_module() if len(pixels) else None
         if native is None:
             self._state = NumpySums(pixels, self._dpl, self._all.average, missing, whole)
@@ -156,73 +192,13 @@ class LiveMultiTau:
         self._seen = stop
 
 
+def _alike(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
+    if one is None or other is None:
+        return not any(dead is not None and dead.any() for dead in (one, other))
+    return bool(np.array_equal(one, other))
+
+
 def _reached(sums: BinSums, delays: int) -> BinSums:
     """The sums at the first delays, which frames have reached."""
     at = slice(delays)
     return BinSums(sums.weight[at], sums.sums[:, at], sums.mean[at], sums.squares[at], sums.pixels)
-
-
-class _GrowingOverview:
-    """Sums of frames for an `Overview`, of which nobody knows how many come.
-
-    The sums of static bins are kept for parts in time of equal lengths; where there are too many,
-    neighbours become one.
-    """
-
-    def __init__(self, qmap: QMap, whole: bool) -> None:
-        self._qmap, self._used = qmap, qmap.used.ravel()
-        self._dtype = np.dtype(np.int64 if whole else np.float64)
-        self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
-        self._light: list[NDArray[np.float64]] = []
-        self._length, self._filled = 1, 0  # sums of frames in a part, and in the last one
-        self._static: list[NDArray[Any]] = []
-        self._good: list[int] = []
-        static = qmap.static.ravel()[qmap.pixels]
-        self._starts = np.flatnonzero(np.diff(static, prepend=-1))
-        self._there = static[self._starts] - 1
-
-    def add(self, frames: NDArray[Any], bad: NDArray[np.bool_], selection: FrameSelection) -> None:
-        average, counts = selection.average, selection.good_counts()
-        first = 0
-        while first < len(counts):
-            if not self._static or self._filled == self._length:
-                self._next_part()
-            stop = min(first + self._length - self._filled, len(counts))
-            at = slice(first * average, stop * average)
-            image = np.zeros_like(self._image)
-            (light,) = frame_sums(frames[at], [self._used], image, bad[at])
-            light[bad[at]] = 0
-            pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
-            self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
-            self._image += image
-            self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
-            self._good[-1] += int(counts[first:stop].sum())
-            self._filled += stop - first
-            first = stop
-
-    def _next_part(self) -> None:
-        if len(self._static) == 2 * _PARTS:
-            self._static = [
-                a + b for a, b in zip(self._static[::2], self._static[1::2], strict=True)
-            ]
-            self._good = [a + b for a, b in zip(self._good[::2], self._good[1::2], strict=True)]
-            self._length *= 2
-        self._static.append(np.zeros(len(self._starts), self._dtype))
-        self._good.append(0)
-        self._filled = 0
-
-    def overview(self) -> Overview:
-        good = np.array(self._good, np.float64)
-        parts = np.full((len(good), self._qmap.n_static), np.nan)
-        pixels = self._qmap.pixels_of_static[self._there]
-        parts[:, self._there] = _over(np.array(self._static), pixels * good[:, None])
-        whole = parts[0].copy()
-        whole[self._there] = _over(sum(self._static), pixels * good.sum())
-        image = _over(self._image, np.full(self._image.shape, good.sum()))
-        return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
-
-
-def _over(above: Any, below: NDArray[Any]) -> NDArray[np.float64]:
-    means = np.full(np.shape(above), np.nan)
-    np.divide(above, below, out=means, where=below != 0)
-    return means

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
-from jaxkern.xpcs.correlators.dense_sums import DenseSums
-from jaxkern.xpcs.correlators.event_sums import EventSums
-from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
-from jaxkern.xpcs.correlators.labels import BinLabels, multitau_result, time_step
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.run_sums import DenseSums, EventSums
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -81,7 +80,9 @@ def multitau(
 
     Raises:
       ValueError: for arguments out of range, a map of another shape than the frames, fewer than 2
-        frames (for each part), and counts that do not fit into 32 bits.
+        frames (for each part), and a pixel of the map with whole counts below 0, or that sum to
+        2^32 - 1 or more.
+      MemoryError: where the frames of one sum (`average`) have no room.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -100,10 +101,11 @@ def multitau(
         whole_number("dpl", dpl, 1, MOST_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(whole_number("parts", parts, 0), 1)
+        of_parts = f", 2 for each of {parts} parts" if parts > 1 else ""
         if selection.n < least:
             raise ValueError(
                 f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} "
-                f"frames of {source.name}; wanted {least} or more"
+                f"frames of {source.name}; wanted {least} or more{of_parts}"
             )
         limits = intensity_limits(intensity_cut)
         labels = BinLabels(living, bins)
@@ -127,9 +129,9 @@ def multitau(
         else:
             run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
         sums = run.run(seen, bar)
-    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": limits}
+    asked = None if intensity_cut is None else tuple(intensity_cut)
+    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": asked}
     whole, *others = (
-        multitau_result(*of_piece, labels, step, config)
-        for of_piece in zip(sums, pieces, strict=True)
+        g2_result(*of_piece, labels, step, config) for of_piece in zip(sums, pieces, strict=True)
     )
     return replace(whole, overview=seen.overview() if seen else None, parts=tuple(others))

@@ -1,5 +1,4 @@
-"""Multi-tau correlation while frames come: a state, blocks of frames added to it, results at any
-time; inside jit, scan, vmap and shard_map."""
+"""Multi-tau correlation inside jit: a state, frames that are added to it, results at any time."""
 
 from __future__ import annotations
 
@@ -12,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
-from jaxkern.xpcs.correlators.labels import BinLabels
-from jaxkern.xpcs.correlators.labels import multitau_result as labelled
+from jaxkern.xpcs.correlators.labels import BinLabels, g2_result
 from jaxkern.xpcs.correlators.native_sums import native_module, sums_of_state
-from jaxkern.xpcs.correlators.numpy_sums import MOST_COUNTS, bins_of_pixels
+from jaxkern.xpcs.correlators.numpy_sums import bins_of_pixels, too_many_counts
 from jaxkern.xpcs.correlators.ops import FRAME_DTYPES, multitau_update_op, state_shapes
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -194,7 +192,7 @@ def multitau_result(
         G, IP, IF, pairs = _exact(state, stored, seen, whole, chosen.pixel, chosen.pixel)
         sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]), whole)
     every = FrameSelection(state.n_frames_max)
-    result: MultiTauResult = labelled(sums, every, labels, frame_time, {"dpl": state.dpl})
+    result = g2_result(sums, every, labels, frame_time, {"dpl": state.dpl})
     return dataclasses.replace(result, n_frames=seen, n_pairs=sums.weight.astype(np.int64))
 
 
@@ -231,10 +229,7 @@ def _exact(
     total, g = total[which], g[:, which]
     if whole and (total >= MOST_COUNTS).any():
         worst = numbers[int(np.argmax(total >= MOST_COUNTS))]
-        raise ValueError(
-            f"pixel {worst} has a negative count, or counts that sum to 2^32 - 1 or more; leave it "
-            "out by a map, or give the frames as float64, whose sums are exact below 2^53"
-        )
+        raise ValueError(too_many_counts(int(worst)))
     total = total.astype(np.int64 if whole else np.float64)
     delay, kept = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
     sums = np.zeros((3, len(delay), len(total)), total.dtype)

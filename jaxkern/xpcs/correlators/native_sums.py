@@ -20,7 +20,6 @@ from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums
-from jaxkern.xpcs.correlators.numpy_sums import MOST_COUNTS, too_many_counts
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 from jaxkern.xpcs.correlators.selection import FrameSelection
 
@@ -133,6 +132,7 @@ class NativeSums:
         if self._gathered:
             width = len(pixels)
             self._places = np.arange(width, dtype=np.int32)
+        self._carries = _carried_shapes(len(missing), dpl, pixels, whole)
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
@@ -169,19 +169,24 @@ class NativeSums:
         )
         self._seen += len(frames) // self._average
 
-    def bin_sums(self) -> BinSums:
-        """The sums of what was added.
+    @staticmethod
+    def tiles(native: ModuleType, pixels: BinnedPixels) -> NDArray[np.int64]:
+        """[P] the tile of each pixel: tiles are added one after the other, whoever sums them."""
+        strips = np.unique(pixels.pixel // native.MULTITAU_STRIP, return_inverse=True)[1]
+        return np.asarray(strips // native.MULTITAU_TILE_STRIPS)
+
+    def bin_sums(self, before: BinSums | None = None) -> BinSums:
+        """The sums of what was added, on top of those of the tiles of pixels before.
 
         Raises:
           ValueError: for negative whole counts, and a pixel with 2^32 - 1 counts together or more.
         """
-        wrong = np.asarray(self._state[0][0, self._places] >= MOST_COUNTS)
-        if not self._options["real"] and wrong.any():
-            raise ValueError(too_many_counts(int(self._pixels.pixel[wrong.argmax()])))
-        placed = replace(self._pixels, pixel=self._places)
-        return sums_of_state(
-            self._native, self._state, self._seen, self._width, placed, self._options
+        carried = [np.zeros(*like) for like in self._carries] if before is None else before.carried
+        options = {**self._options, "place": self._places, "carried": carried}
+        sums = sums_of_state(
+            self._native, self._state, self._seen, self._width, self._pixels, options
         )
+        return replace(sums, pixels=carried[-1], carried=carried)
 
 
 def sums_of_state(
@@ -205,6 +210,21 @@ def _bin_sums(found: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> B
     weight, sums, mean, squares = found
     counts = np.bincount(pixels.dynamic, minlength=pixels.n_dynamic).astype(np.int64)
     return BinSums(weight, sums, mean, squares, counts)
+
+
+def _carried_shapes(
+    n: int, dpl: int, pixels: BinnedPixels, whole: bool
+) -> list[tuple[tuple[int, ...], type[np.generic]]]:
+    """(shape, dtype) of what `multitau_reduce` carries from some pixels to the next."""
+    delays = len(multitau_delays(n, dpl))
+    sums = (3, delays, pixels.n_static)
+    dynamic = (delays, pixels.n_dynamic), np.float64
+    return [
+        ((*sums, 2), np.uint64) if whole else (sums, np.float64),
+        dynamic,
+        dynamic,
+        ((pixels.n_dynamic,), np.int64),
+    ]
 
 
 def _state_shapes(n: int, dpl: int, whole: bool, weighted: bool) -> list[tuple[int, np.dtype[Any]]]:

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.blocks import summed
+from jaxkern.xpcs.correlators.blocks import MOST_COUNTS, summed
 from jaxkern.xpcs.correlators.delays import multitau_delays, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
 
-#: what the counts of a pixel add up to is below this, so that all sums of products fit 63 bits
-MOST_COUNTS = 2**32 - 1
 # Pixels whose sums are made, and reduced to those of bins, at a time.
 _TILE = 4096
 
 
 def too_many_counts(pixel: int) -> str:
-    """What is wrong with a pixel whose counts are not summed."""
+    """What is wrong with a pixel whose counts are not summed, as the native kernels say it."""
     return (
         f"pixel {pixel} has a negative count, or counts that sum to 2^32 - 1 or more; leave the "
         "pixel out by the mask, or give the frames as float64, whose sums are exact below 2^53"
@@ -56,10 +54,8 @@ class NumpySums:
     ) -> None:
         self._pixels, self._dpl, self._average, self._whole = pixels, dpl, average, whole
         self._good = average - missing.astype(np.int64)
-        order = pixels.by_bin()
-        tiles = [np.sort(order[k : k + _TILE]) for k in range(0, len(order), _TILE)]
-        self._tiles = [PixelSums(pixels.pixel[tile], dpl, whole) for tile in tiles]
-        self._bins = [pixels.taken(tile) for tile in tiles]
+        self._bins = _tiles_of(pixels)
+        self._tiles = [PixelSums(tile.pixel, dpl, whole) for tile in self._bins]
         self._seen = 0
 
     @staticmethod
@@ -83,10 +79,18 @@ class NumpySums:
             )
         self._seen += len(good)
 
-    def bin_sums(self) -> BinSums:
-        """The sums of what was added."""
-        weight, _ = pair_weights(self._good[: self._seen], self._dpl)
-        total = _BinTotals(self._pixels, weight, self._whole)
+    @staticmethod
+    def tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
+        """[P] the tile of each pixel: tiles are added one after the other, whoever sums them."""
+        return np.arange(len(pixels)) // _TILE
+
+    def bin_sums(self, before: BinSums | None = None) -> BinSums:
+        """The sums of what was added, on top of those of the tiles of pixels before."""
+        if before is None:
+            weight, _ = pair_weights(self._good[: self._seen], self._dpl)
+            total = _BinTotals(self._pixels, weight, self._whole)
+        else:
+            total = before.carried
         for tile, bins in zip(self._tiles, self._bins, strict=True):
             total.add(bins, tile.sums())
         return total.bin_sums()
@@ -164,17 +168,22 @@ def bins_of_pixels(
 ) -> BinSums:
     """The sums of bins of G, IP and IF [3, n_tau, P] of all their pixels."""
     total = _BinTotals(pixels, weight, whole)
-    for first in range(0, len(pixels), _TILE):
-        part = np.arange(first, min(first + _TILE, len(pixels)))
-        total.add(pixels.taken(part), sums[:, :, part])
+    first = 0
+    for tile in _tiles_of(pixels):
+        total.add(tile, sums[:, :, first : first + len(tile)])
+        first += len(tile)
     return total.bin_sums()
 
 
-class _BinTotals:
-    """Adds up the sums of pixels to those of bins.
+def _tiles_of(pixels: BinnedPixels) -> list[BinnedPixels]:
+    return [pixels.taken(slice(k, k + _TILE)) for k in range(0, len(pixels), _TILE)]
 
-    The result depends, in the last bits of `mean` and `squares`, on which pixels are added
-    together, and on nothing else.
+
+class _BinTotals:
+    """Adds up the sums of tiles of pixels to those of bins.
+
+    The result depends, in the last bits of `mean` and `squares`, on the tiles and their order, and
+    on nothing else.
     """
 
     def __init__(self, pixels: BinnedPixels, weight: NDArray[np.float64], whole: bool) -> None:
@@ -215,9 +224,8 @@ class _BinTotals:
 
     def bin_sums(self) -> BinSums:
         """The sums of all pixels that were added."""
-        return BinSums(
-            self._weight, self._sums.astype(np.float64), self._mean, self._squares, self._pixels
-        )
+        sums = self._sums.astype(np.float64)
+        return BinSums(self._weight, sums, self._mean, self._squares, self._pixels, self)
 
 
 def _starts(labels: NDArray[np.int32]) -> NDArray[np.int64]:

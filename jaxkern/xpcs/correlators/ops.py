@@ -10,8 +10,9 @@ import numpy as np
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
 from jaxkern.xpcs.correlators import twin
+from jaxkern.xpcs.correlators.blocks import COUNT_DTYPES
 
-FRAME_DTYPES = ("uint8", "uint16", "uint32", "int32", "float32", "float64")
+FRAME_DTYPES = tuple(dtype.name for dtype in COUNT_DTYPES)
 
 
 def state_shapes(delays: int, pixels: int, dpl: int, real: bool) -> dict[str, tuple[int, ...]]:

@@ -80,8 +80,70 @@ class OverviewSums:
         )
 
 
-def _over(above: NDArray[Any], below: Any) -> NDArray[np.float64]:
-    below = np.broadcast_to(below, above.shape)
-    means = np.full(above.shape, np.nan)
+class GrowingOverview:
+    """Sums of frames for an `Overview`, of which nobody knows how many come.
+
+    The sums of static bins are kept for parts in time of equal lengths, `PARTS` or more; of twice
+    as many neighbours become one.
+    """
+
+    def __init__(self, qmap: QMap, whole: bool) -> None:
+        self._qmap, self._used = qmap, qmap.used.ravel()
+        self._dtype = np.dtype(np.int64 if whole else np.float64)
+        self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
+        self._light: list[NDArray[np.float64]] = []
+        self._length, self._filled = 1, 0  # sums of frames in a part, and in the last one
+        self._static: list[NDArray[Any]] = []
+        self._good: list[int] = []
+        static = qmap.static.ravel()[qmap.pixels]
+        self._starts = np.flatnonzero(np.diff(static, prepend=-1))
+        self._there = static[self._starts] - 1
+
+    def add(self, frames: NDArray[Any], bad: NDArray[np.bool_], selection: FrameSelection) -> None:
+        """Adds the frames [T * average, H * W] of a selection that follows on what was added."""
+        average, counts = selection.average, selection.good_counts()
+        first = 0
+        while first < len(counts):
+            if not self._static or self._filled == self._length:
+                self._next_part()
+            stop = min(first + self._length - self._filled, len(counts))
+            at = slice(first * average, stop * average)
+            image = np.zeros_like(self._image)
+            (light,) = frame_sums(frames[at], [self._used], image, bad[at])
+            light[bad[at]] = 0
+            pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
+            self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
+            self._image += image
+            self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
+            self._good[-1] += int(counts[first:stop].sum())
+            self._filled += stop - first
+            first = stop
+
+    def _next_part(self) -> None:
+        if len(self._static) == 2 * PARTS:
+            self._static = [
+                a + b for a, b in zip(self._static[::2], self._static[1::2], strict=True)
+            ]
+            self._good = [a + b for a, b in zip(self._good[::2], self._good[1::2], strict=True)]
+            self._length *= 2
+        self._static.append(np.zeros(len(self._starts), self._dtype))
+        self._good.append(0)
+        self._filled = 0
+
+    def overview(self) -> Overview:
+        """Means of what was added so far."""
+        good = np.array(self._good, np.float64)
+        parts = np.full((len(good), self._qmap.n_static), np.nan)
+        pixels = self._qmap.pixels_of_static[self._there]
+        parts[:, self._there] = _over(np.array(self._static), pixels * good[:, None])
+        whole = parts[0].copy()
+        whole[self._there] = _over(sum(self._static), pixels * good.sum())
+        image = _over(self._image, np.full(self._image.shape, good.sum()))
+        return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
+
+
+def _over(above: Any, below: Any) -> NDArray[np.float64]:
+    means = np.full(np.shape(above), np.nan)
+    below = np.broadcast_to(below, means.shape)
     np.divide(above, below, out=means, where=below != 0)
     return means

@@ -38,7 +38,7 @@ class BinnedPixels:
     def __len__(self) -> int:
         return len(self.pixel)
 
-    def taken(self, places: NDArray[Any]) -> BinnedPixels:
+    def taken(self, places: NDArray[Any] | slice) -> BinnedPixels:
         """Some of the pixels."""
         return BinnedPixels(
             self.pixel[places],
@@ -52,16 +52,19 @@ class BinnedPixels:
         """The order of the pixels by dynamic bin, static bin and number."""
         return np.lexsort((self.static, self.dynamic))
 
-    def split(self, most: int) -> list[BinnedPixels]:
-        """Parts of about `most` pixels or fewer; no static bin is in two of them."""
+    def split(self, tile: NDArray[np.int64], most: int) -> list[BinnedPixels]:
+        """Parts of about `most` pixels or fewer, each of whole tiles.
+
+        Args:
+          tile: [P] the tile of each pixel, ascending.
+        """
         if len(self) <= most:
             return [self]
-        order = self.by_bin()
-        ends = np.append(np.flatnonzero(np.diff(self.static[order])) + 1, len(order))
+        ends = np.append(np.flatnonzero(np.diff(tile)) + 1, len(self))
         parts, begin = [], 0
-        while begin < len(order):
+        while begin < len(self):
             fit = ends[(ends > begin) & (ends <= begin + most)]
             end = int(fit[-1] if len(fit) else ends[ends > begin][0])
-            parts.append(self.taken(np.sort(order[begin:end])))
+            parts.append(self.taken(slice(begin, end)))
             begin = end
         return parts

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.quantities import scaled
-from jaxkern.xpcs.detectors.frames import FrameSource
 
 
 class CorrelationProgress(ProgressBar):
@@ -38,8 +37,3 @@ class CorrelationProgress(ProgressBar):
     def reached(self, part: float) -> None:
         """Such a part of all frames is done."""
         self.advance(part * self._total - self._done)
-
-
-def frame_bytes(source: FrameSource) -> int:
-    """Bytes of a dense frame of a source."""
-    return source.shape[1] * source.shape[2] * source.dtype.itemsize

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.core.memory import available_bytes
+
+_FRAME_BYTES = 32  # of numbers for each frame, with what is held beside them while they are made
 
 
 class FrameSelection:
@@ -69,18 +72,41 @@ class FrameSelection:
         within: NDArray[np.int64] = self.bad[inside & (from_begin % self.stride == 0)]
         return within
 
+    def check_memory(self, frames: int) -> None:
+        """Raises MemoryError where there is no room for numbers of each of so many frames."""
+        needed = frames * _FRAME_BYTES
+        if needed > 2**28 and needed > (free := available_bytes()):
+            raise MemoryError(
+                f"numbers for each of {frames:,} frames take {needed / 1e9:,.3g} GB, and "
+                f"{free / 1e9:,.3g} GB of memory are left; wanted fewer frames (begin=, end=). "
+                "multitau_events needs none without bad_frames, stride, average, intensity_cut, "
+                "normalize and overview"
+            )
+
     def bad_places(self) -> NDArray[np.bool_]:
         """[N * average] which of the frames that are taken are bad."""
+        self.check_memory(self.n * self.average)
         places = np.zeros(self.n * self.average, bool)
         places[(self.bad_within - self.begin) // self.stride] = True
         return places
 
+    def config(self) -> dict[str, Any]:
+        """What results say of it."""
+        return {
+            "begin": self.begin,
+            "end": self.end,
+            "stride": self.stride,
+            "average": self.average,
+            "bad_frames": self.bad_within.tolist(),
+        }
+
     @property
     def good_counts_differ(self) -> bool:
-        return bool((self.good_counts() != self.average).any())
+        return bool(len(self.bad_within))
 
     def good_counts(self) -> NDArray[np.uint32]:
         """[N] how many good frames each sum holds."""
+        self.check_memory(self.n)
         counts = np.full(self.n, self.average, np.uint32)
         within = (self.bad_within - self.begin) // (self.stride * self.average)
         np.subtract.at(counts, within, 1)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-#: what a negative count becomes, which a total never reaches
-MOST_COUNTS = 2**32 - 1
+from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
 
 
 def multitau_update(
@@ -102,6 +101,7 @@ class _Counts:
 
     def values(self, frame: Any) -> Any:
         if frame.dtype == jnp.int32:
+            # A negative count becomes what a total never reaches.
             frame = jnp.where(frame < 0, jnp.uint32(MOST_COUNTS), frame.astype(jnp.uint32))
         return (frame.astype(jnp.uint32),)
 

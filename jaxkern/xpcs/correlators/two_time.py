@@ -16,21 +16,23 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks
-from jaxkern.xpcs.correlators.event_rows import EventRows
-from jaxkern.xpcs.correlators.frame_means import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
-from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_products import Piece, Tiles
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,
     Smoothing,
     TwoTimeReduction,
     Weights,
+    check_form,
     check_smoothing,
+    form_edges,
     twotime_result,
 )
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -38,6 +40,7 @@ from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _PIECE = 16384  # pixels at most that are multiplied in one call
+_PIECE_BYTES = 2**30  # of their counts, at most
 _STAGED_BYTES = 2**30  # of counts that are kept between products
 _PAIRS = 16  # tiles that are made at a time, and taken in while the next ones are
 
@@ -80,7 +83,8 @@ def twotime(
       form: "full", all of C; ("t1t2", n), means over n x n equal cells; ("age-lag", n_age, decade,
         n_lag), means over n_age equal cells of the age (t1 + t2) / 2, and of the lag t2 - t1 over
         every lag below `decade` and then n_lag cells a decade. A cell holds the mean over its pairs
-        t1 <= t2 of good frames, NaN where there are none. Both need no matrix of N x N.
+        t1 <= t2 of good frames, NaN where there are none. Both need no matrix of N x N; n and n_age
+        are at most N.
       dtype: of `c2`, float64 or float32.
       bins: the dynamic bins that are wanted, by default all.
       begin, end, stride, average: frames `begin` to `end` (exclusive), every `stride`-th, sums of
@@ -124,6 +128,7 @@ def twotime(
                 f"begin, end, stride and average leave none of the {source.shape[0]} frames of "
                 f"{source.name}; wanted one or more"
             )
+        form_edges(check_form(form), selection.n)  # refused before the frames are read
         limits = intensity_limits(intensity_cut)
         labels = BinLabels(living, bins)
         step = time_step(frame_time, source)
@@ -159,7 +164,7 @@ def twotime(
         "smoothing": smoothing,
         "form": reduction.form,
         "normalize": bool(normalize),
-        "intensity_cut": intensity_cut,
+        "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
     }
     result = twotime_result(reduction, selection, labels, step, config)
     return replace(result, overview=seen.overview() if seen else None)
@@ -169,17 +174,17 @@ class _Bin:
     """A dynamic bin: its place in the result, and the pixels of its static bins in pieces.
 
     Attributes:
-      pieces: of each static bin with pixels, lists of at most `_PIECE` pixels.
+      pieces: of each static bin with pixels, lists of at most `most` pixels.
       pixels: [n_static] how many pixels these have.
     """
 
-    def __init__(self, qmap: QMap, place: int, number: int) -> None:
+    def __init__(self, qmap: QMap, place: int, number: int, most: int) -> None:
         self.place = place
         static = qmap.static.ravel()[qmap.pixels]
         self.pieces: list[list[NDArray[np.int32]]] = []
         for s in np.flatnonzero(qmap.dynamic_of_static == number) + 1:
             first, stop = np.searchsorted(static, [s, s + 1])
-            parts = -(-(stop - first) // _PIECE)
+            parts = -(-(stop - first) // most)
             self.pieces.append(np.array_split(qmap.pixels[first:stop], parts))
         self.pixels = np.array([sum(map(len, parts)) for parts in self.pieces], np.int64)
 
@@ -207,22 +212,24 @@ class _Dense:
         self._reduction, self._bar = reduction, bar
         self._n = selection.n
         self._tiles = Tiles.of(self._n)
-        found = (_Bin(qmap, place, int(number)) for place, number in enumerate(wanted))
+        self._itemsize = products.count_dtype(
+            source.dtype, selection.average, divisor is not None
+        ).itemsize
+        # By the counts alone, not by what memory is free: the order of sums goes with the pieces.
+        piece = min(_PIECE, max(_PIECE_BYTES // (self._itemsize * max(self._n, 1)), 64))
+        found = (_Bin(qmap, place, int(number), piece) for place, number in enumerate(wanted))
         self._bins = [b for b in found if b.pieces]
         self._room = min(_STAGED_BYTES, max(available_bytes() // 4, 1))
         self._waiting: list[tuple[int, int, int, jax.Array]] = []
         self._taken, self._frames_told = 0, 0
-        bar.begin(self._n, frame_bytes(source))
+        bar.begin(self._n, source.frame_bytes)
 
     def correlate(self) -> None:
         """All bins."""
-        itemsize = products.count_dtype(
-            self._source.dtype, self._selection.average, self._divisor is not None
-        ).itemsize
         group: list[_Bin] = []
         held = 0
         for each in self._bins:
-            size = each.staged_bytes(self._tiles, itemsize)
+            size = each.staged_bytes(self._tiles, self._itemsize)
             # An array is gathered from bin by bin; a file is read once for as many as there is
             # room for.
             if group and (self._source.array is not None or held + size > self._room):

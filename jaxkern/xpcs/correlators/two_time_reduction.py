@@ -68,30 +68,51 @@ def check_smoothing(smoothing: Any) -> None:
         raise ValueError(f'smoothing is {smoothing!r:.80}; wanted "static" or "none"')
 
 
-def form_edges(form: Any, n_frames: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Edges of the cells of a form along its first and second axis, in frames.
+def check_form(form: Any) -> Form:
+    """A form as a tuple of its name and its numbers, or "full".
 
     Raises:
       ValueError: for a form that is none.
     """
-    whole = np.arange(n_frames + 1, dtype=np.float64)
     if form == "full":
-        return whole, whole
+        return "full"
     kind, *numbers = form if isinstance(form, tuple | list) and form else (None,)
     if kind == "t1t2" and len(numbers) == 1:
-        n = whole_number('n of form ("t1t2", n)', numbers[0], 1)
-        edges = np.linspace(0.0, n_frames, n + 1)
-        return edges, edges
+        return "t1t2", whole_number('n of form ("t1t2", n)', numbers[0], 1)
     if kind == "age-lag" and len(numbers) == 3:
-        n_age = whole_number('n_age of form "age-lag"', numbers[0], 1)
-        decade = whole_number('decade of form "age-lag"', numbers[1], 1)
-        n_lag = whole_number('n_lag of form "age-lag"', numbers[2], 1)
-        lags = list(range(min(decade, n_frames) + 1))
-        while lags[-1] < n_frames:
-            step = lags[-1] * 10.0 ** (1 / n_lag)
-            lags.append(min(max(lags[-1] + 1, round(step)), n_frames))
-        return np.linspace(0.0, n_frames, n_age + 1), np.array(lags, np.float64)
+        names = ("n_age", "decade", "n_lag")
+        n_age, decade, n_lag = (
+            whole_number(f'{name} of form "age-lag"', number, 1)
+            for name, number in zip(names, numbers, strict=True)
+        )
+        return "age-lag", n_age, decade, n_lag
     raise ValueError(f"form is {form!r:.80}; wanted {_FORMS}")
+
+
+def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Edges of the cells of a form along its first and second axis, in frames.
+
+    Raises:
+      ValueError: for more cells of the times, or of the age, than frames: some would be empty.
+    """
+    if isinstance(form, str):
+        whole = np.arange(n_frames + 1, dtype=np.float64)
+        return whole, whole
+    cells = form[1]
+    if cells > n_frames:
+        raise ValueError(
+            f"form is {form!r}, {cells} cells of {n_frames} frames; wanted at most {n_frames}, a "
+            "frame each"
+        )
+    edges = np.linspace(0.0, n_frames, cells + 1)
+    if len(form) == 2:
+        return edges, edges
+    _, _, decade, n_lag = form
+    lags = list(range(min(decade, n_frames) + 1))
+    while lags[-1] < n_frames:
+        step = lags[-1] * 10.0 ** (1 / n_lag)
+        lags.append(min(max(lags[-1] + 1, round(step)), n_frames))
+    return edges, np.array(lags, np.float64)
 
 
 class TwoTimeReduction:
@@ -111,7 +132,8 @@ class TwoTimeReduction:
       out: where C goes, [n_bins, ...] of the form: an array, a memory map or an HDF5 data set.
 
     Raises:
-      ValueError: for a form or dtype that is none, and an `out` of another shape.
+      ValueError: for a form or dtype that is none, more cells than frames, and an `out` of another
+        shape.
       MemoryError: for matrices that memory has no room for.
     """
 
@@ -125,8 +147,8 @@ class TwoTimeReduction:
     ) -> None:
         self._n = len(good)
         self._good = good
-        self.form: Form = tuple(form) if isinstance(form, list) else form
-        self.t1, self.t2 = form_edges(form, self._n)
+        self.form = check_form(form)
+        self.t1, self.t2 = form_edges(self.form, self._n)
         self._whole = self.form == "full"
         self._cells_shape = (len(self.t1) - 1, len(self.t2) - 1)
         dtype = np.dtype(dtype)
@@ -291,14 +313,7 @@ def twotime_result(
         frame_time=step,
         qmap=labels.qmap,
         overview=None,
-        config={
-            **config,
-            "begin": selection.begin,
-            "end": selection.end,
-            "stride": selection.stride,
-            "average": selection.average,
-            "bad_frames": selection.bad_within.tolist(),
-        },
+        config={**config, **selection.config()},
         n_pairs=means.n_pairs,
         c2_pairs=means.c2_pairs,
     )

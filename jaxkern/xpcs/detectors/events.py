@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 
 #: frames and pixels are numbered in int32
@@ -111,6 +112,14 @@ class GivenEvents(FrameSource):
     def _ordered(self) -> EventFrames:
         assert self.columns is not None
         pixel, frame, count = self.columns
+        # Their order, and what is ordered by it, before and after it becomes 4 bytes a number.
+        needed = len(pixel) * (20 + sum(column.itemsize for column in self.columns))
+        if needed > 2**28 and needed > (free := available_bytes()):
+            raise MemoryError(
+                f"{len(pixel):,} events in the order of frames take {needed / 1e9:,.3g} GB and "
+                f"{free / 1e9:,.3g} GB of memory are left; wanted fewer, or neither normalize= nor "
+                "intensity_cut= nor overview=, which go from frame to frame"
+            )
         return EventFrames(pixel, frame, count, self.shape[1:], self.shape[0], self.name)
 
     def events(self, first: int, stop: int) -> Events:
@@ -151,6 +160,8 @@ def shape_of_events(
 
 def _column(name: str, key: str, given: Any) -> NDArray[Any]:
     array = np.asarray(given)
+    if array.shape == (0,):
+        return np.zeros(0, np.int64)  # no events have no dtype: np.array([]) is float64
     if array.ndim != 1 or array.dtype.kind not in "ui":
         raise DetectorFileError(
             f"{name}: {key} is {array.dtype} of the shape {array.shape}; wanted whole numbers [M]"

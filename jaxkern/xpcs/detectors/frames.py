@@ -40,6 +40,7 @@ class FrameSource:
         or in memory maps, else None.
       dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
         it marks none. Correlators leave these pixels out.
+      linked: paths of the other files that the frames lie in, besides the one that `name` is.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
         and "pixel_size" in m, "start_time", as far as it is known.
     """
@@ -53,6 +54,7 @@ class FrameSource:
     columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
     dead: NDArray[np.bool_] | None = None
     name: str = "frames"
+    linked: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.metadata: Mapping[str, Any] = {}
@@ -85,6 +87,11 @@ class FrameSource:
         return Events(
             pixel.astype(np.int32), (frame + first).astype(np.int32), frames[frame, pixel]
         )
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a dense frame."""
+        return self.shape[1] * self.shape[2] * self.dtype.itemsize
 
     def check_range(self, first: int, stop: int) -> None:
         """Raises IndexError for frames that are not there."""

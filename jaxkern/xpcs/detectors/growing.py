@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path, natural_order
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
-from jaxkern.xpcs.detectors.opening import SUFFIXES, open_frames
+from jaxkern.xpcs.detectors.opening import frame_files, open_frames
 
 # A file that has changed is opened again, at most for this part of the time.
 _SHARE = 0.1
@@ -37,7 +37,9 @@ class GrowingFrames(FrameSource):
     `poll` looks for more; in between this is a source of the frames that were found. Files of a
     folder follow each other in the order of their names (2 before 10). One that cannot be read is
     taken for unfinished, and holds up those behind it; so is the last frame of a file of events
-    until another follows. `finish` takes what is left.
+    until another follows. `finish` takes what is left. `dead` has the pixels that every file marks;
+    as a file grows it may mark others, which is looked at whenever twice as many frames are there
+    and by `finish`.
 
     Args:
       place: a folder, or a file, which need not be there yet.
@@ -78,6 +80,7 @@ class GrowingFrames(FrameSource):
         self._exclude = {Path(path).absolute() for path in exclude}
         self._parts: list[_Part] = []
         self._next_look, self._waiting = 0.0, ""
+        self._frames_at_dead = 0
         self.shape = (0, *(frame_shape or (0, 0)))
         self.dtype = np.dtype(np.uint8)
 
@@ -106,22 +109,24 @@ class GrowingFrames(FrameSource):
                 break
         n = sum(part.frames for part in self._parts)
         self.shape = (n, *self.shape[1:])
+        if n and not self._waiting and (finished or n >= 2 * self._frames_at_dead):
+            self.dead, self._frames_at_dead = self._marked_by_all(), n
         self._next_look = time.monotonic() + (time.monotonic() - began) * (1 / _SHARE - 1)
         return n
+
+    def _marked_by_all(self) -> NDArray[np.bool_] | None:
+        dead: NDArray[np.bool_] | None = None
+        for part in self._parts:
+            if part.source.dead is None:
+                return None
+            dead = part.source.dead if dead is None else dead & part.source.dead
+        return dead
 
     def _paths(self) -> list[Path]:
         if not self._place.is_dir():
             return [self._place] if self._place.exists() else []
-        names = natural_order(os.listdir(self._place))
-        return [
-            self._place / name
-            for name in names
-            if name.lower().endswith(tuple(SUFFIXES))
-            and not name.startswith(".")
-            and not name.endswith("_metadata.hdf")
-            and fnmatch(name, self._pattern)
-            and (self._place / name).absolute() not in self._exclude
-        ]
+        files = frame_files(self._place, self._exclude)
+        return [path for path in files if fnmatch(path.name, self._pattern)]
 
     def _check_order(self, paths: list[Path]) -> None:
         for part, path in zip(self._parts, [*paths, *[None] * len(self._parts)], strict=False):
@@ -165,7 +170,7 @@ class GrowingFrames(FrameSource):
     def _check_alike(self, source: FrameSource) -> None:
         if not self._parts:
             self.shape, self.dtype = (0, *source.shape[1:]), source.dtype
-            self.metadata, self.dead = source.metadata, source.dead
+            self.metadata = source.metadata
         if source.shape[1:] != self.shape[1:] or source.dtype != self.dtype:
             raise DetectorFileError(
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} "

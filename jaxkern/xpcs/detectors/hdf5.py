@@ -23,6 +23,7 @@ from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
     hdf5_errors,
+    linked_files,
     look,
     open_hdf5,
 )
@@ -69,6 +70,7 @@ class Hdf5Frames(FrameSource):
             with hdf5_errors(self.name):
                 self._parts = _find_frames(self.name, self._file, dataset)
                 self._check_parts()
+                self.linked = linked_files(self.name, self._parts)
                 self._starts = np.cumsum([0] + [part.shape[0] for part in self._parts])
                 height, width = self._parts[0].shape[1:]
                 self.shape = (int(self._starts[-1]), int(height), int(width))
@@ -181,7 +183,8 @@ def _read_events(
     for key, column in columns.items():
         if column is not None:
             shape, dtype = getattr(column, "shape", None), getattr(column, "dtype", None)
-            if dtype is None or shape is None or len(shape) != 1 or dtype.kind not in "ui":
+            numbers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
+            if shape is None or len(shape) != 1 or not numbers:
                 raise DetectorFileError(
                     f"{name}: {group.name}/{key} is {dtype} of the shape {shape}; wanted whole "
                     "numbers [M]"
@@ -233,10 +236,11 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     if scans:
         raise DetectorFileError(
             f"{name} holds the frames {', '.join(repr(found.name) for found in scans[:20])}; name "
-            "one of them as dataset"
+            "one of them (dataset=, --dataset)"
         )
     raise DetectorFileError(
-        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name the data set"
+        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name "
+        "the data set (dataset=, --dataset)"
     )
 
 

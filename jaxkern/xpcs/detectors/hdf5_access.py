@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +103,27 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
 
 def check_virtual(name: str, stored: h5py.Dataset) -> None:
     """Raises where a file is missing of which a virtual data set would read zeros."""
+    for path in _virtual_files(stored):
+        if not path.exists():
+            raise DetectorFileError(f"{name}: {stored.name} is made of {path}, which is not there")
+
+
+def linked_files(name: str, sets: Iterable[h5py.Dataset]) -> tuple[str, ...]:
+    """The files that data sets of the file `name` lie in, without itself."""
+    found: dict[str, None] = {}
+    for stored in sets:
+        for path in (Path(stored.file.filename), *_virtual_files(stored)):
+            found[str(path.absolute())] = None
+    found.pop(str(Path(name).absolute()), None)
+    return tuple(found)
+
+
+def _virtual_files(stored: h5py.Dataset) -> Iterator[Path]:
+    """Files that a virtual data set is made of, but those with numbers in their names."""
     if not stored.is_virtual:
         return
     folder = Path(stored.file.filename).parent
     for source in stored.virtual_sources():
-        if source.file_name == "." or "%" in source.file_name:
-            continue
-        if not (folder / source.file_name).exists() and not Path(source.file_name).exists():
-            raise DetectorFileError(
-                f"{name}: {stored.name} is made of {source.file_name}, which is not there"
-            )
+        if source.file_name != "." and "%" not in source.file_name:
+            beside = folder / source.file_name
+            yield beside if beside.exists() else Path(source.file_name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
 from jaxkern.xpcs.detectors.events import check_frame_shape
 from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
@@ -47,6 +48,22 @@ _MAGIC: dict[bytes, Callable[[str, Shape | None], FrameSource]] = {
     b"\x93NUMPY": NpyFrames,
     b"PK\x03\x04": npz_events,
 }
+
+
+def frame_files(folder: Path, exclude: Container[Path] = ()) -> list[Path]:
+    """Files of a folder whose ending a reader knows, 2 before 10, but ``*_metadata.hdf``.
+
+    Args:
+      exclude: absolute paths that are left out.
+    """
+    return [
+        folder / name
+        for name in natural_order(os.listdir(folder))
+        if name.lower().endswith(tuple(SUFFIXES))
+        and not name.startswith(".")
+        and not name.endswith("_metadata.hdf")
+        and (folder / name).absolute() not in exclude
+    ]
 
 
 def as_frames(
@@ -134,6 +151,8 @@ def open_frames(
     name = os.fspath(path)
     if Path(name).is_dir():
         raise DetectorFileError(f"{name} is a folder; wanted a file of frames or events")
+    if not Path(name).exists():
+        raise FileNotFoundError(f"there is no file {name!r}")
     with open(name, "rb") as file:
         begin = file.read(8)
     lower = name.lower()

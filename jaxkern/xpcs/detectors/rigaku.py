@@ -55,7 +55,7 @@ class RigakuFrames(FrameSource):
         self.name = os.fspath(path)
         height, width = check_frame_shape(self.name, frame_shape)
         self._words = _mapped_words(self.name)
-        self.pixel_base, n_frames = _check_words(self.name, self._words, height * width)
+        self.pixel_base, n_frames = _check_words(self.name, self._words, (height, width))
         self.shape = (n_frames, height, width)
         self.words = self._words
 
@@ -103,6 +103,7 @@ class Rigaku3MFrames(FrameSource):
         if not self.name.endswith(".000"):
             raise DetectorFileError(f"{self.name} is not the first of six; wanted NAME.bin.000")
         self._modules = [RigakuFrames(f"{self.name[:-1]}{number}") for number in _ORDER]
+        self.linked = tuple(module.name for module in self._modules if module.name != self.name)
         height = 3 * MODULE[0] + 2 * _GAPS[0]
         width = 2 * MODULE[1] + _GAPS[1]
         self.shape = (max(module.shape[0] for module in self._modules), height, width)
@@ -142,7 +143,9 @@ def _mapped_words(name: str) -> NDArray[np.uint64]:
     return np.asarray(np.memmap(name, "<u8", mode="r"))
 
 
-def _check_words(name: str, words: NDArray[np.uint64], n_pixels: int) -> tuple[int, int]:
+def _check_words(
+    name: str, words: NDArray[np.uint64], frame_shape: tuple[int, int]
+) -> tuple[int, int]:
     """The number that pixels begin at, and how many frames there are."""
     lowest, last, pixels = int(_PIXEL), -1, []
     for begin in range(0, len(words), _BLOCK):
@@ -159,6 +162,7 @@ def _check_words(name: str, words: NDArray[np.uint64], n_pixels: int) -> tuple[i
         pixel = block >> _PIXEL_BIT & _PIXEL
         lowest = min(lowest, int(pixel.min()))
         pixels.append(int(pixel.max()))
+    n_pixels = frame_shape[0] * frame_shape[1]
     base = _OFFSET if lowest >= _OFFSET else 0
     for number, highest in enumerate(pixels):
         if highest - base >= n_pixels:
@@ -166,6 +170,7 @@ def _check_words(name: str, words: NDArray[np.uint64], n_pixels: int) -> tuple[i
             place = int(np.flatnonzero(block == np.uint64(highest))[0])
             raise DetectorFileError(
                 f"{name}: event {number * _BLOCK + place} is of pixel {highest - base}; wanted 0 "
-                f"to {n_pixels - 1}. Give the shape of frames where it is another"
+                f"to {n_pixels - 1} of {frame_shape[0]} x {frame_shape[1]} pixels, the shape of "
+                "frames that is given, or that of the map of bins"
             )
     return base, last + 1

@@ -70,7 +70,9 @@ def find_layout(file: h5py.File, layout: str | None) -> str:
     wanted = "; ".join(
         f"the layout {name!r} misses {', '.join(paths)}" for name, paths in missing.items()
     )
-    raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}")
+    alone = "xpcs/multitau" in file and "xpcs/twotime" not in file
+    hint = ". It holds g2 alone: give xpcs correlate --twotime" if alone else ""
+    raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}{hint}")
 
 
 def find_missing(file: h5py.File, names: Iterable[str]) -> None:

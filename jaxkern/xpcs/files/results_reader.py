@@ -14,7 +14,6 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
-from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import complete_rows, damage_told, open_hdf5
 from jaxkern.xpcs.files.aps_entries import (
@@ -24,11 +23,17 @@ from jaxkern.xpcs.files.aps_entries import (
     find_missing,
     read_bins,
     read_matrices,
-    read_numbers,
     read_time_step,
     read_whole_numbers,
 )
-from jaxkern.xpcs.files.results_writer import CONFIG_NAMES, SMOOTHINGS
+from jaxkern.xpcs.files.results_entries import (
+    of_bins,
+    read_array,
+    read_config,
+    read_metadata,
+    read_n_frames,
+    read_overview,
+)
 
 if TYPE_CHECKING:
     import h5py
@@ -39,12 +44,6 @@ Array = NDArray[Any]
 _SLAB = 512
 _ANALYSES = ("multitau", "twotime", "twotime_binned")
 _OF_MAP = "the bins of xpcs/qmap/dynamic_roi_map"
-_OVERVIEW = (
-    "xpcs/temporal_mean/scattering_2d",
-    "xpcs/temporal_mean/scattering_1d",
-    "xpcs/temporal_mean/scattering_1d_segments",
-    "xpcs/spatial_mean/intensity_vs_time",
-)
 
 
 class CorrelationResults(NamedTuple):
@@ -91,17 +90,8 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
     path = home_path(path)
     with open_hdf5(path) as file:
         with damage_told(path):
-            analyses = [name for name in _ANALYSES if f"xpcs/{name}" in file]
-            if not analyses:
-                raise ApsFormatError(
-                    "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
-                    "write_results or boost-corr writes it"
-                )
-            find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
-            qmap = QMap.read(path, "xpcs/qmap")
-            overview = _read_overview(file, qmap)
-            multitau = _read_multitau(file, qmap, overview) if "multitau" in analyses else None
-            analysis = next((name for name in analyses if name != "multitau"), None)
+            qmap, overview, multitau = _read_common(file, path)
+            analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
             stored = None if analysis is None else _find_matrices(file, analysis, qmap)
         twotime = None
         if analysis is not None and stored is not None:
@@ -109,75 +99,28 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
             with damage_told(path):
                 twotime = _read_twotime(file, analysis, stored, picked, qmap, overview)
         with damage_told(path):
-            return CorrelationResults(multitau, twotime, _read_metadata(file))
+            return CorrelationResults(multitau, twotime, read_metadata(file))
 
 
-# What both have ----------------------------------------------------------------------------------
+def read_multitau(path: Path) -> MultiTauResult | None:
+    """g2 of a file of results, or None; its two-time correlations are not read."""
+    with open_hdf5(path) as file, damage_told(path):
+        return _read_common(file, path)[2]
 
 
-def _read_overview(file: h5py.File, qmap: QMap) -> Overview | None:
-    if any(name not in file for name in _OVERVIEW):
-        return None
-    image, means, parts, intensity = (_array(file, name) for name in _OVERVIEW)
-    if image.shape[-2:] != qmap.shape or intensity.shape[:-1] != (2,):
+def _read_common(
+    file: h5py.File, path: Path
+) -> tuple[QMap, Overview | None, MultiTauResult | None]:
+    if not any(f"xpcs/{name}" in file for name in _ANALYSES):
         raise ApsFormatError(
-            f"{_OVERVIEW[0]} is {list(image.shape)} and {_OVERVIEW[3]} {list(intensity.shape)}; "
-            f"wanted [1, {qmap.shape[0]}, {qmap.shape[1]}] and [2, n]"
+            "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
+            "write_results or boost-corr writes it"
         )
-    n = means.size
-    if n == 0 or parts.size % n:
-        raise ApsFormatError(
-            f"{_OVERVIEW[1]} has {n} values and {_OVERVIEW[2]} {parts.size}; wanted a value for "
-            "each static bin, and as many for each part in time"
-        )
-    # A value for each static bin of the map, of those that have one.
-    static = np.full((1 + parts.size // n, qmap.n_static), np.nan)
-    shown = min(n, qmap.n_static)
-    static[:, :shown] = np.concatenate([means.reshape(1, n), parts.reshape(-1, n)])[:, :shown]
-    return Overview(image.reshape(qmap.shape), intensity[1], static[0], static[1:])
-
-
-def _read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
-    """The settings of a correlation by our names; those of other programs by theirs."""
-    import h5py
-
-    ours = {theirs: name for name, theirs in CONFIG_NAMES.items()}
-    found: dict[str, Any] = {"stride": 1, "average": 1}
-    group = file.get(f"xpcs/{analysis}/config")
-    for name, item in group.items() if isinstance(group, h5py.Group) else ():
-        if isinstance(item, h5py.Dataset) and item.shape is not None and item.size < 10**7:
-            value = item[()]
-            if isinstance(value, np.generic):
-                value = value.item()
-            if isinstance(value, bytes):
-                value = value.decode(errors="replace")
-            found[ours.get(name, name)] = value
-    if "smoothing" in found:
-        back = {theirs: name for name, theirs in SMOOTHINGS.items()}
-        found["smoothing"] = back.get(found["smoothing"], found["smoothing"])
-    if isinstance(found.get("bad_frames"), np.ndarray):
-        found["bad_frames"] = found["bad_frames"].tolist()
-    if isinstance(found.get("intensity_cut"), np.ndarray):
-        cut = found["intensity_cut"].tolist()
-        found["intensity_cut"] = tuple(None if x != x else x for x in cut)
-    if analysis != "multitau":
-        # Other programs have one form, and no word for it.
-        kind, *sizes = str(found.get("form", "full")).split()
-        whole = all(size.isdecimal() for size in sizes)
-        found["form"] = (kind, *map(int, sizes)) if sizes and whole else kind
-    return found
-
-
-def _read_metadata(file: h5py.File) -> dict[str, Any]:
-    """What /entry says that is known, in the units of `FrameSource.metadata`."""
-    found = detector_metadata(file)
-    if read_time_step(file, "aps-u") is None:
-        found.pop("frame_time", None)
-    return {name: value for name, value in found.items() if value != ""}
-
-
-def _of_bins(values: Array | None, bins: Array) -> Array | None:
-    return None if values is None else values[bins - 1]
+    find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
+    qmap = QMap.read(path, "xpcs/qmap")
+    overview = read_overview(file, qmap)
+    there = "xpcs/multitau" in file
+    return qmap, overview, _read_multitau(file, qmap, overview) if there else None
 
 
 # Multi-tau ---------------------------------------------------------------------------------------
@@ -187,7 +130,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
     names = [f"xpcs/multitau/{n}" for n in ("delay_list", "normalized_g2", "normalized_g2_err")]
     find_missing(file, names)
     delay = read_whole_numbers(file, names[0])
-    g2, error = (_array(file, name, 2) for name in names[1:])
+    g2, error = (read_array(file, name, 2) for name in names[1:])
     if g2.shape != error.shape or len(g2) != len(delay) or (delay < 1).any():
         raise ApsFormatError(
             f"{names[0]} has {len(delay)} delays from {delay.min()}, {names[1]} is "
@@ -205,8 +148,8 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
             f"{index} has the bin {bins.max()} and {names[1]} {g2.shape[1]} columns; wanted a "
             "column for each bin"
         )
-    config = _read_config(file, "multitau")
-    n_frames = _n_frames(file, "multitau", overview, int(delay.max()) + 1)
+    config = read_config(file, "multitau")
+    n_frames = read_n_frames(file, "multitau", overview, int(delay.max()) + 1)
     frame_time = read_time_step(file, "aps-u", "multitau")
     pairs = "xpcs/multitau/n_pairs"
     n_pairs = read_whole_numbers(file, pairs) if pairs in file else None
@@ -218,8 +161,8 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
         bins=bins,
         g2=g2[:, bins - 1],
         g2_err=error[:, bins - 1],
-        q=_of_bins(qmap.q, bins),
-        phi=_of_bins(qmap.phi, bins),
+        q=of_bins(qmap.q, bins),
+        phi=of_bins(qmap.phi, bins),
         n_pixels=qmap.pixels_of_bin[bins - 1],
         n_pairs=n_pairs,
         n_frames=n_frames,
@@ -240,7 +183,7 @@ def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult,
     labels = "xpcs/multitau/normalized_g2_partial_labels"
     find_missing(file, [*names, labels])
     g2, error, pairs = (
-        _array(file, name, ndim) for name, ndim in zip(names, (3, 3, 2), strict=True)
+        read_array(file, name, ndim) for name, ndim in zip(names, (3, 3, 2), strict=True)
     )
     ends = read_whole_numbers(file, labels)
     wanted = (len(ends), len(whole.delay))
@@ -278,13 +221,6 @@ def _pairs(delay: Array, n_frames: int, dpl: Any) -> Array:
             level += 1
         pairs.append((n_frames >> level) - (d >> level))
     return np.array(pairs, np.int64)
-
-
-def _n_frames(file: h5py.File, analysis: str, overview: Overview | None, least: int) -> int:
-    name = f"xpcs/{analysis}/n_frames"
-    if name in file:
-        return int(read_whole_numbers(file, name)[0])
-    return least if overview is None else len(overview.intensity)
 
 
 # Two-time ----------------------------------------------------------------------------------------
@@ -340,9 +276,9 @@ def _read_twotime(
     overview: Overview | None,
 ) -> TwoTimeResult:
     names = [f"xpcs/{analysis}/{name}" for name in ("normalized_g2", "normalized_g2_segments")]
-    n, g2, parts = len(stored.bins), _array(file, names[0], 2), _array(file, names[1], 3)
+    n, g2, parts = len(stored.bins), read_array(file, names[0], 2), read_array(file, names[1], 3)
     full = analysis == "twotime"
-    n_frames = int(stored.sets[0].shape[0]) if full else _n_frames(file, analysis, overview, 1)
+    n_frames = int(stored.sets[0].shape[0]) if full else read_n_frames(file, analysis, overview, 1)
     if g2.shape[1] != n or parts.shape[1:] != (5, n) or (full and len(g2) != n_frames):
         raise ApsFormatError(
             f"{names[0]} is {list(g2.shape)} and {names[1]} {list(parts.shape)}; wanted [N, {n}] "
@@ -352,7 +288,7 @@ def _read_twotime(
         c2 = _read_matrices([stored.sets[k] for k in picked])
         t1 = t2 = np.arange(n_frames + 1.0)
     else:
-        c2, t1, t2 = (_array(file, f"xpcs/{analysis}/{name}") for name in ("c2", "t1", "t2"))
+        c2, t1, t2 = (read_array(file, f"xpcs/{analysis}/{name}") for name in ("c2", "t1", "t2"))
         if c2.shape != (n, len(t1) - 1, len(t2) - 1):
             raise ApsFormatError(
                 f"xpcs/{analysis}/c2 is {list(c2.shape)}, with {len(t1)} and {len(t2)} edges; "
@@ -361,7 +297,7 @@ def _read_twotime(
         c2 = c2[picked]
     bins = stored.bins[picked]
     n_pairs, c2_pairs = (
-        _array(file, name) if (name := f"xpcs/{analysis}/{key}") in file else None
+        read_array(file, name) if (name := f"xpcs/{analysis}/{key}") in file else None
         for key in ("n_pairs", "c2_pairs")
     )
     if (n_pairs is not None and n_pairs.shape != (n_frames,)) or (
@@ -378,14 +314,14 @@ def _read_twotime(
         bins=bins,
         t1=t1,
         t2=t2,
-        q=_of_bins(qmap.q, bins),
-        phi=_of_bins(qmap.phi, bins),
+        q=of_bins(qmap.q, bins),
+        phi=of_bins(qmap.phi, bins),
         n_pixels=qmap.pixels_of_bin[bins - 1],
         n_frames=n_frames,
         frame_time=read_time_step(file, "aps-u", analysis),
         qmap=qmap,
         overview=overview,
-        config=_read_config(file, analysis),
+        config=read_config(file, analysis),
         n_pairs=n_pairs,
         c2_pairs=None if c2_pairs is None else c2_pairs[picked],
     )
@@ -401,19 +337,3 @@ def _read_matrices(sets: list[h5py.Dataset]) -> Array:
             rows = slice(first, first + _SLAB)
             matrix[rows] = complete_rows(whole[rows], whole[:, rows].T, first, stored.name)
     return c2
-
-
-# Data sets ---------------------------------------------------------------------------------------
-
-
-def _array(file: h5py.File, name: str, ndim: int | None = None) -> Array:
-    """Numbers of a rank; whole ones stay so."""
-    import h5py
-
-    item = file[name]
-    if isinstance(item, h5py.Dataset) and item.size == 0 and ndim in (None, len(item.shape)):
-        return np.zeros(item.shape)  # as of 5 parts of 4 frames
-    values = read_numbers(file, name, most=available_bytes() // 8)
-    if ndim is not None and values.ndim != ndim:
-        raise ApsFormatError(f"{name} is {list(values.shape)}; wanted {ndim} dimensions")
-    return values if values.dtype.kind in "biu" else values.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import damage_told, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
+from jaxkern.xpcs.files.made_of import NAME as MADE_OF
 
 if TYPE_CHECKING:
     import h5py
@@ -60,6 +62,7 @@ def write_results(
     twotime: TwoTimeResult | None = None,
     metadata: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     source: FrameSource | None = None,
+    made_of: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes correlations as boost-corr lays them out, whole or not at all; returns the path.
 
@@ -76,6 +79,8 @@ def write_results(
         s, "energy" in keV, "distance" and "pixel_size" in m, "start_time". The time between frames
         that the results know goes before.
       source: where the frames came from; its metadata are written where `metadata` says nothing.
+      made_of: what the results were made of, kept as JSON in /xpcs/made_of; `correlate_files`
+        knows by it what is finished.
 
     Raises:
       TypeError: results of another type.
@@ -120,6 +125,8 @@ def write_results(
             _write_multitau(file.create_group("xpcs/multitau"), multitau)
         if twotime is not None:
             _write_twotime(file["xpcs"], twotime)
+        if made_of is not None:
+            file[MADE_OF] = json.dumps(dict(made_of))
     return path
 
 

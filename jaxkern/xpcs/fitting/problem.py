@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.xpcs.fitting.input import FitData
+from jaxkern.xpcs.fitting.fit_data import FitData
 from jaxkern.xpcs.fitting.noise import Noise
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout

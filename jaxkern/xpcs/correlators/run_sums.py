@@ -1,9 +1,10 @@
-"""Multi-tau sums of dense frames: where they lie in memory, or block by block as they are read."""
+"""Multi-tau sums of a whole run: of frames, where they lie or as they are read, or of events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,18 @@ from jaxkern.xpcs.correlators.blocks import (
     pixels_together,
     selected_frames,
 )
-from jaxkern.xpcs.correlators.g2 import BinSums, together
-from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module, sums_in_place
+from jaxkern.xpcs.correlators.event_memory import EventMemory, event_blocks
+from jaxkern.xpcs.correlators.g2 import BinSums
+from jaxkern.xpcs.correlators.native_sums import (
+    NativeSums,
+    native_module,
+    sums_in_place,
+    sums_of_events,
+)
 from jaxkern.xpcs.correlators.numpy_sums import NumpySums
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.progress import CorrelationProgress, frame_bytes
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 
@@ -61,10 +68,13 @@ class DenseSums:
                 for first, block in frame_blocks(self._source, self._selection):
                     seen.add(first, block)
             return [self._in_place(native, *of, bar) for of in self._ranges]
-        groups = self._pixels.split(self._most_pixels())
-        found: list[list[BinSums]] = [[] for _ in self._ranges]
+        tiles = NumpySums.tiles(self._pixels)
+        if native is not None:
+            tiles = NativeSums.tiles(native, self._pixels)
+        groups = self._pixels.split(tiles, self._most_pixels())
+        found: list[Any] = [None] * len(self._ranges)
         frames = self._selection.n * self._selection.average
-        bar.begin(frames * len(groups), frame_bytes(self._source))
+        bar.begin(frames * len(groups), self._source.frame_bytes)
         for number, group in enumerate(groups):
             states = [self._state(group, first, stop) for first, stop in self._ranges]
             for first, block in frame_blocks(self._source, self._selection):
@@ -73,9 +83,8 @@ class DenseSums:
                 for state, (begin, end) in zip(states, self._ranges, strict=True):
                     self._add(state, block, first, begin, end)
                 bar.advance(len(block))
-            for sums, state in zip(found, states, strict=True):
-                sums.append(state.bin_sums())
-        return [together(sums) for sums in found]
+            found = [state.bin_sums(sums) for state, sums in zip(states, found, strict=True)]
+        return found
 
     def _lie_in_memory(self) -> bool:
         """Whether all frames are there as the kernel reads them."""
@@ -89,7 +98,7 @@ class DenseSums:
     ) -> BinSums:
         average = self._selection.average
         frames = slice(first * average, stop * average)
-        bar.begin((stop - first) * average, frame_bytes(self._source))
+        bar.begin((stop - first) * average, self._source.frame_bytes)
         return sums_in_place(
             native,
             selected_frames(self._source, self._selection, first, stop),
@@ -134,3 +143,45 @@ class DenseSums:
         frames = slice(first * average, stop * average)
         divisor = None if self._divisor is None else self._divisor[frames]
         state.add(block[(first - at) * average : (stop - at) * average], self._bad[frames], divisor)
+
+
+class EventSums:
+    """Sums of the events of a source, for some ranges of a selection's sums.
+
+    Args:
+      ranges: (first, stop) of the sums that are correlated with each other.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        source: FrameSource,
+        selection: FrameSelection,
+        ranges: Sequence[tuple[int, int]],
+        pixels: BinnedPixels,
+        dpl: int,
+    ) -> None:
+        self._native, self._source, self._selection = native, source, selection
+        self._ranges, self._pixels, self._dpl = ranges, pixels, dpl
+
+    def run(self, seen: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
+        """The sums of each range. The overview sees all events too."""
+        if seen is not None:
+            for block in event_blocks(self._source, self._selection):
+                seen.add_events(*block)
+        events = EventMemory.of(self._source)
+        each = events.size * events.event_bytes // max(self._selection.n, 1)
+        found = []
+        for first, stop in self._ranges:
+            bar.begin(stop - first, each)
+            found.append(
+                sums_of_events(
+                    self._native,
+                    events,
+                    self._selection.part(first, stop),
+                    self._pixels,
+                    self._dpl,
+                    bar.reached,
+                )
+            )
+        return found

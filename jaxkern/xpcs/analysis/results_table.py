@@ -1,0 +1,147 @@
+"""Correlations of many files as one table: a row for each file and bin, as CSV or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxkern.core.paths import replaced_whole
+from jaxkern.xpcs.correlators.results import MultiTauResult
+
+#: columns -> their type in Parquet
+COLUMNS = {
+    "file": "string",
+    "status": "string",
+    "error": "string",
+    "results": "string",
+    "bin": "int64",
+    "q": "float64",
+    "phi": "float64",
+    "pixels": "int64",
+    "frames": "int64",
+    "bad_frames": "int64",
+    "frame_time": "float64",
+    "mean_counts": "float64",
+    "delay": "int64",
+    "g2": "float64",
+    "g2_err": "float64",
+    "baseline": "float64",
+    "contrast": "float64",
+}
+SUFFIXES = (".csv", ".parquet")
+# Delays at the end of the run whose mean is the baseline.
+_LAST = 4
+
+Row = dict[str, Any]
+
+
+def rows_of(result: MultiTauResult) -> list[Row]:
+    """A row for each bin: labels, frames, light, and g2 where it begins and ends."""
+    bad = len(result.config.get("bad_frames", ()))
+    means = _mean_counts(result)
+    rows = []
+    for k, number in enumerate(result.bins.tolist()):
+        curve, error = result.g2[:, k], result.g2_err[:, k]
+        known = np.flatnonzero(np.isfinite(curve))
+        first = known[0] if known.size else None
+        baseline = float(curve[known[-_LAST:]].mean()) if known.size else None
+        rows.append(
+            {
+                "bin": number,
+                "q": None if result.q is None else float(result.q[k]),
+                "phi": None if result.phi is None else float(result.phi[k]),
+                "pixels": int(result.n_pixels[k]),
+                "frames": result.n_frames,
+                "bad_frames": bad,
+                "frame_time": result.frame_time,
+                "mean_counts": None if means is None else float(means[k]),
+                "delay": None if first is None else int(result.delay[first]),
+                "g2": None if first is None else float(curve[first]),
+                "g2_err": None if first is None else float(error[first]),
+                "baseline": baseline,
+                "contrast": None if baseline is None else float(curve[first]) - baseline,
+            }
+        )
+    return rows
+
+
+def _mean_counts(result: MultiTauResult) -> Any:
+    """[n_bins] counts of a bin's pixel in a frame, of the means of its static bins."""
+    if result.overview is None:
+        return None
+    qmap = result.qmap
+    pixels = qmap.pixels_of_static
+    light = np.where(pixels > 0, result.overview.static_means, 0.0) * pixels
+    of_bin = np.bincount(qmap.dynamic_of_static, light, minlength=qmap.n_dynamic + 1)
+    with np.errstate(invalid="ignore"):
+        return of_bin[result.bins] / qmap.pixels_of_bin[result.bins - 1]
+
+
+def check_table(path: Path) -> None:
+    """Raises before any work what `write_table` would behind it.
+
+    Raises:
+      ValueError: another suffix than .csv and .parquet.
+      IsADirectoryError: the path is a folder.
+      ImportError: pyarrow is wanted and not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"the table is {path}; wanted a file that ends in .csv or .parquet")
+    if path.is_dir():
+        raise IsADirectoryError(f"the table is {path}, which is a folder; wanted a file")
+    if path.suffix.lower() == ".parquet":
+        _pyarrow("pyarrow")
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> Path:
+    """Writes rows as CSV or Parquet, by the suffix, whole or not at all; returns the path."""
+    check_table(path)
+    with replaced_whole(path) as temporary:
+        if path.suffix.lower() == ".csv":
+            with temporary.open("x", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                writer.writerows(rows)
+        else:
+            arrow, parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+            schema = arrow.schema([(name, getattr(arrow, t)()) for name, t in COLUMNS.items()])
+            parquet.write_table(arrow.Table.from_pylist(list(rows), schema), temporary)
+    return path
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "a table in Parquet is written by pyarrow, which is not installed: "
+            "pip install 'jaxkern[parquet]', or let the table end in .csv"
+        ) from error
+
+
+def table_text(rows: Sequence[Row], most: int = 20) -> str:
+    """The first rows, for people; a failed file has its error instead of numbers."""
+    shown = ("file", "status", "bin", "q", "phi", "frames", "mean_counts", "g2", "contrast")
+    cells = [list(shown)]
+    for row in rows[:most]:
+        name = Path(row["file"]).name
+        cells.append([name] + [_cell(row.get(column)) for column in shown[1:]])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+    for k, row in enumerate(rows[:most], 1):
+        if row.get("error"):
+            lines[k] += f"  {row['error']}"
+    if len(rows) > most:
+        lines.append(f"... and {len(rows) - most} rows more")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
