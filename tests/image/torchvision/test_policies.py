@@ -6,12 +6,12 @@ bilinear treats otherwise, mixtures that round their parts.
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 import torch
 
 from jaxkern import image as im
+from jaxkern.image.policy_tables import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
 
 RNG = np.random.default_rng(12)
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -58,17 +58,20 @@ def test_ops(v2, run, size, dtype, options):
         options = {**options, "fill": (0.25, 0.5, 0.75)}
     mine, theirs = im.TrivialAugmentWide(**options), v2.TrivialAugmentWide(**options)
     aug = im.Compose([mine])
-    params = jax.tree.map(np.array, aug.sample(jax.random.split(jax.random.key(5), count), size))
-    params[0]["op"][:, 0] = np.arange(count) % len(mine.OPS)
-    if size[0] == 37:  # not a whole turn, whose pixels lie between two
-        params[0]["magnitude"] += np.float32(0.0123) * (params[0]["op"] <= 5)
-    out = run(aug, images, params)
+    op = np.arange(count, dtype=np.int32) % len(mine.OPS)
+    table = magnitude_table(TRIVIAL_AUGMENT_WIDE, 31, size)
+    magnitude = table[op, RNG.integers(0, 31, count)]
+    sign = np.where(signed_ops(TRIVIAL_AUGMENT_WIDE)[op] & (RNG.random(count) < 0.5), -1, 1)
+    magnitude = (magnitude * sign).astype(np.float32)
+    # Shears and turns of round numbers have points between two pixels, and levels that are halves.
+    magnitude += np.float32(0.0123) * (op <= 5)
+    out = run(aug, images, ({"op": op[:, None], "magnitude": magnitude[:, None]},))
     for place in range(count):
-        name = mine.OPS[params[0]["op"][place, 0]]
+        name = mine.OPS[op[place]]
         wanted = theirs._apply_image_or_video_transform(
             tensor(images[place]),
             name,
-            float(params[0]["magnitude"][place, 0]),
+            float(magnitude[place]),
             interpolation=theirs.interpolation,
             fill=theirs._fill,
         )
