@@ -15,7 +15,12 @@ from jaxkern.image.transform import Size
 
 
 class AutoAugmentPolicy(enum.StrEnum):
-    """The data set that a policy of AutoAugment was found on."""
+    """The data set that a policy of AutoAugment was found on.
+
+    >>> from jaxkern.image import AutoAugmentPolicy
+    >>> AutoAugmentPolicy("svhn").name
+    'SVHN'
+    """
 
     IMAGENET = "imagenet"
     CIFAR10 = "cifar10"

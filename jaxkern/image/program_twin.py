@@ -288,7 +288,9 @@ def _autocontrast(image: jax.Array, values: jax.Array) -> jax.Array:
     flat = low == high
     levels = _is_levels(image)
     scale = jnp.where(flat, 1.0, (high - low) * np.float32(1 / 255) if levels else high - low)
-    spread = (x - jnp.where(flat, 0.0, low)) / scale
+    # As wide as the image: of what is broadcast XLA may multiply by the inverse.
+    wide = lax.optimization_barrier(jnp.broadcast_to(scale, x.shape)) if levels else scale
+    spread = (x - jnp.where(flat, 0.0, low)) / wide
     return _level(spread) if levels else _unit(spread)
 
 
