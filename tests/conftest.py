@@ -1,6 +1,7 @@
 """Settings of every test: four CPU devices, programs that compile fast, a cache of its own."""
 
 import os
+import signal
 import tempfile
 from importlib import metadata
 
@@ -10,6 +11,9 @@ _EMITTERS = ["--xla_cpu_use_fusion_emitters=false"] * (metadata.version("jaxlib"
 
 def pytest_configure(config):
     """Sets XLA's flags, before JAX starts."""
+    # A shell's background job ignores Ctrl-C, and so would all tests of it and their processes.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Timings are of programs as users compile them.
     if config.getoption("markexpr") == "benchmark":
         return

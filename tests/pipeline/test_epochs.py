@@ -185,7 +185,7 @@ def test_a_broken_off_iteration_ends_its_threads():
     del iterator
     gc.collect()
     for thread in ours():
-        thread.join(5)
+        thread.join(60)
     assert not ours()
 
 
