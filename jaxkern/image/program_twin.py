@@ -286,7 +286,9 @@ def _autocontrast(image: jax.Array, values: jax.Array) -> jax.Array:
     flat = low == high
     levels = _is_levels(image)
     scale = jnp.where(flat, 1.0, (high - low) * np.float32(1 / 255) if levels else high - low)
-    spread = (x - jnp.where(flat, 0.0, low)) / scale
+    # Whole, so that XLA does not multiply by a reciprocal, which is rounded twice.
+    divisor = lax.optimization_barrier(jnp.broadcast_to(scale, x.shape))
+    spread = (x - jnp.where(flat, 0.0, low)) / divisor
     return _level(spread) if levels else _unit(spread)
 
 
