@@ -35,9 +35,23 @@ inline int32_t reflected(int64_t i, int32_t size) {
 inline Doubles load_doubles(const double* from) { return load(from); }
 template <typename Element>
 inline Doubles load_doubles(const Element* from) {
-  Doubles all;
+#if defined(__AVX2__)
+  typedef float Narrow __attribute__((vector_size(4 * kDoubles), aligned(4), may_alias));
+  typedef int32_t Whole __attribute__((vector_size(4 * kDoubles)));
+  if constexpr (sizeof(Element) == 4) {
+    return __builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Doubles);
+  } else if constexpr (kDoubles == 8) {
+    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+    return __builtin_convertvector((Whole)whole, Doubles);
+  } else {
+    const __m128i whole = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
+    return __builtin_convertvector((Whole)whole, Doubles);
+  }
+#else
+  Doubles all = {};
   for (int32_t k = 0; k < kDoubles; ++k) all[k] = from[k];
   return all;
+#endif
 }
 
 // sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]), i < count.

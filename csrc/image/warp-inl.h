@@ -47,6 +47,24 @@ inline bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
          (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
 }
 
+#if defined(__AVX2__) && defined(__FMA__)
+// Pixels and weights of four points along one axis, as the loop of fill_tile has them; and which of
+// them lie in [0, inside).
+template <bool kNearest>
+inline __m256d four_points(__m256d point, int32_t side, int32_t inside, int32_t* pixel,
+                           float* weight) {
+  // Of NaN and another the maximum is the other.
+  point = _mm256_max_pd(_mm256_sub_pd(point, _mm256_set1_pd(0.5)), _mm256_set1_pd(-2.0));
+  point = _mm256_min_pd(point, _mm256_set1_pd(side + 1.0));
+  const __m256d whole = _mm256_round_pd(
+      point, (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(pixel), _mm256_cvttpd_epi32(whole));
+  if constexpr (!kNearest) _mm_storeu_ps(weight, _mm256_cvtpd_ps(_mm256_sub_pd(point, whole)));
+  return _mm256_and_pd(_mm256_cmp_pd(whole, _mm256_setzero_pd(), _CMP_GE_OQ),
+                       _mm256_cmp_pd(whole, _mm256_set1_pd(inside - 1.0), _CMP_LE_OQ));
+}
+#endif
+
 // The points of columns [first, first + count) of one row.
 template <bool kPerspective, bool kNearest>
 WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first, int32_t count,
@@ -56,8 +74,32 @@ WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first
   const int32_t inside_width = kNearest ? in_width : in_width - 1;
   const int32_t inside_height = kNearest ? in_height : in_height - 1;
   const double y = row + 0.5;
-  int32_t inside = 0;
-  for (int32_t k = 0; k < count; ++k) {
+  int32_t inside = 0, k = 0;
+#if defined(__AVX2__) && defined(__FMA__)
+  const auto line = [&](double factor, double start) {
+    return [=](__m256d x) {
+      return _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(factor), x), _mm256_set1_pd(start));
+    };
+  };
+  const auto across = line(c[0], c[1] * y + c[2]), down = line(c[3], c[4] * y + c[5]);
+  const auto depth = line(c[6], c[7] * y + 1.0);
+  for (; k + 4 <= count; k += 4) {
+    const __m256d x = _mm256_add_pd(_mm256_set1_pd(first + k + 0.5), _mm256_setr_pd(0, 1, 2, 3));
+    __m256d px = across(x), py = down(x);
+    if constexpr (kPerspective) {
+      const __m256d near = _mm256_div_pd(_mm256_set1_pd(1.0), depth(x));
+      px = _mm256_mul_pd(px, near);
+      py = _mm256_mul_pd(py, near);
+    }
+    const __m256d in_x =
+        four_points<kNearest>(px, in_width, inside_width, tile->x + k, tile->across + k);
+    const __m256d in_y =
+        four_points<kNearest>(py, in_height, inside_height, tile->y + k, tile->down + k);
+    const int32_t lanes = _mm256_movemask_pd(_mm256_and_pd(in_x, in_y));
+    inside += __builtin_popcount(static_cast<uint32_t>(lanes));
+  }
+#endif
+  for (; k < count; ++k) {
     const WarpPoint at = warp_point<kPerspective>(c, first + k + 0.5, y);
     const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
     const double fx = kNearest ? rint(px) : floor(px), fy = kNearest ? rint(py) : floor(py);

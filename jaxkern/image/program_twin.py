@@ -144,7 +144,9 @@ def _level(value: jax.Array) -> jax.Array:
 
 
 def _unit(value: jax.Array) -> jax.Array:
-    return jnp.clip(value, 0.0, 1.0)
+    # Its derivative asks for order; that of jnp.clip for equality, which XLA may lose: see _hue.
+    zero, one = (jnp.asarray(bound, value.dtype) for bound in (0, 1))
+    return lax.clamp(zero, value, one)
 
 
 def _factors(values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -207,8 +209,8 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     if _is_levels(image):
         unit = _rounded(image.astype(jnp.float32) * np.float32(1 / 255))
     r, g, b = (unit[..., c] for c in range(3))
-    value = jnp.maximum(jnp.maximum(r, g), b)
-    low = jnp.minimum(jnp.minimum(r, g), b)
+    value = jnp.where((r >= g) & (r >= b), r, jnp.where(g >= b, g, b))
+    low = jnp.where((r <= g) & (r <= b), r, jnp.where(g <= b, g, b))
     flat = value == low
     share = jnp.where(flat, 0.0, (value - low) / jnp.where(flat, 1.0, value))
     divisor = jnp.where(flat, 1.0, value - low)

@@ -59,6 +59,8 @@ def _center(value: Any) -> tuple[float, float] | None:
 
 
 def _fill(value: Any) -> tuple[float, ...] | None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError("fill is traced, but a compiled program holds it; give numbers or None")
     return None if value is None else checks.per_channel(value, "fill")
 
 
