@@ -20,6 +20,7 @@ nb::dict registrations() {
 #define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cpu>(table, target);
   JAXKERN_CORRELATORS_OPS(JAXKERN_ADD)
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
+  JAXKERN_IMAGE_CPU_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
   if (jaxkern::image::jpeg_decoder_available()) {

@@ -5,7 +5,10 @@
 #define JAXKERN_IMAGE_OPERANDS_H_
 
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -13,6 +16,7 @@
 #include "image/check.h"
 #include "image/mix.h"
 #include "image/plan.h"
+#include "image/program.h"
 
 namespace jaxkern::image {
 
@@ -236,6 +240,103 @@ struct ImageMix {
   }
 
   void run_samples(int64_t begin, int64_t end) const { mix_samples(work, begin, end); }
+};
+
+using Floats = ffi::Span<const float>;
+
+struct ImageProgram {
+  Call call;
+  ffi::AnyBuffer result;
+  ProgramCall work = {};
+
+  template <class Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                        // images [batch..., H, W, C] u8 or f32
+        .template Arg<In>()                        // op i32 [batch..., S]
+        .template Arg<In>()                        // values f32 [batch..., S, 8]
+        .template Ret<In>()                        // out, as images
+        .template Attr<Integers>("codes")          // [S]: a bit for each code of a step
+        .template Attr<Integers>("interpolation")  // [S]: of warps, 0 nearest, 1 bilinear
+        .template Attr<Integers>("kernel")         // [S * 2]: of blurs, x and y
+        .template Attr<Floats>("fill");            // [S * C]: of warps
+  }
+
+  ImageProgram(In images, In op, In values, Out out, Integers codes, Integers interpolation,
+               Integers kernel, Floats fill)
+      : call("jaxkern.image_program", *out, 3), result(*out) {
+    const int64_t h = call.result_size(0), w = call.result_size(1), c = call.result_size(2);
+    const ffi::DataType type = out->element_type();
+    const int64_t steps = static_cast<int64_t>(codes.size());
+    if (c != 1 && c != 3 && c != 4) {
+      call.fail("the result has shape " + shape_text(result.dimensions()) +
+                "; wanted 1, 3 or 4 channels on the last axis");
+    }
+    if (type != ffi::U8 && type != ffi::F32) {
+      call.fail(std::string("the result has dtype ") + dtype_text(type) +
+                "; wanted uint8 or float32");
+    }
+    if (h > kMaxSize || w > kMaxSize) {
+      call.fail("the result has shape " + shape_text(result.dimensions()) +
+                "; wanted a height and width of at most 2^24");
+    }
+    if (steps > kMaxProgramSteps || interpolation.size() != codes.size() ||
+        kernel.size() != 2 * codes.size() ||
+        static_cast<int64_t>(fill.size()) != steps * (call.ok() ? c : 0)) {
+      call.fail("attributes describe " + std::to_string(steps) + " steps with " +
+                std::to_string(interpolation.size()) + " interpolations, " +
+                std::to_string(kernel.size()) + " kernel sizes and " + std::to_string(fill.size()) +
+                " fill values; wanted at most " + std::to_string(kMaxProgramSteps) +
+                " steps, for each one interpolation, two sizes and a fill for each channel");
+    }
+    const Operand operands[] = {call.operand("images", images, type, {h, w, c}),
+                                call.operand("op", op, ffi::S32, {steps}),
+                                call.operand("values", values, ffi::F32, {steps, kProgramValues})};
+    work.output = call.result("out", *out, type, {h, w, c}).data;
+    if (!call.ok()) return;
+    work.dtype = type == ffi::U8 ? Dtype::kU8 : Dtype::kF32;
+    work.height = static_cast<int32_t>(h);
+    work.width = static_cast<int32_t>(w);
+    work.channels = static_cast<int32_t>(c);
+    work.steps = static_cast<int32_t>(steps);
+    work.samples = call.samples();
+    for (int k = 0; k < kProgramOperands; ++k) {
+      work.operands.set(k, operands[k].data, operands[k].map);
+    }
+    for (size_t s = 0; s < codes.size(); ++s) {
+      ProgramStep& step = work.step[s];
+      step = {codes[s], interpolation[s], kernel[2 * s], kernel[2 * s + 1], {}};
+      for (int64_t k = 0; k < c; ++k)
+        step.fill[k] = fill[s * static_cast<size_t>(c) + static_cast<size_t>(k)];
+      if (step.interpolation != 0 && step.interpolation != 1) {
+        call.fail("attribute 'interpolation' holds " + std::to_string(step.interpolation) +
+                  "; wanted 0 (nearest) or 1 (bilinear)");
+      }
+      for (const int32_t size : {step.kernel_x, step.kernel_y}) {
+        if (size < 1 || size % 2 == 0 || size > kMaxBlurKernel) {
+          call.fail("attribute 'kernel' holds " + std::to_string(size) + "; wanted odd sizes to " +
+                    std::to_string(kMaxBlurKernel));
+        }
+      }
+    }
+  }
+
+  void run_samples(int64_t begin, int64_t end) const {
+    const size_t bytes = program_scratch_bytes(work);
+    if (bytes <= kKeptScratchBytes) {
+      return program_samples(work, begin, end, thread_scratch<kKeptScratchBytes>());
+    }
+    struct Free {
+      void operator()(char* memory) const { std::free(memory); }
+    };
+    const std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, bytes)));
+    if (!scratch) throw std::bad_alloc();
+    program_samples(work, begin, end, scratch.get());
+  }
+
+ private:
+  // What a thread keeps; larger images have theirs for the call.
+  static constexpr size_t kKeptScratchBytes = size_t{8} << 20;
 };
 
 }  // namespace jaxkern::image

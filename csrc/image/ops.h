@@ -9,10 +9,14 @@
   OP(ImageChainRagged, "jaxkern.image_chain_ragged.v1") \
   OP(ImageMix, "jaxkern.image_mix.v1")
 
+// On the CPU alone.
+#define JAXKERN_IMAGE_CPU_OPS(OP) OP(ImageProgram, "jaxkern.image_program.v1")
+
 // On the CPU alone, and where libjpeg-turbo was found.
 #define JAXKERN_IMAGE_JPEG_OPS(OP) OP(ImageDecodeJpeg, "jaxkern.image_decode_jpeg.v1")
 
 JAXKERN_IMAGE_OPS(JAXKERN_DECLARE_HANDLERS)
+JAXKERN_IMAGE_CPU_OPS(JAXKERN_DECLARE_HANDLERS)
 JAXKERN_IMAGE_JPEG_OPS(JAXKERN_DECLARE_HANDLERS)
 
 #endif  // JAXKERN_IMAGE_OPS_H_

@@ -1,5 +1,19 @@
 """Fused image augmentation with torchvision v2's names and semantics."""
 
+from jaxkern.image.choices import RandomApply, RandomChoice, RandomOrder
+from jaxkern.image.colour import (
+    ColorJitter,
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomChannelPermutation,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPhotometricDistort,
+    RandomPosterize,
+    RandomSolarize,
+)
 from jaxkern.image.compose import Compose
 from jaxkern.image.geometric import (
     CenterCrop,
@@ -12,28 +26,59 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from jaxkern.image.policy_tables import AutoAugmentPolicy
 from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.warps import (
+    GaussianBlur,
+    RandomAffine,
+    RandomPerspective,
+    RandomRotation,
+)
 
 __all__ = [
+    "AugMix",
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "CenterCrop",
     "ChainProducer",
+    "ColorJitter",
     "Compose",
     "CutMix",
     "EncodedProducer",
+    "GaussianBlur",
+    "Grayscale",
     "MixUp",
     "Normalize",
     "Pad",
     "Ragged",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomAffine",
+    "RandomApply",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
+    "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomOrder",
+    "RandomPerspective",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
     "Transform",
+    "TrivialAugmentWide",
     "decode_jpeg",
 ]

@@ -121,7 +121,7 @@ def _described(value: Any) -> str:
     return type(value).__name__
 
 
-_KINDS = {"int": "iu", "bool": "b", "float": "f"}
+_KINDS = {"int": "iu", "bool": "b", "float": "f", "number": "iuf"}
 
 
 def _kind(dtype: Any) -> str:
@@ -131,7 +131,7 @@ def _kind(dtype: Any) -> str:
 def checked_parameters(
     transforms: tuple[Transform, ...], params: Any, count: int
 ) -> list[dict[str, Any]]:
-    """One dict a transform; ints and bools become ints or int32/bool [N], floats float32 [N]."""
+    """One dict a transform; ints and bools become ints or int32/bool [N], others float32 [N]."""
     if params is None:
         params = tuple({} for _ in transforms)
     if not isinstance(params, tuple | list) or len(params) != len(transforms):
@@ -160,23 +160,26 @@ def checked_parameters(
     return checked
 
 
-def _checked_parameter(value: Any, kind: str, count: int, where: str) -> Any:
+def _checked_parameter(value: Any, wanted: str, count: int, where: str) -> Any:
+    kind, _, sides = wanted.partition("[")
+    shape = (count, *(int(side) for side in sides.rstrip("]").split(",") if side))
     if not isinstance(value, jax.Array):
         value = np.asarray(value)
-        if value.ndim == 0 and value.dtype.kind in _KINDS[kind]:
+        if value.ndim == 0 and len(shape) == 1 and value.dtype.kind in _KINDS[kind]:
             value = to_int32(value, where) if kind == "int" else value
-            if kind == "float":
+            if kind in ("float", "number"):
                 return np.asarray(value, np.float32).reshape(1)
             return value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
     if kind == "int":
         value = to_int32(value, where)
-    if value.shape == ():
-        value = jnp.broadcast_to(value, (count,))
-    if value.shape != (count,):
-        raise ValueError(f"{where} has shape {value.shape}; wanted ({count},): one value per image")
-    if kind == "float" and value.dtype != np.float32:
+    if value.shape == shape[1:]:
+        value = jnp.broadcast_to(value, shape)
+    if value.shape != shape:
+        each = "one value" if len(shape) == 1 else f"{list(shape[1:])} values"
+        raise ValueError(f"{where} has shape {value.shape}; wanted {shape}: {each} per image")
+    if kind in ("float", "number") and value.dtype != np.float32:
         return value.astype(np.float32)
     return value
 

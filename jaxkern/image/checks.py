@@ -36,6 +36,20 @@ def _within_limit(value: Any, name: str, found: Sequence[int], wanted: str) -> N
         raise ValueError(f"{name}={value!r} is above 2**24 pixels; wanted {wanted}, none above it")
 
 
+def whole(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
+    """A whole number within bounds."""
+    bounds = "" if low is None else f" from {low}" if high is None else f" from {low} to {high}"
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced, but it fixes shapes; give a Python integer{bounds}")
+    if (
+        not _is_integer(value)
+        or (low is not None and value < low)
+        or (high is not None and value > high)
+    ):
+        raise ValueError(f"{name}={value!r}; wanted an integer{bounds}")
+    return int(value)
+
+
 def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
     """A height and a width from 1 to 2**24; one integer is a square."""
     wanted = "a positive integer or (height, width)"

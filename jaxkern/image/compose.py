@@ -22,8 +22,9 @@ from jaxkern.image.batch import (
 )
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
+from jaxkern.image.program import Step
 from jaxkern.image.ragged import Ragged
-from jaxkern.image.transform import Transform
+from jaxkern.image.transform import Stage, Transform
 from jaxkern.image.values import Normalize, ToDtype
 
 Params = tuple[dict[str, Any], ...]
@@ -36,7 +37,8 @@ class Compose:
     Values: u8 images are levels 0..255 until a ToDtype(float, scale=True), a Normalize or a float
     output makes them x / 255 (`scale=False` keeps the levels in the last two cases). Pad, crop
     and erase constants are in the value space at their place in the chain. Between transforms
-    values are float32 and are rounded only by ToDtype(uint8) and by a uint8 output.
+    values are float32 and are rounded only by ToDtype(uint8) and by a uint8 output; u8 levels also
+    before and after each colour and warp, as torchvision rounds them.
 
     Args:
       transforms: the transforms, at least one.
@@ -178,20 +180,27 @@ class Compose:
         groups = _grouped(_linear_first(steps))
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
         pixels = images
-        for place, (fused, mixed) in enumerate(groups):
+        for place, (fused, stage, between) in enumerate(groups):
             last = place == len(groups) - 1
             for transform, given in fused:
                 transform._fold(chain, given)
-            folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
+            if stage == "program":
+                folded = chain.finish_rounded()
+            else:
+                folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
             if folded is not None:
                 plan, operands = folded
                 pixels = _run(pixels, operands, plan)
+            if stage == "program":
+                pixels = _run_programs(between, pixels, chain.size)
+                chain = chain.following(int(pixels.shape[-1]), chain.rounded_dtype)
+                continue
             group_layout = layout if last else Layout.NHWC
             size = chain.size
-            for transform, given in mixed:
+            for transform, given in between:
                 pixels, labels = _mix(transform, given, pixels, labels, size, group_layout)
             if not last:
-                chain = chain.following()
+                chain = chain.following(chain.channels, Dtype.F32)
         pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
         return pixels if labels is None else (pixels, labels)
 
@@ -295,16 +304,24 @@ def _linear_first(steps: _Steps) -> _Steps:
     return ordered
 
 
-def _grouped(steps: _Steps) -> list[tuple[_Steps, _Steps]]:
-    """Pairs of (transforms of one fused chain, mixes that follow it)."""
-    groups: list[tuple[_Steps, _Steps]] = [([], [])]
+def _grouped(steps: _Steps) -> list[tuple[_Steps, Stage, _Steps]]:
+    """The transforms of one fused chain, then those of one other stage that follow it.
+
+    The last group ends in a chain, or in mixes of its output.
+    """
+    groups: list[tuple[_Steps, Stage, _Steps]] = [([], "image", [])]
     for step in steps:
-        if step[0].stage == "batch":
-            groups[-1][1].append(step)
-            continue
-        if groups[-1][1]:
-            groups.append(([], []))
-        groups[-1][0].append(step)
+        fused, stage, between = groups[-1]
+        if step[0].stage == "image" and stage == "image":
+            fused.append(step)
+        elif step[0].stage == "image":
+            groups.append(([step], "image", []))
+        elif stage in ("image", step[0].stage):
+            groups[-1] = (fused, step[0].stage, [*between, step])
+        else:
+            groups.append(([], step[0].stage, [step]))
+    if groups[-1][1] == "program":
+        groups.append(([], "image", []))
     return groups
 
 
@@ -312,6 +329,22 @@ def _run(images: Any, operands: Any, plan: Any) -> Any:
     if not isinstance(images, Ragged):
         return ops.run_chain(jnp.asarray(images), operands, plan)
     return ops.run_ragged(images, operands, plan)
+
+
+def _run_programs(steps: _Steps, pixels: Any, size: tuple[int, int]) -> jax.Array:
+    """Neighbouring programs in one call, but where the number of channels changes."""
+    pixels = jnp.asarray(pixels)
+    waiting: list[Step] = []
+    for transform, given in steps:
+        waiting += transform._program(given, size)
+        channels = transform._channels(int(pixels.shape[-1]))
+        if channels != pixels.shape[-1]:
+            pixels, waiting = ops.run_program(pixels, waiting), []
+            if channels == 1:
+                pixels = pixels[..., :1]
+            else:
+                pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
+    return ops.run_program(pixels, waiting)
 
 
 def _mix(

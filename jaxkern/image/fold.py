@@ -313,10 +313,24 @@ class ChainBuilder:
         self.levels, self.integral, self.scale = levels, integral, scale
         return folded
 
-    def following(self) -> ChainBuilder:
-        """A builder that goes on from here, after mixing, on float32 images."""
+    @property
+    def rounded_dtype(self) -> Dtype:
+        """What `finish_rounded` makes."""
+        return Dtype.U8 if self.levels else Dtype.F32
+
+    def finish_rounded(self) -> tuple[ChainPlan, Operands] | None:
+        """As `finish`, for a program between chains: levels as uint8, else float32."""
+        if not is_static(*self.size):
+            raise ValueError(
+                "the images still differ in size at a transform that needs a common size; "
+                "put RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
+            )
+        return self.finish(self.rounded_dtype, Layout.NHWC)
+
+    def following(self, channels: int, dtype: Dtype) -> ChainBuilder:
+        """A builder that goes on from here, on what another call made of images."""
         height, width = self.size
-        chain = ChainBuilder(height, width, self.channels, Dtype.F32, self.scale)
+        chain = ChainBuilder(height, width, channels, dtype, self.scale)
         chain.levels = self.levels
         return chain
 

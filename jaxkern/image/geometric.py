@@ -14,6 +14,7 @@ from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.plan import Filter
+from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Transform, as_number
 
 TRIES = 10  # of the rejection loops, as in torchvision
@@ -364,6 +365,12 @@ class _RandomFlip(Transform):
         """Draws whether one image is mirrored."""
         return {"flip": jax.random.uniform(key) < self.p}
 
+    def _mirrored(self, flip: Any, *coefficients: float) -> list[Step]:
+        """Within a container that draws what is done, a flip is a warp by whole pixels."""
+        return [
+            (drawn_codes(flip, Code.WARP), step_values(*coefficients), ProgramStep((Code.WARP,)))
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomHorizontalFlip(_RandomFlip):
@@ -377,6 +384,9 @@ class RandomHorizontalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(0, as_number(params["flip"]))
 
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        return self._mirrored(params["flip"], -1.0, 0.0, size[1], 0.0, 1.0)
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomVerticalFlip(_RandomFlip):
@@ -389,3 +399,6 @@ class RandomVerticalFlip(_RandomFlip):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(as_number(params["flip"]), 0)
+
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0, size[0])

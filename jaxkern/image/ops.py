@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.image import pillow, twin
+from jaxkern.image import pillow, program_twin, twin
 from jaxkern.image.plan import ChainPlan, Filter, Layout, Operands
+from jaxkern.image.program import INTERPOLATIONS, ProgramStep, Step, program_operands
 
 _Struct = jax.ShapeDtypeStruct
 
@@ -72,6 +74,37 @@ mix = Op(
     aliases={0: 0},
 )
 
+# Values that an operation of a program takes for each of the image's: of the order of a blend.
+_PROGRAM_FLOPS = 8
+
+
+def _program_attributes(steps: tuple[ProgramStep, ...], channels: int, **_: Any) -> dict[str, Any]:
+    fill = [step.fill_of(channels) for step in steps]
+    return {
+        "codes": np.asarray([step.mask for step in steps], np.int32),
+        "interpolation": np.asarray(
+            [INTERPOLATIONS.index(step.interpolation) for step in steps], np.int32
+        ),
+        "kernel": np.asarray([step.kernel for step in steps], np.int32).reshape(-1),
+        "fill": np.asarray(fill, np.float32).reshape(-1),
+    }
+
+
+program = Op(
+    "jaxkern.image_program",
+    version=1,
+    abstract=lambda images, op, values, *, steps, channels: _Struct(images.shape, images.dtype),
+    impl=lambda images, op, values, *, steps, channels: program_twin.image_program(
+        images, op, values, steps=steps
+    ),
+    attributes=_program_attributes,
+    cost=lambda images, op, values, *, steps, channels: Cost(
+        flops=_PROGRAM_FLOPS * len(steps) * images.size,
+        bytes=2 * images.size * np.dtype(images.dtype).itemsize,
+    ),
+    aliases={0: 0},
+    platforms=("cpu",),
+)
 
 decode_jpeg = Op(
     "jaxkern.image_decode_jpeg",
@@ -117,3 +150,14 @@ def run_ragged(images: Any, operands: Operands, plan: ChainPlan) -> Any:
 def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:
     """Mixes two batches of images, lam f32 [N or 1] and box i32 [N or 1, 4]."""
     return mix(x, partner, lam, box, batch_dims=1, layout=layout)
+
+
+def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
+    """Runs operations one after the other on images [N, H, W, C] u8 or f32."""
+    if not steps:
+        return images
+    op, values, static = program_operands(steps)
+    result: jax.Array = program(
+        images, op, values, batch_dims=1, steps=static, channels=images.shape[-1]
+    )
+    return result

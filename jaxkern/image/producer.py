@@ -84,7 +84,7 @@ class ChainProducer(_SeededChain):
       capsule: the producer's C interface (core/producer.h); None where the chain changes nothing.
 
     Raises:
-      ValueError: for a chain that mixes images.
+      ValueError: for a chain that mixes images, or that has colours or warps.
       RuntimeError: without the native library.
 
     >>> import jax, numpy as np, jaxkern as jk
@@ -281,6 +281,11 @@ def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: A
             raise ValueError(
                 f"{transform!r} mixes the images of a batch, and records are made one by one; "
                 "apply it to the batches in a Compose of its own"
+            )
+        if transform.stage == "program":
+            raise ValueError(
+                f"{transform!r} is no part of one fused chain, which is what native threads run; "
+                "a pipeline runs the whole Compose as a JAX program instead"
             )
     _library()
     wide = bool(jax.config.read("jax_enable_x64"))

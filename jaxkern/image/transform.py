@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.program import Step
 
-Stage = Literal["image", "batch"]
+Stage = Literal["image", "program", "batch"]
 Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
@@ -16,9 +17,10 @@ class Transform:
     """A transform of one image, as torchvision's v2 transforms name and define it.
 
     Attributes:
-      parameters: the parameters of an image with their kind, "int", "bool" or "float".
-      stage: "image" acts on each image alone and joins a fused chain; "batch" mixes the images of a
-        batch, between chains.
+      parameters: the parameters of an image with their kind, "int", "bool", "float" or
+        "number" (of either), and where they are not scalars their shape, as in "int[4]".
+      stage: "image" acts on each image alone and joins a fused chain; "program" is operations
+        between chains that are drawn at run time; "batch" mixes the images of a batch.
       linear: whether it is an affine map of each channel, which commutes with mixing.
       per_sample: whether parameters are drawn for each image; otherwise once for a batch, from the
         first record's key.
@@ -48,6 +50,14 @@ class Transform:
             f"{type(self).__name__} does not say what it does to an image; wanted a transform of "
             "jaxkern.image, or a subclass of one"
         )
+
+    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        """Of the stage "program": its operations on images of `size`, in order."""
+        raise NotImplementedError
+
+    def _channels(self, channels: int) -> int:
+        """Of the stage "program": how many channels of so many are left behind it."""
+        return channels
 
     def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
         """Of the stage "batch", whose partner is the previous image (a roll by 1).

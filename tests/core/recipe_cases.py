@@ -93,6 +93,30 @@ def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
     return make
 
 
+def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """A table, a sharpening, a gray image; values far from where derivatives jump."""
+
+    def make() -> dict[str, Any]:
+        aug = jk.image.Compose(
+            [
+                jk.image.RandomInvert(),
+                jk.image.RandomAdjustSharpness(1.2),
+                jk.image.RandomGrayscale(),
+            ]
+        )
+        images = _images(dtype)
+        if dtype != np.uint8:
+            place = jnp.arange(images.size).reshape(images.shape) / images.size
+            images = 0.35 + 0.3 * images + 0.01 * place
+        params = _drawn(aug, len(images), images.shape[1:3])
+        for drawn in params:
+            drawn["apply"] = jnp.ones(len(images), bool)
+        run = _captured(ops.program, lambda: aug.apply(images, params))
+        return {**run, "atol": 2e-4, "rtol": 1e-3}
+
+    return make
+
+
 def decode_jpeg() -> dict[str, Any]:
     """Files of three sizes in one buffer, each sample its own place, onto a larger canvas; zeros
     where the checks mix the places of several samples."""
@@ -265,6 +289,8 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "image_mix-f32": (image_mix(np.float32), _ROWS),
     "image_mix-u8": (image_mix(np.uint8), _REVERSE_ROWS),
     "image_mix-bf16": (image_mix(jnp.bfloat16), _FORWARD_ROWS),
+    "image_program-f32": (image_program(np.float32), _ROWS),
+    "image_program-u8": (image_program(np.uint8), _KERNEL_ROWS),
     **{
         f"{name}-{np.dtype(dtype).name.replace('float', 'f')}": (two_time(name, dtype), rows)
         for name, f64, f32 in (

@@ -10,7 +10,8 @@ import pytest
 from jaxkern import image as im
 
 MODULES = [
-    f"jaxkern.image.{name}" for name in ("geometric", "values", "mixing", "compose", "ragged")
+    f"jaxkern.image.{name}"
+    for name in ("geometric", "values", "mixing", "colour", "compose", "ragged")
 ]
 
 

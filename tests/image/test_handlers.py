@@ -20,6 +20,7 @@ import jaxkern as jk
 CHAIN = "jaxkern.image_chain.v1"
 RAGGED = "jaxkern.image_chain_ragged.v1"
 MIX = "jaxkern.image_mix.v1"
+PROGRAM = "jaxkern.image_program.v1"
 
 if CHAIN not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_REQUIRE", ""):
     pytest.skip("this installation has no native image kernels", allow_module_level=True)
@@ -85,14 +86,34 @@ def mix(**changed: Any) -> dict:
     } | changed
 
 
+def program(steps: int = 2, dtype: Any = np.uint8, **changed: Any) -> dict:
+    shape = (BATCH, SIDE, SIDE, 3)
+    return {
+        "images": np.arange(BATCH * SIDE * SIDE * 3).reshape(shape).astype(dtype),
+        "op": np.tile(i32(*range(steps)), (BATCH, 1)),
+        "values": np.full((BATCH, steps, 8), 0.5, np.float32),
+        "codes": np.full(steps, 2**14 - 1, np.int32),
+        "interpolation": i32(*[0, 1] * steps)[:steps],
+        "kernel": np.full(2 * steps, 3, np.int32),
+        "fill": np.zeros(3 * steps, np.float32),
+        "out": jax.ShapeDtypeStruct(shape, np.dtype(dtype)),
+    } | changed
+
+
 ATTRIBUTES = ("filter", "size", "erasures", "rounding", "layout")
+PROGRAM_ATTRIBUTES = ("codes", "interpolation", "kernel", "fill")
+
+
+def attributes_of(target: str) -> tuple[str, ...]:
+    return PROGRAM_ATTRIBUTES if target == PROGRAM else ATTRIBUTES
 
 
 def outcome(target: str, call: dict) -> str:
     """Runs the call: OK, or the error's text. One compiled program a structure, not a call."""
     out = call["out"]
-    attributes = {k: v for k, v in call.items() if k in ATTRIBUTES}
-    operands = [v for k, v in call.items() if k not in (*ATTRIBUTES, "out")]
+    names = attributes_of(target)
+    attributes = {k: v for k, v in call.items() if k in names}
+    operands = [v for k, v in call.items() if k not in (*names, "out")]
     key = (
         target,
         (out.shape, str(out.dtype)),
@@ -198,6 +219,19 @@ def test_mix_values(values, lam, dtype):
     assert survives(MIX, call) is OK
 
 
+@FEW
+@given(
+    st.lists(edged(13), min_size=2 * BATCH, max_size=2 * BATCH),
+    st.lists(FLOATS, min_size=32, max_size=32),
+    st.sampled_from(["f4", "u1"]),
+)
+def test_program_codes_and_values(codes, values, dtype):
+    call = program(dtype=np.dtype(dtype))
+    call["op"] = i32(*codes).reshape(BATCH, 2)
+    call["values"] = np.array(values, np.float32).reshape(BATCH, 2, 8)
+    assert survives(PROGRAM, call) is OK
+
+
 # ---------------------------------------------------------------- structure: a program each
 
 SHAPES = [
@@ -227,16 +261,19 @@ RESULTS = st.builds(
 LISTS = st.lists(st.sampled_from([INT_MIN, -1, 0, 1, 2, 3, 4, 5, INT_MAX]), max_size=10).map(
     lambda v: np.array(v, np.int32)
 )
+REALS = st.lists(FLOATS, max_size=10).map(lambda v: np.array(v, np.float32))
 SCALARS = st.sampled_from([INT_MIN, -1, 0, 1, 2, 7, INT_MAX]).map(np.int32)
 
 
 @settings(FEW, max_examples=120)
-@given(st.data(), st.sampled_from([CHAIN, RAGGED, MIX]))
+@given(st.data(), st.sampled_from([CHAIN, RAGGED, MIX, PROGRAM]))
 def test_structure(data, target):
-    call = {CHAIN: chain, RAGGED: ragged, MIX: mix}[target]()
+    call = {CHAIN: chain, RAGGED: ragged, MIX: mix, PROGRAM: program}[target]()
+    kinds = dict.fromkeys(attributes_of(target), LISTS) | {"out": RESULTS, "layout": SCALARS}
+    if target == PROGRAM:
+        kinds["fill"] = REALS
     for name in data.draw(st.lists(st.sampled_from(sorted(call)), min_size=1, max_size=2)):
-        kind = RESULTS if name == "out" else SCALARS if name == "layout" else ARRAYS
-        call[name] = data.draw(LISTS if name in ATTRIBUTES and name != "layout" else kind)
+        call[name] = data.draw(kinds.get(name, ARRAYS))
     survives(target, call)
 
 
@@ -250,6 +287,16 @@ def geometry_with(sample: int, field: int, value: int) -> np.ndarray:
 
 
 CASES = {
+    "a program's blur": (
+        PROGRAM,
+        program(kernel=i32(3, 3, 4, 3)),
+        "jaxkern.image_program: attribute 'kernel' holds 4; wanted odd sizes to",
+    ),
+    "a program's dtype": (
+        PROGRAM,
+        program(dtype=np.float16),
+        "jaxkern.image_program: the result has dtype float16; wanted uint8 or float32",
+    ),
     "dtype": (
         CHAIN,
         chain(affine=np.ones((BATCH, 1, 2, 3), np.int32)),

@@ -73,6 +73,16 @@ def test_native_batches_are_the_programs(name, remainder):
     assert any((a["image"] != b["image"]).any() for a, b in zip(found[:3], found[4:], strict=False))
 
 
+def test_what_has_colours_is_a_program_with_the_same_bits():
+    """Native threads run one fused chain; what they cannot run they must not be given."""
+    chain = im.Compose([im.RandomCrop(4), im.ColorJitter(0.4, 0.4, 0.4, 0.1), im.Normalize(0, 1)])
+    pipe = jk.from_source(arrays(30), 8, True, 3) >> jk.OperatorNode(chain, on="host")
+    *_, where = pipe.explain().nodes[-1]
+    assert where == "host program"
+    whole = epoch_of(pipe)
+    assert_same(whole, of_program(pipe, 1))
+
+
 def test_many_records_draw_the_same():
     """Crops are rounded: one that is computed in another way would differ somewhere."""
     chain = im.Compose([im.RandomResizedCrop(3, antialias=False), im.RandomHorizontalFlip()])

@@ -60,12 +60,13 @@ class CommonChoices:
         why = why_again(task.file, self.told, there)
         if why is not None:
             return why
-        if task.plots is not None and not (task.plots / LAST_PLOT).exists():
-            return "it has no plots"
         try:
-            return _rows_of_results(task.output) or "it holds no g2"
+            rows = _rows_of_results(task.output)
         except (ValueError, OSError) as error:
             return str(error)
+        if task.plots is not None and not (task.plots / LAST_PLOT).exists():
+            return "it has no plots"
+        return rows or "it holds no g2"
 
 
 def file_tasks(

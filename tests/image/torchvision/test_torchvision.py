@@ -6,8 +6,6 @@ defaults, rounding of sizes and centres, which image is the partner of a mix.
 
 from __future__ import annotations
 
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -15,31 +13,6 @@ import torch
 from comparison import assert_close
 
 from jaxkern import image as im
-
-# C++ operators for which torchvision registers shape rules when it is imported.
-OPERATORS = (
-    "nms qnms roi_align _roi_align_backward qroi_align ps_roi_align _ps_roi_align_backward "
-    "roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d "
-    "_deform_conv2d_backward"
-)
-
-
-@pytest.fixture(scope="module")
-def v2():
-    """torchvision.transforms.v2; a build of torch that its C++ part does not fit is enough."""
-    try:
-        from torchvision.transforms import v2 as module
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in OPERATORS.split():
-            library.define(f"{name}() -> Tensor")
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        from torchvision.transforms import v2 as module
-
-        module.declared_operators = library  # the declarations live as long as the module
-    return module
-
 
 RNG = np.random.default_rng(9)
 U8 = RNG.integers(0, 256, (3, 37, 53, 3), np.uint8)

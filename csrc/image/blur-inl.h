@@ -1,0 +1,141 @@
+// Gaussian blur of one image: see blur.h. Included by program_levels.cc in the level's namespace.
+//
+// An output row is made of tiles of columns: sums down the columns of the tile and of its reach to
+// either side, then along the row. Both axes' weights are symmetric, so that two pixels share one
+// multiplication.
+
+namespace {
+
+// Fills weight[t], t from 0 to the reach, which it returns: weights of both sides add up to 1.
+int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
+  weight[0] = 1.0;
+  if (!(sigma > 0.f)) return 0;
+  const double twice = 2.0 * static_cast<double>(sigma) * static_cast<double>(sigma);
+  double all = 1.0;
+  int32_t reach = 0;
+  for (int32_t t = 1; t <= kernel / 2; ++t) {
+    const double value = exp(-static_cast<double>(t) * t / twice);
+    if (!(value >= 0x1p-60)) break;
+    weight[reach = t] = value;
+    all += 2.0 * value;
+  }
+  for (int32_t t = 0; t <= reach; ++t) weight[t] /= all;
+  return reach;
+}
+
+// The index within [0, size) that i, an index as far out as may be, is reflected to.
+inline int32_t reflected(int64_t i, int32_t size) {
+  if (size == 1) return 0;
+  const int64_t period = 2 * (static_cast<int64_t>(size) - 1);
+  i = (i < 0 ? -i : i) % period;
+  return static_cast<int32_t>(i < size ? i : period - i);
+}
+
+// kDoubles neighbouring values.
+inline Doubles load_doubles(const double* from) { return load(from); }
+template <typename Element>
+inline Doubles load_doubles(const Element* from) {
+#if defined(__AVX2__)
+  typedef float Narrow __attribute__((vector_size(4 * kDoubles), aligned(4), may_alias));
+  typedef int32_t Whole __attribute__((vector_size(4 * kDoubles)));
+  if constexpr (sizeof(Element) == 4) {
+    return __builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Doubles);
+  } else if constexpr (kDoubles == 8) {
+    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+    return __builtin_convertvector((Whole)whole, Doubles);
+  } else {
+    const __m128i whole = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
+    return __builtin_convertvector((Whole)whole, Doubles);
+  }
+#else
+  Doubles all = {};
+  for (int32_t k = 0; k < kDoubles; ++k) all[k] = from[k];
+  return all;
+#endif
+}
+
+// sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]), i < count.
+template <typename Before, typename After, typename Element>
+inline void symmetric_sums(const double* weight, int32_t reach, const Element* centre,
+                           const Before& before, const After& after, int64_t count, double* sums) {
+  constexpr int32_t kTogether = 4;
+  int64_t i = 0;
+  for (; i + kTogether * kDoubles <= count; i += kTogether * kDoubles) {
+    Doubles sum[kTogether];
+    for (int32_t k = 0; k < kTogether; ++k)
+      sum[k] = weight[0] * load_doubles(centre + i + k * kDoubles);
+    for (int32_t t = 1; t <= reach; ++t) {
+      const Element *const first = before(t) + i, *const second = after(t) + i;
+      for (int32_t k = 0; k < kTogether; ++k)
+        sum[k] +=
+            weight[t] * (load_doubles(first + k * kDoubles) + load_doubles(second + k * kDoubles));
+    }
+    for (int32_t k = 0; k < kTogether; ++k) store(sums + i + k * kDoubles, sum[k]);
+  }
+  for (; i < count; ++i) {
+    double sum = weight[0] * static_cast<double>(centre[i]);
+    for (int32_t t = 1; t <= reach; ++t)
+      sum += weight[t] * (static_cast<double>(before(t)[i]) + static_cast<double>(after(t)[i]));
+    sums[i] = sum;
+  }
+}
+
+template <typename Element>
+void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
+               Element* out) {
+  const int64_t channels = blur.channels, row_values = blur.width * channels;
+  double* const weight_x = scratch;
+  double* const weight_y = weight_x + kMaxBlurReach + 1;
+  double* const columns = weight_y + kMaxBlurReach + 1;  // of a tile and its reach
+  double* const sums = columns + (kBlurTile + 2 * kMaxBlurReach) * channels;
+  const int32_t reach_x = blur_weights(blur.kernel_x, sigma_x, weight_x);
+  const int32_t reach_y = blur_weights(blur.kernel_y, sigma_y, weight_y);
+
+  const Element *above[kMaxBlurReach + 1], *below[kMaxBlurReach + 1];
+
+  for (int32_t y = 0; y < blur.height; ++y) {
+    for (int32_t t = 0; t <= reach_y; ++t) {
+      above[t] = in + reflected(int64_t{y} - t, blur.height) * row_values;
+      below[t] = in + reflected(int64_t{y} + t, blur.height) * row_values;
+    }
+    for (int32_t first = 0; first < blur.width; first += kBlurTile) {
+      const int32_t count = blur.width - first < kBlurTile ? blur.width - first : kBlurTile;
+      // Of the columns from first - reach_x, `padded` many, [begin, end) exist, and the others are
+      // reflections of some of them.
+      const int32_t start = first - reach_x, padded = count + 2 * reach_x;
+      const int32_t begin = start < 0 ? -start : 0;
+      const int32_t end = blur.width - start < padded ? blur.width - start : padded;
+      const int64_t offset = (start + begin) * channels;
+      symmetric_sums(
+          weight_y, reach_y, above[0] + offset, [&](int32_t t) { return above[t] + offset; },
+          [&](int32_t t) { return below[t] + offset; }, (end - begin) * channels,
+          columns + begin * channels);
+      const auto reflect = [&](int32_t at) {
+        const int32_t from = reflected(int64_t{start} + at, blur.width) - start;
+        for (int64_t c = 0; c < channels; ++c)
+          columns[at * channels + c] = columns[from * channels + c];
+      };
+      for (int32_t at = 0; at < begin; ++at) reflect(at);
+      for (int32_t at = end; at < padded; ++at) reflect(at);
+      const double* const centre = columns + reach_x * channels;
+      symmetric_sums(
+          weight_x, reach_x, centre, [&](int32_t t) { return centre - t * channels; },
+          [&](int32_t t) { return centre + t * channels; }, count * channels, sums);
+      Element* const to = out + y * row_values + first * channels;
+      for (int64_t i = 0; i < count * channels; ++i) to[i] = stored_value<Element>(sums[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void gaussian_blur(const Blur& blur, const void* in, float sigma_x, float sigma_y, void* scratch,
+                   void* out) {
+  if (blur.dtype == Dtype::kU8) {
+    blur_rows(blur, static_cast<const uint8_t*>(in), sigma_x, sigma_y,
+              static_cast<double*>(scratch), static_cast<uint8_t*>(out));
+  } else {
+    blur_rows(blur, static_cast<const float*>(in), sigma_x, sigma_y, static_cast<double*>(scratch),
+              static_cast<float*>(out));
+  }
+}

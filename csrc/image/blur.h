@@ -1,0 +1,43 @@
+// Gaussian blur of one image, as torchvision's gaussian_blur defines it.
+//
+// Weights exp(-t^2 / (2 sigma^2)) at whole t from -(k - 1) / 2 to (k - 1) / 2, normalized, along
+// columns and rows; beyond an edge the image is reflected without repeating the edge, as often as
+// it takes. In float64, and u8 is rounded once, to the nearest, of two the even one, so that every
+// implementation of this finds the same u8. Weights below 2^-60 of the centre's are 0, and what has
+// weight 0 takes no part, be it NaN. A sigma that is not above 0, as NaN, leaves its axis alone.
+#ifndef JAXKERN_IMAGE_BLUR_H_
+#define JAXKERN_IMAGE_BLUR_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/simd_dispatch.h"
+#include "image/plan.h"
+
+namespace jaxkern::image {
+
+// What is the same for every image of a call. Kernel sizes are odd, from 1 to kMaxBlurKernel.
+struct Blur {
+  Dtype dtype;       // kU8 or kF32, of both images
+  int32_t channels;  // 1, 3 or 4
+  int32_t height, width;
+  int32_t kernel_x, kernel_y;
+};
+
+constexpr int32_t kMaxBlurReach = 511;
+constexpr int32_t kMaxBlurKernel = 2 * kMaxBlurReach + 1;
+constexpr int32_t kBlurTile = 512;  // columns at a time
+
+// What gaussian_blur needs: weights of both axes, a tile with its reach, and a tile.
+constexpr size_t kBlurScratchBytes =
+    sizeof(double) *
+    (2 * (kMaxBlurReach + 1) + (2 * kBlurTile + 2 * kMaxBlurReach) * size_t{kMaxChannels});
+
+// `in` and `out` are [height, width, C] and do not overlap; `scratch` has kBlurScratchBytes and is
+// aligned as a double.
+JAXKERN_LEVEL_FUNCTION(void, gaussian_blur, const Blur& blur, const void* in, float sigma_x,
+                       float sigma_y, void* scratch, void* out)
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_BLUR_H_

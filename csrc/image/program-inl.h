@@ -1,0 +1,244 @@
+// An image program, step after step. Included by program_levels.cc in the level's namespace.
+
+namespace {
+
+inline bool is_finite(float x) { return x - x == 0.f; }
+
+inline float factor_of(float x) {
+  return x < -kMaxFactor ? -kMaxFactor : (x > kMaxFactor ? kMaxFactor : x);
+}
+inline Blend blend_of(const float* values) { return {factor_of(values[0]), factor_of(values[1])}; }
+
+// The nearest whole number within bounds.
+inline int32_t whole_of(float x, int32_t low, int32_t high) {
+  const float least = static_cast<float>(low), most = static_cast<float>(high);
+  return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
+}
+
+// The operation that a step draws: none where the step does not declare it.
+inline Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
+  if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
+  for (int32_t k = 0; k < kProgramValues; ++k) {
+    if (!is_finite(values[k])) return Code::kNone;
+  }
+  return static_cast<Code>(op);
+}
+
+// An image in work, and memory for what cannot be done in place.
+template <typename T, int C>
+struct Work {
+  static constexpr bool kBytes = sizeof(T) == 1;
+  static constexpr bool kColoured = C >= 3;
+  T* image;
+  T* other;
+  char* rows;
+  int32_t height, width;
+  int64_t pixels;
+  Tables<C> tables;
+
+  void finish_tables() {
+    if constexpr (kBytes) tables.finish(image, pixels);
+  }
+  // Before a change of pixels that no table says.
+  void change() {
+    finish_tables();
+    tables.counted = false;
+  }
+};
+
+template <int C>
+void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
+  Tables<C>& tables = work.tables;
+  switch (code) {
+    case Code::kBrightness: {
+      const float factor = factor_of(values[0]);
+      return tables.then([&](int, uint8_t x) { return brightness_level(x, factor); });
+    }
+    case Code::kContrast: {
+      tables.finish(work.image, work.pixels);
+      const Blend blend = blend_of(values);
+      const float mean = mean_luma<uint8_t, C>(work.image, work.pixels);
+      return tables.then([&](int, uint8_t x) { return contrast_level(x, blend, mean); });
+    }
+    case Code::kPosterize: {
+      const int32_t bits = whole_of(values[0], 0, 8);
+      return tables.then([&](int, uint8_t x) { return posterize_level(x, bits); });
+    }
+    case Code::kSolarize: {
+      const float threshold = values[1] != 0.f ? values[0] : values[0] * 255.f;
+      return tables.then([&](int, uint8_t x) { return solarize_level(x, threshold); });
+    }
+    case Code::kAutocontrast:
+      return autocontrast_table(&tables, work.image, work.pixels);
+    case Code::kEqualize:
+      return equalize_table(&tables, work.image, work.pixels);
+    default:
+      return tables.then([](int, uint8_t x) { return static_cast<uint8_t>(255 - x); });
+  }
+}
+
+template <int C>
+void table_step(Work<float, C>& work, Code code, const float* values) {
+  float* const image = work.image;
+  switch (code) {
+    case Code::kBrightness: {
+      const float factor = factor_of(values[0]);
+      return map_floats<C>(image, work.pixels, [&](int, float x) { return unit_of(x * factor); });
+    }
+    case Code::kContrast: {
+      const Blend blend = blend_of(values);
+      const float mean = mean_luma<float, C>(image, work.pixels) * blend.rest;
+      return map_floats<C>(image, work.pixels,
+                           [&](int, float x) { return unit_of(x * blend.factor + mean); });
+    }
+    case Code::kPosterize: {
+      const float levels = static_cast<float>(1 << whole_of(values[0], 0, 8));
+      return map_floats<C>(image, work.pixels, [&](int, float x) {
+        const float level = floorf(x * levels), positive = level < 0.f ? 0.f : level;
+        return (positive > levels - 1.f ? levels - 1.f : positive) * (1.f / levels);
+      });
+    }
+    case Code::kSolarize: {
+      const float threshold = values[0];
+      return map_floats<C>(image, work.pixels,
+                           [&](int, float x) { return x >= threshold ? 1.f - x : x; });
+    }
+    case Code::kAutocontrast:
+      return autocontrast_floats<C>(image, work.pixels);
+    case Code::kEqualize:
+      return equalize_floats<C>(image, work.pixels);
+    default:
+      return map_floats<C>(image, work.pixels, [](int, float x) { return 1.f - x; });
+  }
+}
+
+template <typename T, int C>
+void colour_step(Work<T, C>& work, Code code, const float* values) {
+  switch (code) {
+    case Code::kBrightness:
+    case Code::kContrast:
+    case Code::kPosterize:
+    case Code::kSolarize:
+    case Code::kAutocontrast:
+    case Code::kEqualize:
+    case Code::kInvert:
+      return table_step<C>(work, code, values);
+    case Code::kSharpness:
+      work.change();
+      return sharpness<T, C>(work.image, work.height, work.width, blend_of(values), work.rows);
+    default:
+      break;
+  }
+  if constexpr (C >= 3) {  // one channel has no colour
+    work.change();
+    switch (code) {
+      case Code::kSaturation:
+        return saturation<T, C>(work.image, work.pixels, blend_of(values));
+      case Code::kHue:
+        return hue<T, C>(work.image, work.pixels, values[0]);
+      case Code::kGrayscale:
+        return grayscale<T, C>(work.image, work.pixels);
+      case Code::kPermute: {
+        int32_t source[3];
+        for (int c = 0; c < 3; ++c) source[c] = whole_of(values[c], 0, 2);
+        return permute<T, C>(work.image, work.pixels, source);
+      }
+      default:
+        return;
+    }
+  }
+}
+
+// Blurs and warps, which write another image than they read.
+template <typename T, int C>
+void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  work.change();
+  constexpr Dtype kDtype = sizeof(T) == 1 ? Dtype::kU8 : Dtype::kF32;
+  if (code == Code::kBlur) {
+    const Blur blur = {kDtype, C, work.height, work.width, step.kernel_x, step.kernel_y};
+    gaussian_blur(blur, work.image, values[0], values[1], work.rows, work.other);
+  } else {
+    Warp warp = {kDtype,
+                 C,
+                 work.height,
+                 work.width,
+                 work.height,
+                 work.width,
+                 step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+                 {}};
+    memcpy(warp.fill, step.fill, sizeof warp.fill);
+    warp_image(warp, work.image, values, work.other);
+  }
+  T* const before = work.image;
+  work.image = work.other;
+  work.other = before;
+}
+
+// Declared by a step of the program, without which a mean has no memory.
+template <typename T, int C>
+void mean_step(Work<T, C>& work, Mean<T>& mean, Code code, const float* values) {
+  work.change();
+  if (code == Code::kKeep) return mean.keep(work.image, values[0]);
+  if (code == Code::kAdd) return mean.add(work.image, values[0]);
+  mean.take(work.image);
+}
+
+template <typename T, int C>
+void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
+  const BatchOffsets<kProgramOperands> at = batch_offsets(call.operands, sample);
+  // Taken once: an operand can be memory that another thread writes to.
+  int32_t ops[kMaxProgramSteps];
+  float values[kMaxProgramSteps][kProgramValues];
+  if (call.steps > 0) {
+    const size_t steps = static_cast<size_t>(call.steps);
+    memcpy(ops, call.operands.template at<int32_t>(at, kProgramOps), steps * sizeof ops[0]);
+    memcpy(values, call.operands.template at<float>(at, kProgramStepValues),
+           steps * sizeof values[0]);
+  }
+
+  const T* const source = call.operands.template at<T>(at, kProgramImages);
+  T* const output = static_cast<T*>(call.output) + sample * call.elements();
+  const size_t bytes = static_cast<size_t>(call.image_bytes());
+  if (source != output) memcpy(output, source, bytes);
+  Work<T, C> work;
+  work.image = output;
+  work.other = reinterpret_cast<T*>(scratch);
+  work.rows = scratch + padded_to_line(bytes);
+  work.height = call.height;
+  work.width = call.width;
+  work.pixels = static_cast<int64_t>(call.height) * call.width;
+  char* const behind = scratch + program_work_bytes(call);
+  Mean<T> mean = {reinterpret_cast<T*>(behind),
+                  reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
+  for (int32_t s = 0; s < call.steps; ++s) {
+    const Code code = drawn_code(call.step[s], ops[s], values[s]);
+    if (code >= Code::kKeep) {
+      mean_step(work, mean, code, values[s]);
+    } else if (code == Code::kBlur || code == Code::kWarp) {
+      moving_step(work, call.step[s], code, values[s]);
+    } else if (code != Code::kNone) {
+      colour_step(work, code, values[s]);
+    }
+  }
+  work.finish_tables();
+  if (work.image != output) memcpy(output, work.image, bytes);
+}
+
+template <typename T>
+void run_programs(const ProgramCall& call, int64_t begin, int64_t end, char* scratch) {
+  for (int64_t i = begin; i < end; ++i) {
+    if (call.channels == 1) run_program<T, 1>(call, i, scratch);
+    if (call.channels == 3) run_program<T, 3>(call, i, scratch);
+    if (call.channels == 4) run_program<T, 4>(call, i, scratch);
+  }
+}
+
+}  // namespace
+
+void program_samples(const ProgramCall& call, int64_t begin, int64_t end, char* scratch) {
+  if (call.dtype == Dtype::kU8) {
+    run_programs<uint8_t>(call, begin, end, scratch);
+  } else {
+    run_programs<float>(call, begin, end, scratch);
+  }
+}

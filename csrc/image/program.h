@@ -1,0 +1,107 @@
+// The image program: a few colour and warp operations on each image of a batch, which of them and
+// with what values being operands. What a call is, and the CPU's entry.
+//
+// Image by image, step after step, while the image is in cache; only the drawn operation runs. A
+// step changes nothing where its code is none of those that the step declares, or where one of its
+// values is not finite. Unsigned bytes are rounded after every operation, as torchvision does, and
+// floats are images of values from 0 to 1. Alpha, the fourth channel, is left as it is by colours
+// and moves with the others in blurs and warps.
+//
+// Here the bits are the contract, so that a record looks the same at every instruction-set level
+// and in the twin (program_twin.py): program_levels.cc is compiled without contraction of products
+// and sums, and where torchvision's kernels fuse them, so does fused().
+#ifndef JAXKERN_IMAGE_PROGRAM_H_
+#define JAXKERN_IMAGE_PROGRAM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/batch_set.h"
+#include "core/simd_dispatch.h"
+#include "image/blur.h"
+#include "image/plan.h"
+#include "image/warp.h"
+
+namespace jaxkern::image {
+
+// Numbered as in program.py. Behind each its values; blends take the factor and 1 - factor apart,
+// because torchvision rounds the two on their own.
+enum class Code : int32_t {
+  kNone = -1,
+  kBrightness = 0,  // factor
+  kContrast = 1,    // factor, 1 - factor
+  kSaturation = 2,  // factor, 1 - factor
+  kHue = 3,         // shift, in turns
+  kSharpness = 4,   // factor, 1 - factor
+  kPosterize = 5,   // bits
+  kSolarize = 6,    // threshold as a part of the largest value; or, if the second is not 0, a value
+  kAutocontrast = 7,
+  kEqualize = 8,
+  kInvert = 9,
+  kGrayscale = 10,
+  kPermute = 11,  // the source of each of three channels
+  kBlur = 12,     // sigma along x and y
+  kWarp = 13,     // c0 to c7
+  // A mean of what several runs of steps make of one image.
+  kKeep = 14,  // weight: the image is kept, and begins a mean
+  kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
+  kMean = 16,  // the image becomes the mean
+};
+constexpr int kCodes = 17;
+constexpr int kProgramValues = 8;
+constexpr int kMaxProgramSteps = 64;
+constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
+
+// What is the same for every sample of a step. warp.h and blur.h say what they are.
+struct ProgramStep {
+  int32_t codes;               // bit k: code k may be drawn
+  int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
+  int32_t kernel_x, kernel_y;  // of blurs: odd
+  float fill[kMaxChannels];    // of warps; the first NaN: none
+};
+
+enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
+
+struct ProgramCall {
+  Dtype dtype;  // u8 or f32
+  int32_t height, width, channels, steps;
+  ProgramStep step[kMaxProgramSteps];
+  BatchSet<kProgramOperands> operands;
+  void* output;  // may be the images themselves
+  int64_t samples;
+
+  int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }
+  int64_t image_bytes() const { return elements() * (dtype == Dtype::kU8 ? 1 : 4); }
+
+  bool has_means() const {
+    int32_t codes = 0;
+    for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
+    return (codes >> static_cast<int32_t>(Code::kKeep) & 1) != 0;
+  }
+};
+
+// Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
+JAXKERN_LEVEL_FUNCTION(void, program_samples, const ProgramCall& call, int64_t begin, int64_t end,
+                       char* scratch)
+
+inline size_t padded_to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// An image beside the one in work, for what cannot be done in place, and rows of it or what a blur
+// needs.
+inline size_t program_work_bytes(const ProgramCall& call) {
+  const size_t row = static_cast<size_t>(call.width) * static_cast<size_t>(call.channels) * 4;
+  const size_t rows = 4 * padded_to_line(row);
+  return padded_to_line(static_cast<size_t>(call.image_bytes())) +
+         padded_to_line(rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
+}
+
+// Behind it the image that a mean keeps, and the mean.
+inline size_t program_scratch_bytes(const ProgramCall& call) {
+  const size_t kept = padded_to_line(static_cast<size_t>(call.image_bytes()));
+  const size_t mean = sizeof(float) * static_cast<size_t>(call.elements());
+  return program_work_bytes(call) + (call.has_means() ? kept + padded_to_line(mean) : 0);
+}
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_PROGRAM_H_

@@ -1,0 +1,167 @@
+// Operations that are a table of 256 levels a channel, of byte images: neighbours compose into one
+// table, rounded as if each had run on its own, and what they need to know of the image follows
+// from one histogram. Then the same operations on floats. Included by program_levels.cc.
+
+// What is still to be done to an image, and how many pixels have each level before it is.
+template <int C>
+struct Tables {
+  static constexpr int kColours = C == 4 ? 3 : C;
+
+  uint8_t level[kColours][256];
+  uint32_t count[kColours][256];
+  bool pending = false, counted = false;
+
+  // Another operation behind those before it.
+  template <typename Next>
+  void then(const Next& next) {
+    for (int c = 0; c < kColours; ++c) {
+      for (int32_t k = 0; k < 256; ++k) {
+        level[c][k] = next(c, pending ? level[c][k] : static_cast<uint8_t>(k));
+      }
+    }
+    pending = true;
+  }
+
+  // How many pixels of the image as it would be have each level.
+  void counts(const uint8_t* image, int64_t pixels, uint32_t now[kColours][256]) {
+    if (!counted) {
+      memset(count, 0, sizeof count);
+      for (int64_t i = 0; i < pixels; ++i) {
+        for (int c = 0; c < kColours; ++c) ++count[c][image[i * C + c]];
+      }
+      counted = true;
+    }
+    if (!pending) {
+      memcpy(now, count, sizeof count);
+      return;
+    }
+    memset(now, 0, sizeof count);
+    for (int c = 0; c < kColours; ++c) {
+      for (int32_t k = 0; k < 256; ++k) now[c][level[c][k]] += count[c][k];
+    }
+  }
+
+  // Does what is pending.
+  void finish(uint8_t* image, int64_t pixels) {
+    if (!pending) return;
+    if (counted) {
+      uint32_t now[kColours][256];
+      counts(image, pixels, now);
+      memcpy(count, now, sizeof count);
+    }
+    for (int64_t i = 0; i < pixels; ++i) {
+      for (int c = 0; c < kColours; ++c) image[i * C + c] = level[c][image[i * C + c]];
+    }
+    pending = false;
+  }
+};
+
+inline uint8_t brightness_level(uint8_t x, float factor) {
+  return static_cast<uint8_t>(level_of(static_cast<float>(x) * factor));
+}
+inline uint8_t contrast_level(uint8_t x, Blend blend, float mean) {
+  return static_cast<uint8_t>(level_of(static_cast<float>(x) * blend.factor + mean * blend.rest));
+}
+inline uint8_t posterize_level(uint8_t x, int32_t bits) {
+  return static_cast<uint8_t>(x & (((1 << bits) - 1) << (8 - bits)));
+}
+inline uint8_t solarize_level(uint8_t x, float threshold) {
+  return static_cast<float>(x) >= threshold ? static_cast<uint8_t>(255 - x) : x;
+}
+
+template <int C>
+void autocontrast_table(Tables<C>* tables, const uint8_t* image, int64_t pixels) {
+  constexpr int kColours = Tables<C>::kColours;
+  uint32_t now[kColours][256];
+  tables->counts(image, pixels, now);
+  float low[kColours], scale[kColours];
+  for (int c = 0; c < kColours; ++c) {
+    int32_t first = 0, last = 255;
+    while (first < 255 && now[c][first] == 0) ++first;
+    while (last > 0 && now[c][last] == 0) --last;
+    const bool flat = first >= last;
+    low[c] = flat ? 0.f : static_cast<float>(first);
+    scale[c] = flat ? 1.f : static_cast<float>(last - first) * (1.f / 255.f);
+  }
+  tables->then([&](int c, uint8_t x) {
+    return static_cast<uint8_t>(level_of((static_cast<float>(x) - low[c]) / scale[c]));
+  });
+}
+
+// The levels that Pillow's equalization gives a channel; false where it changes nothing.
+inline bool equalized(const uint32_t* count, int64_t pixels, uint8_t* level) {
+  int32_t last = 255;
+  while (last > 0 && count[last] == 0) --last;
+  const int64_t step = (pixels - static_cast<int64_t>(count[last])) / 255;
+  if (step == 0) return false;
+  int64_t before = 0;
+  for (int32_t k = 0; k < 256; ++k) {
+    const int64_t value = (before + step / 2) / step;
+    level[k] = static_cast<uint8_t>(value < 255 ? value : 255);
+    before += static_cast<int64_t>(count[k]);
+  }
+  return true;
+}
+
+template <int C>
+void equalize_table(Tables<C>* tables, const uint8_t* image, int64_t pixels) {
+  constexpr int kColours = Tables<C>::kColours;
+  uint32_t now[kColours][256];
+  tables->counts(image, pixels, now);
+  uint8_t to[kColours][256];
+  for (int c = 0; c < kColours; ++c) {
+    if (equalized(now[c], pixels, to[c])) continue;
+    for (int32_t k = 0; k < 256; ++k) to[c][k] = static_cast<uint8_t>(k);
+  }
+  tables->then([&](int c, uint8_t x) { return to[c][x]; });
+}
+
+// ---------------------------------------------------------------- floats
+
+template <int C, typename Next>
+void map_floats(float* image, int64_t pixels, const Next& next) {
+  constexpr int kColours = C == 4 ? 3 : C;
+  for (int64_t i = 0; i < pixels; ++i) {
+    for (int c = 0; c < kColours; ++c) image[i * C + c] = next(c, image[i * C + c]);
+  }
+}
+
+// NaN makes a channel NaN.
+template <int C>
+void autocontrast_floats(float* image, int64_t pixels) {
+  constexpr int kColours = C == 4 ? 3 : C;
+  float low[kColours], scale[kColours];
+  for (int c = 0; c < kColours; ++c) {
+    float least = image[c], most = image[c], sum = 0.f;
+    for (int64_t i = 0; i < pixels; ++i) {
+      const float x = image[i * C + c];
+      least = x < least ? x : least;
+      most = x > most ? x : most;
+      sum += x == x ? 0.f : x;
+    }
+    const bool flat = least == most && sum == 0.f;
+    low[c] = (flat ? 0.f : least) + sum;
+    scale[c] = flat ? 1.f : most - least;
+  }
+  map_floats<C>(image, pixels, [&](int c, float x) { return unit_of((x - low[c]) / scale[c]); });
+}
+
+inline uint8_t byte_of(float x) { return static_cast<uint8_t>(level_of(x * 255.999f)); }
+
+template <int C>
+void equalize_floats(float* image, int64_t pixels) {
+  constexpr int kColours = C == 4 ? 3 : C;
+  uint32_t count[kColours][256] = {};
+  uint8_t to[kColours][256];
+  map_floats<C>(image, pixels, [&](int c, float x) {
+    ++count[c][byte_of(x)];
+    return x;
+  });
+  for (int c = 0; c < kColours; ++c) {
+    if (equalized(count[c], pixels, to[c])) continue;
+    for (int32_t k = 0; k < 256; ++k) to[c][k] = static_cast<uint8_t>(k);
+  }
+  map_floats<C>(image, pixels, [&](int c, float x) {
+    return static_cast<float>(to[c][byte_of(x)]) * (1.f / 255.f);
+  });
+}

@@ -1,0 +1,348 @@
+// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
+//
+// A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
+// without branches; the columns whose pixels all lie inside are a span, but for perspectives across
+// their horizon, and need no test of a pixel. Blends to u8 are made in float32 there; where one
+// comes out so near the middle of two levels that float32 may be wrong about the side, the pixel is
+// done again in float64.
+
+namespace {
+
+constexpr int32_t kWarpTile = 128;
+// Above the error of a blend in float32: six roundings of values and differences up to 255, half a
+// unit of 2^-16 each, and those of two weights.
+constexpr float kBlendError = 0x1p-13f;
+
+struct WarpPoint {
+  double x, y;  // in pixels of the input: (0, 0) is the centre of the first
+};
+
+template <bool kPerspective>
+inline WarpPoint warp_point(const double* c, double x, double y) {
+  const double across = c[0] * x + (c[1] * y + c[2]);
+  const double down = c[3] * x + (c[4] * y + c[5]);
+  if constexpr (!kPerspective) return {across - 0.5, down - 0.5};
+  const double near = 1.0 / (c[6] * x + (c[7] * y + 1.0));
+  return {across * near - 0.5, down * near - 0.5};
+}
+
+// NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
+inline double clamped_point(double x, int32_t side) {
+  x = x > -2.0 ? x : -2.0;
+  return x < side + 1.0 ? x : side + 1.0;
+}
+
+struct WarpTile {
+  int32_t x[kWarpTile], y[kWarpTile];        // the pixel, or the first of two
+  float across[kWarpTile], down[kWarpTile];  // the second's weight
+};
+
+// The columns of a tile whose pixels are all inside: a span, or none where they are no span.
+struct WarpSpan {
+  int32_t begin, end;
+};
+
+inline bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
+  return (static_cast<uint32_t>(x) < static_cast<uint32_t>(width)) &
+         (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+// Pixels and weights of four points along one axis, as the loop of fill_tile has them; and which of
+// them lie in [0, inside).
+template <bool kNearest>
+inline __m256d four_points(__m256d point, int32_t side, int32_t inside, int32_t* pixel,
+                           float* weight) {
+  // Of NaN and another the maximum is the other.
+  point = _mm256_max_pd(_mm256_sub_pd(point, _mm256_set1_pd(0.5)), _mm256_set1_pd(-2.0));
+  point = _mm256_min_pd(point, _mm256_set1_pd(side + 1.0));
+  const __m256d whole = _mm256_round_pd(
+      point, (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(pixel), _mm256_cvttpd_epi32(whole));
+  if constexpr (!kNearest) _mm_storeu_ps(weight, _mm256_cvtpd_ps(_mm256_sub_pd(point, whole)));
+  return _mm256_and_pd(_mm256_cmp_pd(whole, _mm256_setzero_pd(), _CMP_GE_OQ),
+                       _mm256_cmp_pd(whole, _mm256_set1_pd(inside - 1.0), _CMP_LE_OQ));
+}
+#endif
+
+// The points of columns [first, first + count) of one row.
+template <bool kPerspective, bool kNearest>
+WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first, int32_t count,
+                   WarpTile* tile) {
+  const int32_t in_width = warp.in_width, in_height = warp.in_height;
+  // The first of two pixels has its second beside it.
+  const int32_t inside_width = kNearest ? in_width : in_width - 1;
+  const int32_t inside_height = kNearest ? in_height : in_height - 1;
+  const double y = row + 0.5;
+  int32_t inside = 0, k = 0;
+#if defined(__AVX2__) && defined(__FMA__)
+  const auto line = [&](double factor, double start) {
+    return [=](__m256d x) {
+      return _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(factor), x), _mm256_set1_pd(start));
+    };
+  };
+  const auto across = line(c[0], c[1] * y + c[2]), down = line(c[3], c[4] * y + c[5]);
+  const auto depth = line(c[6], c[7] * y + 1.0);
+  for (; k + 4 <= count; k += 4) {
+    const __m256d x = _mm256_add_pd(_mm256_set1_pd(first + k + 0.5), _mm256_setr_pd(0, 1, 2, 3));
+    __m256d px = across(x), py = down(x);
+    if constexpr (kPerspective) {
+      const __m256d near = _mm256_div_pd(_mm256_set1_pd(1.0), depth(x));
+      px = _mm256_mul_pd(px, near);
+      py = _mm256_mul_pd(py, near);
+    }
+    const __m256d in_x =
+        four_points<kNearest>(px, in_width, inside_width, tile->x + k, tile->across + k);
+    const __m256d in_y =
+        four_points<kNearest>(py, in_height, inside_height, tile->y + k, tile->down + k);
+    const int32_t lanes = _mm256_movemask_pd(_mm256_and_pd(in_x, in_y));
+    inside += __builtin_popcount(static_cast<uint32_t>(lanes));
+  }
+#endif
+  for (; k < count; ++k) {
+    const WarpPoint at = warp_point<kPerspective>(c, first + k + 0.5, y);
+    const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
+    const double fx = kNearest ? rint(px) : floor(px), fy = kNearest ? rint(py) : floor(py);
+    tile->x[k] = static_cast<int32_t>(fx);
+    tile->y[k] = static_cast<int32_t>(fy);
+    if constexpr (!kNearest) {
+      tile->across[k] = static_cast<float>(px - fx);
+      tile->down[k] = static_cast<float>(py - fy);
+    }
+    inside += warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
+  }
+  if (inside == 0) return {0, 0};
+  const auto is_inside = [&](int32_t k) {
+    return warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
+  };
+  int32_t begin = 0, end = count;
+  while (!is_inside(begin)) ++begin;
+  while (!is_inside(end - 1)) --end;
+  if (end - begin != inside) return {0, 0};
+  return {begin, end};
+}
+
+// As a u8, rounded and clamped (NaN is 0), or as it is.
+template <typename Element>
+inline Element stored_value(double value) {
+  if constexpr (sizeof(Element) == 1) {
+    const double positive = value > 0.0 ? value : 0.0;
+    return static_cast<uint8_t>(static_cast<int32_t>(rint(positive < 255.0 ? positive : 255.0)));
+  } else {
+    return static_cast<float>(value);
+  }
+}
+
+template <typename Element, int32_t kChannels>
+inline void put_pixel(const Element* pixel, Element* out) {
+  for (int32_t c = 0; c < kChannels; ++c) out[c] = pixel[c];
+}
+
+// One pixel in float64, wherever its point is.
+template <typename Element, int32_t kChannels>
+__attribute__((noinline)) void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
+                                           const Element* outside, Element* out) {
+  const double px = clamped_point(at.x, warp.in_width), py = clamped_point(at.y, warp.in_height);
+  const double fx = floor(px), fy = floor(py);
+  const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
+  double value[kChannels] = {}, all = 0;
+  for (int32_t k = 0; k < 4; ++k) {
+    const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
+    const double weight =
+        (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
+    if (!(weight > 0.0) || !warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) continue;
+    const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
+    for (int32_t c = 0; c < kChannels; ++c) value[c] += weight * static_cast<double>(tap[c]);
+    all += weight;
+  }
+  if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
+  const bool filled = warp.fill[0] == warp.fill[0];
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const double fill = warp.fill[c];
+    out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);
+  }
+}
+
+// Between two values, neither of which counts where its weight is 0.
+inline float between(float a, float b, float weight) {
+  if (weight == 0.f) return a;
+  return weight == 1.f ? b : (1.f - weight) * a + weight * b;
+}
+
+// One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.
+template <typename Element, int32_t kChannels>
+inline bool blend_inside(const Element* upper, const Element* lower, float across, float down,
+                         Element* out) {
+  bool certain = true;
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const float a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
+    if constexpr (sizeof(Element) == 1) {
+      const float high = a + across * (b - a), low = d + across * (e - d);
+      const float value = high + down * (low - high), level = rintf(value);
+      certain &= fabsf(value - level) < 0.5f - kBlendError;
+      out[c] = static_cast<uint8_t>(static_cast<int32_t>(level));
+    } else {
+      out[c] = between(between(a, b, across), between(d, e, across), down);
+    }
+  }
+  return certain;
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+inline __m256i four_bytes_each(const uint8_t* const* at, int64_t beyond) {
+  int32_t bytes[8];
+  for (int32_t k = 0; k < 8; ++k) memcpy(&bytes[k], at[k] + beyond, 4);
+  return _mm256_setr_epi32(bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6],
+                           bytes[7]);
+}
+
+// Byte `place` of each four.
+template <int32_t place>
+inline __m256 byte_of(__m256i fours) {
+  const __m256i shifted = place == 0 ? fours : _mm256_srli_epi32(fours, 8 * place);
+  return _mm256_cvtepi32_ps(place == 3 ? shifted
+                                       : _mm256_and_si256(shifted, _mm256_set1_epi32(255)));
+}
+
+inline __m256 blend(__m256 a, __m256 b, __m256 weight) {
+  return _mm256_fmadd_ps(weight, _mm256_sub_ps(b, a), a);
+}
+
+// Adds the levels of channel kAt to `levels`, and to `doubts` where float32 does not tell them.
+// Two neighbouring pixels are in `first`, from its first byte, and in `second`, to its last.
+template <int32_t kChannels, int32_t kAt>
+inline void blend_channel(const __m256i first[2], const __m256i second[2], __m256 across,
+                          __m256 down, __m256i* levels, __m256* doubts) {
+  constexpr int32_t kSecond = kAt + 4 - kChannels;
+  const __m256 high = blend(byte_of<kAt>(first[0]), byte_of<kSecond>(second[0]), across);
+  const __m256 low = blend(byte_of<kAt>(first[1]), byte_of<kSecond>(second[1]), across);
+  const __m256 value = blend(high, low, down);
+  const __m256i level = _mm256_cvtps_epi32(value);
+  const __m256 off = _mm256_sub_ps(value, _mm256_cvtepi32_ps(level));
+  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.f), off);
+  const __m256 doubt = _mm256_cmp_ps(size, _mm256_set1_ps(0.5f - kBlendError), _CMP_GE_OQ);
+  *doubts = _mm256_or_ps(*doubts, doubt);
+  *levels = _mm256_or_si256(*levels, kAt == 0 ? level : _mm256_slli_epi32(level, 8 * kAt));
+}
+
+// Eight pixels of three or four bytes at once: a bit for each that is in doubt.
+template <int32_t kChannels>
+inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const float* across,
+                           const float* down, uint8_t* out) {
+  constexpr int64_t kBeyond = 2 * kChannels - 4;
+  const __m256i first[2] = {four_bytes_each(upper, 0), four_bytes_each(upper, in_row)};
+  const __m256i second[2] = {four_bytes_each(upper, kBeyond),
+                             four_bytes_each(upper, in_row + kBeyond)};
+  const __m256 right = _mm256_loadu_ps(across), below = _mm256_loadu_ps(down);
+  __m256i levels = _mm256_setzero_si256();
+  __m256 doubts = _mm256_setzero_ps();
+  blend_channel<kChannels, 0>(first, second, right, below, &levels, &doubts);
+  blend_channel<kChannels, 1>(first, second, right, below, &levels, &doubts);
+  blend_channel<kChannels, 2>(first, second, right, below, &levels, &doubts);
+  if constexpr (kChannels == 4) {
+    blend_channel<4, 3>(first, second, right, below, &levels, &doubts);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), levels);
+  } else {
+    const __m256i together =
+        _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1, 0, 1, 2, 4, 5, 6,
+                         8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m256i packed = _mm256_shuffle_epi8(levels, together);
+    const __m128i low = _mm256_castsi256_si128(packed);
+    const __m128i high = _mm256_extracti128_si256(packed, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low);  // the last four are written again
+    _mm_storeu_si64(out + 12, high);
+    const int32_t last = _mm_extract_epi32(high, 2);
+    memcpy(out + 20, &last, 4);
+  }
+  return _mm256_movemask_ps(doubts);
+}
+#endif
+
+template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
+void warp_rows(const Warp& warp, const Element* in, const double* c, Element* out) {
+  const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
+  Element outside[kChannels];
+  for (int32_t k = 0; k < kChannels; ++k) {
+    const bool filled = warp.fill[0] == warp.fill[0];
+    outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
+  }
+  WarpTile tile;
+  for (int32_t row = 0; row < warp.height; ++row) {
+    for (int32_t first = 0; first < warp.width; first += kWarpTile) {
+      const int32_t count = warp.width - first < kWarpTile ? warp.width - first : kWarpTile;
+      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, c, row, first, count, &tile);
+      Element* const to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
+      const auto pixel = [&](int32_t k) {
+        return in + tile.y[k] * in_row + static_cast<int64_t>(tile.x[k]) * kChannels;
+      };
+      const auto anywhere = [&](int32_t k) {
+        Element* const at = to + static_cast<int64_t>(k) * kChannels;
+        if (kNearest ? !warp_inside(tile.x[k], tile.y[k], warp.in_width, warp.in_height)
+                     : !warp_inside(tile.x[k] + 1, tile.y[k] + 1, warp.in_width + 1,
+                                    warp.in_height + 1)) {
+          put_pixel<Element, kChannels>(outside, at);
+        } else if constexpr (kNearest) {
+          put_pixel<Element, kChannels>(pixel(k), at);
+        } else {
+          const WarpPoint point = warp_point<kPerspective>(c, first + k + 0.5, row + 0.5);
+          blend_pixel<Element, kChannels>(warp, in, point, outside, at);
+        }
+      };
+      int32_t k = 0;
+      for (; k < span.begin; ++k) anywhere(k);
+#if defined(__AVX2__) && defined(__FMA__)
+      if constexpr (sizeof(Element) == 1 && kChannels >= 3 && !kNearest) {
+        for (; k + 8 <= span.end; k += 8) {
+          const uint8_t* upper[8];
+          for (int32_t i = 0; i < 8; ++i) upper[i] = pixel(k + i);
+          const int32_t doubts = blend_eight<kChannels>(upper, in_row, tile.across + k,
+                                                        tile.down + k, to + k * kChannels);
+          if (doubts == 0) continue;
+          for (int32_t i = 0; i < 8; ++i) {
+            if ((doubts >> i) & 1) anywhere(k + i);
+          }
+        }
+      }
+#endif
+      for (; k < span.end; ++k) {
+        Element* const at = to + static_cast<int64_t>(k) * kChannels;
+        const Element* const upper = pixel(k);
+        if constexpr (kNearest) {
+          put_pixel<Element, kChannels>(upper, at);
+        } else {
+          if (!blend_inside<Element, kChannels>(upper, upper + in_row, tile.across[k], tile.down[k],
+                                                at)) {
+            anywhere(k);
+          }
+        }
+      }
+      for (; k < count; ++k) anywhere(k);
+    }
+  }
+}
+
+template <typename Element, int32_t kChannels>
+void warp_of(const Warp& warp, const void* in, const double* c, void* out) {
+  const Element* const from = static_cast<const Element*>(in);
+  Element* const to = static_cast<Element*>(out);
+  const bool perspective = !(c[6] == 0.0 && c[7] == 0.0);
+  if (warp.filter == Filter::kNearest) {
+    if (perspective) return warp_rows<Element, kChannels, true, true>(warp, from, c, to);
+    return warp_rows<Element, kChannels, false, true>(warp, from, c, to);
+  }
+  if (perspective) return warp_rows<Element, kChannels, true, false>(warp, from, c, to);
+  warp_rows<Element, kChannels, false, false>(warp, from, c, to);
+}
+
+}  // namespace
+
+void warp_image(const Warp& warp, const void* in, const float* coefficients, void* out) {
+  double c[kWarpCoefficients];
+  for (int32_t k = 0; k < kWarpCoefficients; ++k) c[k] = coefficients[k];
+  const bool bytes = warp.dtype == Dtype::kU8;
+  if (warp.channels == 1)
+    return (bytes ? warp_of<uint8_t, 1> : warp_of<float, 1>)(warp, in, c, out);
+  if (warp.channels == 3)
+    return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, c, out);
+  (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, c, out);
+}

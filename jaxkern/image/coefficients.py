@@ -1,0 +1,105 @@
+"""The coefficients of affine maps and perspectives, from what transforms draw.
+
+Output pixel centres (x, y), counted from the corner of the image, show the input at
+((c0 x + c1 y + c2) / d, (c3 x + c4 y + c5) / d) with d = c6 x + c7 y + 1. They are computed in
+float64 and rounded once to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxkern.image.transform import Size
+
+
+def _in_float64(function: Callable[..., list[Any]]) -> Callable[..., jax.Array]:
+    """`function` of float64 arrays, its results stacked along a new last axis as float32."""
+
+    @wraps(function)
+    def wide(*given: Any, **named: Any) -> jax.Array:
+        with jax.enable_x64(True):
+            arrays = [jnp.asarray(value).astype(jnp.float64) for value in given]
+            found = jnp.broadcast_arrays(*function(*arrays, **named))
+            return jnp.stack(found, axis=-1).astype(jnp.float32)
+
+    return wide
+
+
+@_in_float64
+def affine_coefficients(
+    angle: Any,
+    translate_x: Any,
+    translate_y: Any,
+    scale: Any,
+    shear_x: Any,
+    shear_y: Any,
+    *,
+    size: Size,
+    center: Sequence[float] | None = None,
+    output_size: Size | None = None,
+) -> list[Any]:
+    """Coefficients [..., 8] of torchvision's affine: the inverse of T C R(angle) S SHy SHx C^-1.
+
+    Args:
+      angle, shear_x, shear_y: in degrees, clockwise; translate in pixels; all of one shape [...].
+      size: height and width of the input; output_size: of the output, where it is another.
+      center: (x, y) from the corner; None: of the image.
+    A scale that is not above 0 makes NaN, which a program leaves alone.
+    """
+    (height, width), (out_height, out_width) = size, output_size or size
+    turn, sx, sy = (jnp.deg2rad(degrees) for degrees in (angle, shear_x, shear_y))
+    # R S SHy SHx without the scale: its determinant is 1.
+    a = jnp.cos(turn - sy) / jnp.cos(sy)
+    b = -(a * jnp.tan(sx) + jnp.sin(turn))
+    c = jnp.sin(turn - sy) / jnp.cos(sy)
+    d = jnp.cos(turn) - c * jnp.tan(sx)
+    shrink = 1.0 / jnp.where(scale > 0.0, scale, jnp.nan)
+    c0, c1, c3, c4 = d * shrink, -b * shrink, -c * shrink, a * shrink
+    # From the centre of the output, which lies at the centre of the input.
+    cx, cy = (0.0, 0.0) if center is None else (center[0] - width / 2, center[1] - height / 2)
+    from_x, from_y = cx + translate_x + out_width / 2, cy + translate_y + out_height / 2
+    c2 = cx + width / 2 - c0 * from_x - c1 * from_y
+    c5 = cy + height / 2 - c3 * from_x - c4 * from_y
+    nothing = jnp.zeros_like(c0)
+    return [c0, c1, c2, c3, c4, c5, nothing, nothing]
+
+
+@_in_float64
+def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
+    """Coefficients [..., 8] that map end points to the corners (0, 0) to (W - 1, H - 1).
+
+    Args:
+      endpoints: [..., 4, 2], (x, y) of what was the corner top left, top right, bottom right,
+        bottom left.
+      size: (H, W).
+    End points three of which lie on a line make values that are not finite, or no sensible image.
+
+    P. Heckbert, Fundamentals of Texture Mapping and Image Warping, 1989, section 2.2.3: the unit
+    square to a quadrilateral, and the adjugate of that.
+    """
+    x0, x1, x2, x3 = (endpoints[..., k, 0] for k in range(4))
+    y0, y1, y2, y3 = (endpoints[..., k, 1] for k in range(4))
+    skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+    area = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
+    g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
+    h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
+    # All nine times `area`, so that whole numbers stay exact.
+    a, b, c = (x1 - x0) * area + g * x1, (x3 - x0) * area + h * x3, x0 * area
+    d, e, f = (y1 - y0) * area + g * y1, (y3 - y0) * area + h * y3, y0 * area
+    wide, high = size[1] - 1, size[0] - 1
+    whole = a * e - b * d
+    return [
+        wide * (e * area - f * h) / whole,
+        wide * (c * h - b * area) / whole,
+        wide * (b * f - c * e) / whole,
+        high * (f * g - d * area) / whole,
+        high * (a * area - c * g) / whole,
+        high * (c * d - a * f) / whole,
+        (d * h - e * g) / whole,
+        (b * g - a * h) / whole,
+    ]

@@ -1,0 +1,119 @@
+"""Image programs: what a step may do, and its values as operands (csrc/image/program.h)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+VALUES = 8  # of a step
+MAX_STEPS = 64
+MAX_FACTOR = 1024.0  # larger ones change no pixel further
+INTERPOLATIONS = ("nearest", "bilinear")  # of warps, numbered as in program.h
+
+
+class Code(enum.IntEnum):
+    """Operations, numbered as in program.h; behind each its values."""
+
+    NONE = -1
+    BRIGHTNESS = 0  # factor
+    CONTRAST = 1  # factor, 1 - factor
+    SATURATION = 2  # factor, 1 - factor
+    HUE = 3  # shift, in turns
+    SHARPNESS = 4  # factor, 1 - factor
+    POSTERIZE = 5  # bits
+    SOLARIZE = 6  # threshold as a part of the largest value; a value, where the second is not 0
+    AUTOCONTRAST = 7
+    EQUALIZE = 8
+    INVERT = 9
+    GRAYSCALE = 10
+    PERMUTE = 11  # the source of each of three channels
+    BLUR = 12  # sigma along x and y
+    WARP = 13  # c0 to c7: see program.h
+    KEEP = 14  # weight: the image is kept, and begins a mean
+    ADD = 15  # weight: the image joins the mean, and becomes the kept one again
+    MEAN = 16  # the image becomes the mean
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramStep:
+    """What is the same for every image of a step: hashable, part of a compiled program.
+
+    Attributes:
+      codes: what the step may do; another code changes nothing.
+      interpolation: of a warp.
+      kernel: of a blur, its size along x and y: odd.
+      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask.
+    """
+
+    codes: tuple[Code, ...]
+    interpolation: str = "nearest"
+    kernel: tuple[int, int] = (1, 1)
+    fill: tuple[float, ...] = (0.0,)
+
+    @property
+    def mask(self) -> int:
+        """A bit for each code."""
+        return sum(1 << int(code) for code in set(self.codes) if code >= 0)
+
+    def fill_of(self, channels: int) -> np.ndarray:
+        """The fill as float32 [channels]."""
+        fill = np.asarray(self.fill, np.float32)
+        if fill.size not in (1, channels):
+            raise ValueError(
+                f"fill has {fill.size} values, but the images have {channels} channels; give one "
+                f"number or {channels}"
+            )
+        return np.broadcast_to(fill, (channels,))
+
+
+# The code i32 [N or 1] of each image, its values f32 [N or 1, VALUES], and what all share.
+Step = tuple[Any, Any, ProgramStep]
+
+
+def step_values(*given: Any) -> Any:
+    """Values [N or 1, VALUES] of a step from numbers or arrays [N], zeros behind them."""
+    rows = [jnp.atleast_1d(jnp.asarray(value, jnp.float32)) for value in given]
+    rows += [jnp.zeros(1, jnp.float32)] * (VALUES - len(rows))
+    return jnp.stack(jnp.broadcast_arrays(*rows), axis=-1)
+
+
+def blended(factor: Any) -> Any:
+    """Values of a blend: the factor f32 [N or 1] and 1 - factor."""
+    factor = jnp.asarray(factor, jnp.float32)
+    return step_values(factor, 1.0 - factor)
+
+
+def drawn_codes(apply: Any, code: Code) -> Any:
+    """`code` for the images that a bool, or bools [N], say, NONE for the others: i32 [N or 1]."""
+    return jnp.where(jnp.atleast_1d(jnp.asarray(apply)), np.int32(code), np.int32(Code.NONE))
+
+
+def program_operands(steps: Sequence[Step]) -> tuple[Any, Any, tuple[ProgramStep, ...]]:
+    """Codes i32 [N or 1, S] and values f32 [N or 1, S, VALUES] of steps, and what is static.
+
+    Raises:
+      ValueError: for more steps than one call takes.
+    """
+    if len(steps) > MAX_STEPS:
+        raise ValueError(
+            f"{len(steps)} operations follow each other; wanted at most {MAX_STEPS}: split them "
+            "into two Compose objects"
+        )
+    codes = [jnp.atleast_1d(jnp.asarray(code, jnp.int32)) for code, _, _ in steps]
+    values = [jnp.asarray(given, jnp.float32).reshape(-1, VALUES) for _, given, _ in steps]
+    return (
+        jnp.stack(jnp.broadcast_arrays(*codes), axis=1),
+        jnp.stack(jnp.broadcast_arrays(*values), axis=1),
+        tuple(static for _, _, static in steps),
+    )
+
+
+def as_images(pixels: jax.Array) -> jax.Array:
+    """What a program takes: uint8 as it is, other types as float32."""
+    return pixels if pixels.dtype == jnp.uint8 else pixels.astype(jnp.float32)

@@ -1,0 +1,132 @@
+"""Warps and Gaussian blurs of one image in pure JAX: what csrc/image/warp.h and blur.h say.
+
+Of u8 images all is in float64, whatever `jax_enable_x64` says, so that what is rounded is the same
+as the native kernels find. Float images are in float32 and differentiate, with respect to
+coefficients and sigma too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+LEAST_WEIGHT = 2.0**-60  # of a blur, beside the centre's
+
+
+def _working_dtype(pixels: jax.Array) -> tuple[Any, Any]:
+    """What to compute in, and the context in which JAX has it."""
+    if pixels.dtype == jnp.uint8:
+        return jnp.float64, jax.enable_x64(True)
+    return jnp.float32, contextlib.nullcontext()
+
+
+def _stored(value: jax.Array, dtype: Any) -> jax.Array:
+    if dtype != jnp.uint8:
+        return value.astype(dtype)
+    level = jnp.round(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0))
+    return level.astype(jnp.int32).astype(jnp.uint8)
+
+
+def warp(
+    pixels: jax.Array,
+    coefficients: jax.Array,
+    *,
+    interpolation: str,
+    fill: tuple[float, ...] | None,
+    size: tuple[int, int] | None = None,
+) -> jax.Array:
+    """pixels [H, W, C] u8 or f32 seen through coefficients [8]: [height, width, C] of `size`.
+
+    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask.
+    """
+    height, width = pixels.shape[:2] if size is None else size
+    working, context = _working_dtype(pixels)
+    with context:
+        x, y = _points(coefficients.astype(working), height, width)
+        # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
+        x, y = (
+            jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
+            for at, side in ((x, pixels.shape[1]), (y, pixels.shape[0]))
+        )
+        if interpolation == "nearest":
+            column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
+            value, inside = _tap(pixels, row, column, working)
+            outside = jnp.asarray(0.0 if fill is None else fill, working)
+            return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
+        first_x, first_y = jnp.floor(x), jnp.floor(y)
+        across, down = (x - first_x)[..., None], (y - first_y)[..., None]
+        column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
+        value, mask = jnp.zeros((), working), jnp.zeros((), working)
+        for lower in (False, True):
+            for right in (False, True):
+                weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
+                tap, inside = _tap(pixels, row + lower, column + right, working)
+                part = inside[..., None] & (weight > 0.0)
+                value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
+                mask = mask + jnp.where(inside[..., None], weight, 0.0)
+        if fill is not None:
+            wanted = jnp.asarray(fill, working)
+            value = mask * (value - wanted) + wanted
+        return _stored(value, pixels.dtype)
+
+
+def _points(c: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """Where the output's pixels are in the input, in pixels from the centre of the first."""
+    x = (jnp.arange(width, dtype=c.dtype) + 0.5)[None, :]
+    y = (jnp.arange(height, dtype=c.dtype) + 0.5)[:, None]
+    across, down = (c[k] * x + (c[k + 1] * y + c[k + 2]) for k in (0, 3))
+    near = 1.0 / (c[6] * x + (c[7] * y + 1.0))
+    return across * near - 0.5, down * near - 0.5
+
+
+def _tap(
+    pixels: jax.Array, row: jax.Array, column: jax.Array, working: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Pixels at these places, and which of them exist; of those that do not, some pixel."""
+    height, width = pixels.shape[:2]
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    # One flat index: two would be gathered along two axes, which takes three times as long.
+    flat = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
+    picked = pixels.reshape(height * width, -1).at[flat].get(mode="promise_in_bounds")
+    return picked.astype(working), inside
+
+
+def gaussian_blur(
+    pixels: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
+) -> jax.Array:
+    """pixels [H, W, C] u8 or f32 blurred by sigma [2] along (x, y), with kernels of these sizes."""
+    working, context = _working_dtype(pixels)
+    with context:
+        value = pixels.astype(working)
+        # Down the columns first, as the kernels do.
+        for axis, at in ((0, 1), (1, 0)):
+            weights = _blur_weights(kernel_size[at] // 2, sigma[at].astype(working))
+            value = _blurred(value, weights, axis)
+        return _stored(value, pixels.dtype)
+
+
+def _blur_weights(reach: int, sigma: jax.Array) -> jax.Array:
+    """Weights [2 * reach + 1] that add up to 1; of a sigma not above 0 the centre's alone."""
+    positive = sigma > 0.0
+    t = jnp.arange(-reach, reach + 1, dtype=sigma.dtype)
+    twice = 2.0 * jnp.where(positive, sigma, 1.0) ** 2
+    weight = jnp.exp(-t * t / twice)
+    weight = jnp.where((weight >= LEAST_WEIGHT) & positive | (t == 0), weight, 0.0)
+    return weight / weight.sum()
+
+
+def _blurred(value: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
+    size, reach = value.shape[axis], weights.shape[0] // 2
+    padding = [(0, 0)] * value.ndim
+    padding[axis] = (reach, reach)
+    # The edge is not repeated; numpy's mode of this name reflects as often as it takes.
+    padded = jnp.pad(value, padding, mode="reflect" if size > 1 else "edge")
+    total = jnp.zeros_like(value)
+    for t in range(2 * reach + 1):
+        part = jax.lax.slice_in_dim(padded, t, t + size, axis=axis)
+        part = jnp.where((weights[t] > 0.0) | jnp.isfinite(part), part, 0.0)
+        total = total + weights[t] * part
+    return total

@@ -1,0 +1,138 @@
+// Image programs with hostile codes and values at every instruction-set level: the same bytes at
+// all of them, whatever the code, and images that end where their memory ends, so that a sanitizer
+// sees the first byte beyond:
+//   check_program [rounds] [seed]
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "core/simd_level.h"
+#include "image/program.h"
+
+namespace {
+
+using namespace jaxkern;         // NOLINT
+using namespace jaxkern::image;  // NOLINT
+
+struct Random {
+  std::mt19937_64 bits;
+  int32_t below(int32_t n) { return static_cast<int32_t>(bits() % static_cast<uint64_t>(n)); }
+  float within(double low, double high) {
+    return static_cast<float>(low + (high - low) * (static_cast<double>(bits() >> 11) * 0x1p-53));
+  }
+};
+
+float hostile_value(Random& random) {
+  static const float edges[] = {0.f,    -0.f,  1.f,    2.f,      -1.f,      8.f, 255.f,
+                                1e-40f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN};
+  if (random.below(6) == 0) return edges[random.below(13)];
+  return random.below(3) == 0 ? random.within(-40, 300) : random.within(-1, 2);
+}
+
+int32_t hostile_code(Random& random) {
+  if (random.below(8) != 0) return random.below(kCodes);
+  return static_cast<int32_t>(random.bits());
+}
+
+struct Free {
+  void operator()(char* memory) const { std::free(memory); }
+};
+
+struct Case {
+  ProgramCall call = {};
+  std::vector<int32_t> ops;
+  std::vector<float> values;
+  std::unique_ptr<char[]> images;
+  size_t bytes;
+
+  explicit Case(Random& random) {
+    static const int32_t sides[][2] = {{1, 1}, {1, 7}, {2, 2}, {3, 1}, {2000, 3}, {2, 900}};
+    static const int32_t channels[] = {1, 3, 4};
+    const int32_t shape = random.below(12);
+    call.dtype = random.below(2) != 0 ? Dtype::kU8 : Dtype::kF32;
+    call.height = shape < 6 ? sides[shape][0] : 1 + random.below(30);
+    call.width = shape < 6 ? sides[shape][1] : 1 + random.below(300);
+    call.channels = channels[random.below(3)];
+    call.steps = random.below(6);
+    call.samples = 1 + random.below(3);
+    for (int32_t s = 0; s < call.steps; ++s) {
+      ProgramStep& step = call.step[s];
+      step.codes = random.below(4) != 0 ? (1 << kCodes) - 1 : static_cast<int32_t>(random.bits());
+      step.interpolation = random.below(2);
+      step.kernel_x = 2 * random.below(12) + 1;
+      step.kernel_y = 2 * random.below(12) + 1;
+      for (float& fill : step.fill) fill = hostile_value(random);
+    }
+    const size_t steps = static_cast<size_t>(call.samples * call.steps);
+    for (size_t k = 0; k < steps; ++k) ops.push_back(hostile_code(random));
+    for (size_t k = 0; k < kProgramValues * steps; ++k) values.push_back(hostile_value(random));
+    bytes = static_cast<size_t>(call.image_bytes() * call.samples);
+    images = std::unique_ptr<char[]>(new char[bytes]);
+    for (size_t k = 0; k < bytes; ++k) images[k] = static_cast<char>(random.bits());
+    if (call.dtype == Dtype::kF32) {
+      for (size_t k = 0; k < bytes; k += 4) {
+        const float value = random.below(50) == 0 ? hostile_value(random) : random.within(0, 1);
+        memcpy(&images[k], &value, 4);
+      }
+    }
+    BatchMap map;
+    map.rank = 1;
+    map.size[0] = call.samples;
+    map.stride[0] = call.elements();
+    call.operands.set(kProgramImages, images.get(), map);
+    map.stride[0] = call.steps;
+    call.operands.set(kProgramOps, ops.data(), map);
+    map.stride[0] = call.steps * kProgramValues;
+    call.operands.set(kProgramStepValues, values.data(), map);
+  }
+
+  std::unique_ptr<char[]> run(SimdLevel level) {
+    std::unique_ptr<char[]> output(new char[bytes]);
+    const std::unique_ptr<char, Free> scratch(
+        static_cast<char*>(std::aligned_alloc(64, program_scratch_bytes(call))));
+    call.output = output.get();
+    program_samples.at(level)(call, 0, call.samples, scratch.get());
+    return output;
+  }
+};
+
+bool same(const Case& c, const char* a, const char* b) {
+  if (c.call.dtype == Dtype::kU8) return memcmp(a, b, c.bytes) == 0;
+  for (size_t k = 0; k < c.bytes; k += 4) {
+    float x, y;
+    memcpy(&x, a + k, 4);
+    memcpy(&y, b + k, 4);
+    if (std::isfinite(x) != std::isfinite(y)) return false;
+    if (std::isfinite(x) && std::fabs(x - y) > 2e-4f * (1 + std::fabs(x))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 400;
+  const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
+  for (int round = 0; round < rounds; ++round) {
+    Random random{std::mt19937_64(seed + static_cast<unsigned>(round))};
+    Case c(random);
+    const std::unique_ptr<char[]> wanted = c.run(SimdLevel::kPortable);
+    for (int level = 1; level < kSimdLevels; ++level) {
+      if (!simd_level_available(static_cast<SimdLevel>(level))) continue;
+      const std::unique_ptr<char[]> got = c.run(static_cast<SimdLevel>(level));
+      if (!same(c, got.get(), wanted.get())) {
+        std::printf("seed %u: level %s differs from the portable one\n",
+                    seed + static_cast<unsigned>(round),
+                    simd_level_name(static_cast<SimdLevel>(level)));
+        return 1;
+      }
+    }
+  }
+  std::printf("%d programs agree\n", rounds);
+  return 0;
+}

@@ -1,0 +1,283 @@
+// Warps and blurs of random images at every instruction-set level, against their formulas in long
+// double, with hostile coefficients between; images end where their memory ends, so that a
+// sanitizer sees the first byte beyond:
+//   check_warp [rounds] [seed]
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "core/simd_level.h"
+#include "image/blur.h"
+#include "image/warp.h"
+
+namespace {
+
+using namespace jaxkern;         // NOLINT
+using namespace jaxkern::image;  // NOLINT
+using Real = long double;
+
+struct Random {
+  std::mt19937_64 bits;
+  int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
+  double within(double low, double high) {
+    return low + (high - low) * (static_cast<double>(bits() >> 11) * 0x1p-53);
+  }
+};
+
+// The side of a level on which `value` lies may depend on the last bits of float64.
+constexpr Real kUndecided = 1e-9L;
+
+template <typename T>
+bool agrees(T got, Real wanted) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    const Real clamped = wanted > 0 ? (wanted < 255 ? wanted : 255) : 0;
+    const Real level = std::rint(clamped), off = std::fabs(clamped - level);
+    if (static_cast<Real>(got) == level) return true;
+    return off > 0.5L - kUndecided &&
+           std::fabs(static_cast<Real>(got) - clamped) < 0.5L + kUndecided;
+  } else {
+    if (std::isnan(wanted) || std::isnan(got)) return std::isnan(wanted) && std::isnan(got);
+    if (std::isinf(wanted) || std::isinf(got)) return wanted == static_cast<Real>(got);
+    return std::fabs(static_cast<Real>(got) - wanted) <= 4e-6L * (1 + std::fabs(wanted));
+  }
+}
+
+template <typename T>
+struct Picture {
+  int32_t height, width, channels;
+  std::unique_ptr<T[]> values;
+  Picture(int32_t h, int32_t w, int32_t c)
+      : height(h), width(w), channels(c), values(new T[static_cast<size_t>(h) * w * c]) {}
+  size_t size() const { return static_cast<size_t>(height) * width * channels; }
+  T& at(int32_t y, int32_t x, int32_t c) const {
+    return values[(static_cast<size_t>(y) * width + x) * channels + c];
+  }
+};
+
+template <typename T>
+Picture<T> random_picture(Random& random, int32_t height, int32_t width, int32_t channels) {
+  Picture<T> picture(height, width, channels);
+  const bool flat = random.below(8) == 0, special = !flat && random.below(6) == 0;
+  for (size_t i = 0; i < picture.size(); ++i) {
+    if constexpr (std::is_same_v<T, uint8_t>) {
+      picture.values[i] = flat ? 200 : static_cast<uint8_t>(random.below(256));
+    } else {
+      picture.values[i] = static_cast<float>(flat ? 0.25 : random.within(-1, 2));
+      if (special && random.below(9) == 0)
+        picture.values[i] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  return picture;
+}
+
+// How far a value may move where its point moves by the last bits of a float64, or a point's weight
+// rounds to float32.
+Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Real down,
+                       const float* fill, int32_t channel) {
+  Real value = 0, mask = 0;
+  for (int k = 0; k < 4; ++k) {
+    const Real weight = (k & 1 ? across : 1 - across) * (k >> 1 ? down : 1 - down);
+    if (!exists[k] || !(weight > 0)) continue;
+    value += weight * tap[k];
+    mask += weight;
+  }
+  if (std::isnan(fill[0])) return value;
+  if (mask == 0) return fill[channel];
+  return mask * (value - fill[channel]) + fill[channel];
+}
+
+template <typename T>
+bool check_warp(Random& random) {
+  const int32_t channels = (const int32_t[]){1, 3, 4}[random.below(3)];
+  const auto side = [&] {
+    return static_cast<int32_t>(1 + random.below(random.below(3) ? 24 : 300));
+  };
+  const int32_t height = side(),
+                width = height > 24 ? static_cast<int32_t>(1 + random.below(24)) : side();
+  const Picture<T> in = random_picture<T>(random, height, width, channels);
+  Warp warp = {};
+  warp.dtype = std::is_same_v<T, uint8_t> ? Dtype::kU8 : Dtype::kF32;
+  warp.channels = channels;
+  warp.in_height = in.height, warp.in_width = in.width;
+  const bool same = random.below(2) == 0;
+  warp.height = same ? in.height : static_cast<int32_t>(1 + random.below(20));
+  warp.width = same ? in.width : static_cast<int32_t>(1 + random.below(300));
+  warp.filter = random.below(2) == 0 ? Filter::kNearest : Filter::kBilinear;
+  for (float& f : warp.fill) f = static_cast<float>(random.below(2) ? random.within(-3, 260) : 0);
+  if (random.below(3) == 0) warp.fill[0] = std::numeric_limits<float>::quiet_NaN();
+
+  float c[kWarpCoefficients];
+  const double angle = random.within(-3.2, 3.2), scale = random.within(0.2, 2.5);
+  const bool plain = random.below(5) == 0;  // by whole and half pixels: ties
+  c[0] = static_cast<float>(plain ? 1 : scale * std::cos(angle));
+  c[1] = static_cast<float>(plain ? 0 : -scale * std::sin(angle));
+  c[3] = static_cast<float>(plain ? 0 : scale * std::sin(angle));
+  c[4] = static_cast<float>(plain ? 1 : scale * std::cos(angle));
+  c[2] = static_cast<float>(plain ? 0.5 * static_cast<double>(random.below(9) - 4)
+                                  : random.within(-1.0, 1.5) * in.width);
+  c[5] = static_cast<float>(plain ? 0.5 * static_cast<double>(random.below(9) - 4)
+                                  : random.within(-1.0, 1.5) * in.height);
+  const double tilt = random.below(2) == 0 ? 0 : random.below(3) == 0 ? 1 : 0.01;
+  c[6] = static_cast<float>(random.within(-tilt, tilt)),
+  c[7] = static_cast<float>(random.within(-tilt, tilt));
+  const bool hostile = random.below(6) == 0;
+  if (hostile) {
+    const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::infinity(),
+                         -std::numeric_limits<float>::infinity(),
+                         3e38f,
+                         -3e38f,
+                         1e-45f,
+                         0.f};
+    for (float& value : c)
+      if (random.below(4) == 0) value = bad[random.below(7)];
+  }
+
+  for (const char* const* level = available_simd_levels(); *level; ++level) {
+    set_simd_level(*level);
+    const Picture<T> out(warp.height, warp.width, channels);
+    warp_image(warp, in.values.get(), c, out.values.get());
+    if (hostile) continue;  // that nothing is touched or converted that may not be
+    for (int32_t row = 0; row < warp.height; ++row) {
+      for (int32_t column = 0; column < warp.width; ++column) {
+        const Real x = column + 0.5L, y = row + 0.5L;
+        const Real d = c[6] * x + c[7] * y + 1;
+        const Real px = (c[0] * x + c[1] * y + c[2]) / d - 0.5L;
+        const Real py = (c[3] * x + c[4] * y + c[5]) / d - 0.5L;
+        if (std::fabs(d) < 1e-6L || !(std::fabs(px) < 1e8L) || !(std::fabs(py) < 1e8L)) continue;
+        const bool nearest = warp.filter == Filter::kNearest;
+        // Where long double and float64 may differ about the pixel.
+        const Real step = nearest ? 0.5L : 0;
+        const auto on_edge = [&](Real p) {
+          const Real off = std::fabs((p + step) - std::rint(p + step));
+          return off != 0 && off < 1e-7L;
+        };
+        if (on_edge(px) || on_edge(py)) continue;
+        const Real fx = nearest ? std::rint(px) : std::floor(px);
+        const Real fy = nearest ? std::rint(py) : std::floor(py);
+        const auto exists = [&](int64_t tx, int64_t ty) {
+          return tx >= 0 && tx < in.width && ty >= 0 && ty < in.height;
+        };
+        for (int32_t k = 0; k < channels; ++k) {
+          Real wanted;
+          const int64_t ix = static_cast<int64_t>(fx), iy = static_cast<int64_t>(fy);
+          const auto value = [&](int64_t tx, int64_t ty) {
+            return static_cast<Real>(in.at(static_cast<int32_t>(ty), static_cast<int32_t>(tx), k));
+          };
+          if (nearest) {
+            const Real outside = std::isnan(warp.fill[0]) ? 0 : warp.fill[k];
+            wanted = exists(ix, iy) ? value(ix, iy) : outside;
+          } else {
+            Real tap[4];
+            bool there[4];
+            for (int n = 0; n < 4; ++n) {
+              there[n] = exists(ix + (n & 1), iy + (n >> 1));
+              tap[n] = there[n] ? value(ix + (n & 1), iy + (n >> 1)) : 0;
+            }
+            wanted = wanted_warp_value(tap, there, px - fx, py - fy, warp.fill, k);
+          }
+          if (agrees(out.at(row, column, k), wanted)) continue;
+          std::printf(
+              "%s: warp %s of %dx%dx%d to %dx%d at (%d, %d, %d): %.9g, wanted %.12Lg\n  point "
+              "(%.12Lg, %.12Lg) fill %g by %g %g %g %g %g %g %g %g\n",
+              *level, nearest ? "nearest" : "bilinear", in.height, in.width, channels, warp.height,
+              warp.width, row, column, k, static_cast<double>(out.at(row, column, k)), wanted, px,
+              py, static_cast<double>(warp.fill[0]), c[0], c[1], c[2], c[3], c[4], c[5], c[6],
+              c[7]);
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+int32_t reflect(int32_t i, int32_t size) {
+  if (size == 1) return 0;
+  while (i < 0 || i >= size) i = i < 0 ? -i : 2 * (size - 1) - i;
+  return i;
+}
+
+std::vector<Real> kernel(int32_t size, float sigma) {
+  std::vector<Real> weight(size);
+  Real all = 0;
+  for (int32_t k = 0; k < size; ++k) {
+    const int32_t t = k - size / 2;
+    weight[k] = t == 0 ? 1 : 0;
+    if (sigma > 0 && t != 0) weight[k] = std::exp(-Real(t) * t / (2 * Real(sigma) * Real(sigma)));
+    if (weight[k] < 0x1p-60L) weight[k] = 0;
+    all += weight[k];
+  }
+  for (Real& w : weight) w /= all;
+  return weight;
+}
+
+template <typename T>
+bool check_blur(Random& random) {
+  const int32_t channels = (const int32_t[]){1, 3, 4}[random.below(3)];
+  const bool wide = random.below(12) == 0;
+  const int32_t height = static_cast<int32_t>(1 + random.below(wide ? 3 : 30));
+  const int32_t width = static_cast<int32_t>(1 + random.below(wide ? 1200 : 40));
+  const Picture<T> in = random_picture<T>(random, height, width, channels);
+  const auto odd = [&] {
+    return static_cast<int32_t>(1 + 2 * random.below(random.below(4) ? 5 : 30));
+  };
+  const Blur blur = {
+      std::is_same_v<T, uint8_t> ? Dtype::kU8 : Dtype::kF32, channels, height, width, odd(), odd()};
+  const auto sigma = [&] {
+    const float other[] = {0.f,    -1.f,  std::numeric_limits<float>::quiet_NaN(),
+                           1e-30f, 3e38f, std::numeric_limits<float>::infinity()};
+    return random.below(6) == 0 ? other[random.below(6)]
+                                : static_cast<float>(random.within(0.05, 6));
+  };
+  const float sigma_x = sigma(), sigma_y = sigma();
+  const std::vector<Real> wx = kernel(blur.kernel_x, sigma_x), wy = kernel(blur.kernel_y, sigma_y);
+  std::unique_ptr<double[]> scratch(new double[kBlurScratchBytes / sizeof(double)]);
+  for (const char* const* level = available_simd_levels(); *level; ++level) {
+    set_simd_level(*level);
+    const Picture<T> out(height, width, channels);
+    gaussian_blur(blur, in.values.get(), sigma_x, sigma_y, scratch.get(), out.values.get());
+    for (int32_t trial = 0; trial < 60; ++trial) {
+      const int32_t y = static_cast<int32_t>(random.below(height));
+      const int32_t x = static_cast<int32_t>(random.below(width));
+      const int32_t k = static_cast<int32_t>(random.below(channels));
+      Real wanted = 0;
+      for (int32_t v = 0; v < blur.kernel_y; ++v) {
+        for (int32_t u = 0; u < blur.kernel_x; ++u) {
+          const Real weight = wy[v] * wx[u];
+          if (weight == 0) continue;
+          wanted += weight * in.at(reflect(y + v - blur.kernel_y / 2, height),
+                                   reflect(x + u - blur.kernel_x / 2, width), k);
+        }
+      }
+      if (agrees(out.at(y, x, k), wanted)) continue;
+      std::printf("%s: blur %dx%d sigma %g, %g of %dx%dx%d at (%d, %d, %d): %.9g, wanted %.12Lg\n",
+                  *level, blur.kernel_x, blur.kernel_y, sigma_x, sigma_y, height, width, channels,
+                  y, x, k, static_cast<double>(out.at(y, x, k)), wanted);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 400;
+  Random random{std::mt19937_64(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1)};
+  int64_t failures = 0;
+  for (int64_t round = 0; round < rounds && failures < 5; ++round) {
+    failures += !check_warp<uint8_t>(random) + !check_warp<float>(random);
+    failures += !check_blur<uint8_t>(random) + !check_blur<float>(random);
+  }
+  std::printf("check_warp: %lld rounds: %s\n", static_cast<long long>(rounds),
+              failures ? "FAILED" : "passed");
+  return failures ? 1 : 0;
+}

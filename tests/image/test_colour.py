@@ -1,0 +1,404 @@
+"""Colour operations of image programs, against NumPy and between the kernel and its twin.
+
+Would catch: a level that differs between the native kernel, one of its instruction-set levels and
+the twin; tables that compose other than one operation after another; a blend whose 1 - factor is
+rounded twice; codes, orders or values that a kernel trusts; alpha that a colour changes; a draw
+that compiles again.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.image import ops
+from jaxkern.image.program import MAX_STEPS, VALUES, Code, ProgramStep
+
+RNG = np.random.default_rng(3)
+SMOOTH = np.stack(
+    [np.add.outer(np.arange(17) * a, np.arange(23) * b) % 256 for a, b in ((7, 3), (2, 9), (0, 1))],
+    axis=-1,
+)
+FEW = RNG.choice([31, 90, 90, 140, 203], (17, 23, 3))
+FEW[..., 2] = 77  # a constant channel
+FEW[:4, :5] = [200, 0, 40]  # red, with more blue than green
+U8 = np.stack([SMOOTH, FEW, RNG.integers(0, 256, (17, 23, 3))]).astype(np.uint8)
+F32 = (RNG.random((3, 17, 23, 3)) * 1.2 - 0.1).astype(np.float32)
+
+# Values of each operation, several; with a factor goes 1 - factor.
+GIVEN = {
+    Code.BRIGHTNESS: [(0.0,), (0.37,), (1.9,), (-2.0,), (1e30,)],
+    Code.CONTRAST: [(0.0, 1.0), (0.37, 0.63), (1.9, -0.9), (3e9, -3e9)],
+    Code.SATURATION: [(0.0, 1.0), (0.37, 0.63), (1.9, -0.9), (1.27, -0.27)],
+    Code.HUE: [(0.0,), (0.5,), (-0.5,), (0.123,), (-0.31,), (7.25,)],
+    Code.SHARPNESS: [(0.0, 1.0), (0.37, 0.63), (1.9, -0.9)],
+    Code.POSTERIZE: [(0.0,), (1.0,), (4.0,), (8.0,), (99.0,), (-5.0,)],
+    Code.SOLARIZE: [(0.0,), (0.5,), (1.0,), (128.0, 1.0), (200.5, 1.0)],
+    Code.AUTOCONTRAST: [()],
+    Code.EQUALIZE: [()],
+    Code.INVERT: [()],
+    Code.GRAYSCALE: [()],
+    Code.PERMUTE: [(2.0, 0.0, 1.0), (0.0, 0.0, 9.0), (-3.0, 1.0, 1.4)],
+}
+ALL = tuple(GIVEN)
+
+
+def program(images, rows, codes=None, backend="native"):
+    """Runs rows [[(code, values), ...], ...], one an image, in as many steps, which may do `codes`:
+    by default those of the rows."""
+    count = max(len(row) for row in rows)
+    op = np.full((len(rows), count), int(Code.NONE), np.int32)
+    values = np.zeros((len(rows), count, VALUES), np.float32)
+    for n, row in enumerate(rows):
+        for s, (code, given) in enumerate(row):
+            op[n, s] = code
+            values[n, s, : len(given)] = given
+    drawn = [tuple(Code(k) for k in sorted({*op[:, s]} & {*ALL})) for s in range(count)]
+    steps = [(op[:, s], values[:, s], ProgramStep(codes or drawn[s])) for s in range(count)]
+    with jk.backend(backend):
+        return np.asarray(jax.jit(lambda x: ops.run_program(x, steps))(images))
+
+
+def fused(a, b, c):
+    """a * b + c in float32 with one rounding: float64 holds the product."""
+    wide = np.asarray(a, np.float64) * np.float64(np.float32(b)) + np.asarray(c, np.float64)
+    return wide.astype(np.float32)
+
+
+def levels(x):
+    return np.trunc(np.clip(np.asarray(x, np.float32), 0, 255)).astype(np.uint8)
+
+
+def gray_levels(x):
+    return (x.astype(np.int64) @ [2989, 5870, 1140]) // 10_000
+
+
+def hue(unit, shift):
+    """By Python's own colour model, in float64."""
+    import colorsys
+
+    turned = np.empty_like(unit, dtype=np.float64)
+    for at in np.ndindex(unit.shape[:-1]):
+        h, s, v = colorsys.rgb_to_hsv(*unit[at].tolist())
+        turned[at] = colorsys.hsv_to_rgb((h + shift) % 1.0, s, v)
+    return turned
+
+
+def smoothed(x):
+    total = 4 * x[1:-1, 1:-1]
+    for dy in range(3):
+        for dx in range(3):
+            total = total + x[dy : x.shape[0] - 2 + dy, dx : x.shape[1] - 2 + dx]
+    return total / 13
+
+
+def oracle_u8(x, code, given):
+    """One operation on an image u8 of three channels, from the rules in docs/images.md."""
+    f, rest = ([*given, 0.0, 0.0])[:2]
+    wide = x.astype(np.float32)
+    factor = np.float32(np.clip(f, -1024, 1024))
+    rest = np.float32(np.clip(rest, -1024, 1024))
+    if code is Code.BRIGHTNESS:
+        return levels(wide * factor)
+    if code is Code.CONTRAST:
+        mean = np.float32(gray_levels(x).sum()) * np.float32(1 / np.float32(x[..., 0].size))
+        return levels(wide * factor + mean * rest)
+    if code is Code.SATURATION:
+        return levels(fused(gray_levels(x)[..., None], rest, wide * factor))
+    if code is Code.SHARPNESS:
+        out = x.copy()
+        inner = x[1:-1, 1:-1].astype(np.float64)
+        near = np.rint(smoothed(x.astype(np.int64)))
+        out[1:-1, 1:-1] = levels(fused(near - inner, rest, inner))
+        return out
+    if code is Code.POSTERIZE:
+        bits = int(np.clip(f, 0, 8))
+        return (x >> (8 - bits)) << (8 - bits) if bits else np.zeros_like(x)
+    if code is Code.SOLARIZE:
+        threshold = f if len(given) == 2 else 255 * f
+        return np.where(x >= threshold, 255 - x, x)
+    if code is Code.AUTOCONTRAST:
+        low, high = wide.min((0, 1)), wide.max((0, 1))
+        scale = (high - low) * np.float32(1 / 255)
+        spread = levels((wide - low) / np.where(scale == 0, np.float32(1), scale))
+        return np.where(scale == 0, x, spread)
+    if code is Code.EQUALIZE:
+        out = x.copy()
+        for c in range(3):
+            count = np.bincount(x[..., c].reshape(-1), minlength=256)
+            step = (x[..., c].size - count[x[..., c].max()]) // 255
+            if step:
+                before = np.concatenate([[0], np.cumsum(count)[:-1]])
+                table = np.minimum((before + step // 2) // step, 255).astype(np.uint8)
+                out[..., c] = table[x[..., c]]
+        return out
+    if code is Code.INVERT:
+        return 255 - x
+    if code is Code.GRAYSCALE:
+        return np.repeat(gray_levels(x)[..., None], 3, axis=-1).astype(np.uint8)
+    order = [int(np.clip(np.rint(k), 0, 2)) for k in given]
+    return x[..., order]
+
+
+def with_all_values(images, code):
+    """Each image with each of the operation's values."""
+    given = GIVEN[code]
+    rows = [[(code, values)] for values in given for _ in images]
+    return np.concatenate([images] * len(given)), rows
+
+
+@pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
+def test_levels_equal_the_oracle_and_the_twin(code):
+    images, rows = with_all_values(U8, code)
+    native = program(images, rows, (code,))
+    np.testing.assert_array_equal(native, program(images, rows, (code,), "jax"))
+    for x, [(_, given)], out in zip(images, rows, native, strict=True):
+        if code is Code.HUE:
+            off = np.abs(out - np.trunc(hue(x / 255.0, given[0]) * 255.999))
+            assert off.max() <= 1
+            assert (off > 0).mean() < 0.01, given
+        else:
+            np.testing.assert_array_equal(out, oracle_u8(x, code, given), err_msg=str(given))
+
+
+def random_rows(count, steps, seed):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        drawn = [ALL[k] for k in rng.integers(0, len(ALL), steps)]
+        rows.append([(code, GIVEN[code][rng.integers(len(GIVEN[code]))]) for code in drawn])
+    return rows
+
+
+def test_programs_are_their_operations_one_after_the_other():
+    images = np.concatenate([U8, U8[:, ::-1]])
+    rows = random_rows(len(images), 7, 1)
+    native = program(images, rows)
+    wanted = images
+    for s in range(7):
+        wanted = program(wanted, [[row[s]] for row in rows])
+    np.testing.assert_array_equal(native, wanted)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_programs_of_any_channels_equal_the_twin(channels):
+    images = RNG.integers(0, 256, (3, 9, 300, channels), np.uint8)
+    rows = random_rows(3, 4, channels)
+    native = program(images, rows)
+    np.testing.assert_array_equal(native, program(images, rows, backend="jax"))
+    if channels == 4:
+        np.testing.assert_array_equal(native[..., 3], images[..., 3])
+
+
+@pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
+def test_floats_equal_the_twin(code):
+    images, rows = with_all_values(F32, code)
+    native = program(images, rows, (code,))
+    twin = program(images, rows, (code,), "jax")
+    # Of what is multiplied by up to 1,024.
+    np.testing.assert_allclose(native, twin, atol=5e-4 if code is Code.CONTRAST else 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (2, 2), (3, 1), (20_000, 20)])
+def test_small_and_long_images(shape):
+    images = RNG.integers(0, 256, (1, *shape, 3), np.uint8)
+    rows = [[(code, GIVEN[code][0]) for code in ALL if code is not Code.HUE]]
+    wanted = images[0]
+    for code, given in rows[0]:
+        if code is not Code.SHARPNESS or min(shape) > 2:
+            wanted = oracle_u8(wanted, code, given)
+    np.testing.assert_array_equal(program(images, rows)[0], wanted)
+    turned = program(images.astype(np.float32) / 255, [[(code, GIVEN[code][0]) for code in ALL]])
+    assert np.isfinite(turned).all()
+
+
+def test_what_no_step_may_do_changes_nothing():
+    bad = [-7, 14, 99, 2**31 - 1, -(2**31)]
+    images = np.concatenate([U8, U8])[:5]
+    rows = [[(code, (0.5, 0.5))] for code in bad]
+    np.testing.assert_array_equal(program(images, rows, ALL), images)
+    # A code that the step does not declare.
+    rows = [[(Code.INVERT, ())]] * 3
+    for backend in ("native", "jax"):
+        np.testing.assert_array_equal(program(U8, rows, (Code.HUE,), backend), U8)
+
+
+def test_values_that_are_not_finite_change_nothing():
+    rows = [
+        [(code, (*[0.5] * place, bad)) for code in ALL]
+        for place, bad in enumerate((np.nan, np.inf, -np.inf))
+    ]
+    for backend in ("native", "jax"):
+        np.testing.assert_array_equal(program(U8, rows, backend=backend), U8)
+
+
+@pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
+def test_images_that_are_not_finite(code):
+    images = F32.copy()
+    images[:, 3, 4, 1] = (np.nan, np.inf, -np.inf)
+    rows = [[(code, GIVEN[code][0])]] * 3
+    native, twin = (program(images, rows, backend=backend) for backend in ("native", "jax"))
+    far = np.s_[:, 8:, 8:]  # whose neighbourhood is finite
+    np.testing.assert_allclose(native[far], twin[far], atol=2e-4)
+
+
+# Codes, and what is static of their steps; warps that put no point between two pixels.
+TURN = (0.0, 1.0, 0.0, -1.0, 0.0, 17.0, 0.0, 0.0)
+TILT = (1.03, 0.11, -0.7, -0.13, 0.97, 1.9, 2e-3, -1e-3)
+MOVES = [
+    (Code.BLUR, (1.3, 0.4), ProgramStep((Code.BLUR,), kernel=(5, 3))),
+    (Code.WARP, TURN, ProgramStep((Code.WARP,), fill=(9.0, 8.0, 7.0))),
+    (Code.WARP, TILT, ProgramStep((Code.WARP, Code.INVERT), "bilinear", fill=(60.0,))),
+    (Code.WARP, TILT, ProgramStep((Code.WARP,), "bilinear", fill=(float("nan"),))),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_blurs_and_warps_between_colours(dtype):
+    """Both buffers are written, and tables are done before what moves pixels."""
+    images = U8 if dtype is np.uint8 else F32
+    invert = (np.int32(Code.INVERT), np.zeros((1, VALUES), np.float32), ProgramStep(ALL))
+    moved = [np.float32([*given, *[0.0] * (VALUES - len(given))])[None] for _, given, _ in MOVES]
+    moves = [(np.int32(c), v, s) for (c, _, s), v in zip(MOVES, moved, strict=True)]
+    for steps in (moves[:3], [invert, moves[0], invert], [invert, *moves, invert]):
+        outs = []
+        for backend in ("native", "jax"):
+            with jk.backend(backend):
+                outs.append(np.asarray(jax.jit(lambda x, s=steps: ops.run_program(x, s))(images)))
+        atol = 0 if dtype is np.uint8 else 1e-3
+        np.testing.assert_allclose(outs[0].astype(float), outs[1].astype(float), atol=atol)
+        assert (outs[0] != images).any()
+
+
+def jitter(**options):
+    return im.ColorJitter(**({"brightness": 0.4, "contrast": 0.4, "saturation": 0.4} | options))
+
+
+def test_the_order_of_a_jitter():
+    order = np.asarray([[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]], np.int32)
+    names = ("brightness", "contrast", "saturation", "hue")
+    factors = dict(zip(names, np.float32([1.3, 0.75, 1.25, 0.1]), strict=True))
+    codes = (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION, Code.HUE)
+    given = [(f, 1 - f) for f in list(factors.values())[:3]] + [(factors["hue"],)]
+    aug = im.Compose([jitter(hue=0.2)])
+    out = aug.apply(U8, ({**factors, "order": order},))
+    wanted = program(U8, [[(codes[k], given[k]) for k in row] for row in order])
+    np.testing.assert_array_equal(out, wanted)
+    # What is None is not applied, nor what is no position.
+    out = im.Compose([im.ColorJitter(brightness=0.4)]).apply(U8, ({**factors, "order": order},))
+    np.testing.assert_array_equal(out, program(U8, [[(codes[0], given[0])]] * 3))
+    out = aug.apply(U8, ({**factors, "order": order + 90},))
+    np.testing.assert_array_equal(out, U8)
+
+
+def test_bytes_are_rounded_before_and_behind_a_program():
+    """A resize ends in levels; what comes behind reads levels again."""
+    aug = im.Compose([im.Resize((9, 11)), im.RandomInvert(1.0), im.Normalize(0.5, 0.25)])
+    params = ({}, {"apply": np.asarray([True, False, True])}, {})
+    resized = im.Compose([im.Resize((9, 11))]).apply(U8)
+    wanted = np.where(np.asarray([1, 0, 1])[:, None, None, None], 255 - resized, resized)
+    wanted = (wanted / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(aug.apply(U8, params), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
+def test_half_types_are_worked_on_in_float32(dtype):
+    images = jnp.asarray(np.clip(F32, 0, 1), dtype)
+    aug = im.Compose([im.RandomInvert(), im.RandomSolarize(0.5)])
+    out = aug.apply(images, ({"apply": True}, {"apply": True}))
+    assert out.dtype == images.dtype
+    inverted = 1 - images.astype(jnp.float32)
+    wanted = jnp.where(inverted >= 0.5, 1 - inverted, inverted)
+    np.testing.assert_allclose(out.astype(jnp.float32), wanted, atol=1e-2)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_grayscale_and_its_channels(channels):
+    images = RNG.integers(0, 256, (2, 5, 6, channels), np.uint8)
+    gray = images[..., :1] if channels == 1 else gray_levels(images[..., :3])[..., None]
+    three = im.Compose([im.Grayscale(3)]).apply(images)
+    assert three.shape[-1] == max(channels, 3)
+    np.testing.assert_array_equal(three[..., :3], np.repeat(gray, 3, axis=-1))
+    if channels == 4:
+        np.testing.assert_array_equal(three[..., 3], images[..., 3])
+        with pytest.raises(ValueError, match="Grayscale"):
+            im.Compose([im.Grayscale()]).apply(images)
+        return
+    normalized = im.Compose([im.Grayscale(), im.RandomInvert(), im.Normalize(0.5, 0.5)])
+    out = normalized.apply(images, ({}, {"apply": True}, {}))
+    np.testing.assert_allclose(out, (1 - gray / 255 - 0.5) / 0.5, atol=1e-5)
+
+
+def test_draws_are_a_records_own_and_compile_nothing():
+    aug = im.Compose(
+        [jitter(hue=0.1), im.RandomPhotometricDistort(), im.RandomChannelPermutation()]
+    )
+    keys = jk.random.record_keys(0, 0, np.arange(6))
+    images = np.concatenate([U8, U8])
+    traced = []
+
+    @jax.jit
+    def run(keys, images):
+        traced.append(1)
+        return aug(keys, images)
+
+    whole = run(keys, images)
+    turned = run(keys[::-1], images[::-1])
+    np.testing.assert_array_equal(whole, turned[::-1])
+    assert len(traced) == 1
+
+
+def test_gradients_of_float_chains():
+    """With respect to pixels and factors, against differences."""
+    aug = im.Compose([im.ColorJitter(0.4, saturation=0.4), im.RandomAdjustSharpness(1.5, 1.0)])
+    x = jnp.asarray(0.3 + 0.3 * RNG.random((1, 5, 6, 3)), jnp.float32)
+    order = np.asarray([[2, 1, 0, 3]], np.int32)
+
+    @jax.jit
+    def loss(x, factor):
+        given = {"brightness": factor, "contrast": 1.1, "saturation": factor, "hue": 0.0}
+        given = {name: jnp.broadcast_to(jnp.float32(f), (1,)) for name, f in given.items()}
+        out = aug.apply(x, ({**given, "order": order}, {"apply": True}))
+        return jnp.sum(out * jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape)) / 100
+
+    of_pixels, of_factor = jax.jit(jax.grad(loss, (0, 1)))(x, jnp.float32(0.9))
+    step = 1e-2
+    slope = (loss(x, 0.9 + step) - loss(x, 0.9 - step)) / (2 * step)
+    np.testing.assert_allclose(of_factor, slope, rtol=2e-2)
+    away = jnp.zeros_like(x).at[0, 2, 3, 1].set(step)
+    slope = (loss(x + away, 0.9) - loss(x - away, 0.9)) / (2 * step)
+    np.testing.assert_allclose(of_pixels[0, 2, 3, 1], slope, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: im.ColorJitter(brightness=-0.1), ValueError, "brightness"),
+        (lambda: im.ColorJitter(contrast=(1.5, 0.5)), ValueError, "contrast"),
+        (lambda: im.ColorJitter(saturation="0.4"), TypeError, "saturation"),
+        (lambda: im.ColorJitter(brightness=float("nan")), ValueError, "brightness"),
+        (lambda: im.ColorJitter(hue=0.6), ValueError, "hue"),
+        (lambda: im.ColorJitter(hue=(-0.6, 0.0)), ValueError, "hue"),
+        (lambda: im.Grayscale(2), ValueError, "num_output_channels"),
+        (lambda: im.RandomGrayscale(1.5), ValueError, "p="),
+        (lambda: im.RandomPosterize(9), TypeError, "bits"),
+        (lambda: im.RandomPosterize(2.0), TypeError, "bits"),
+        (lambda: im.RandomSolarize(256), TypeError, "threshold"),
+        (lambda: im.RandomAdjustSharpness(-1), ValueError, "sharpness_factor"),
+        (lambda: im.RandomPhotometricDistort(hue=0.2), TypeError, "hue"),
+        (lambda: im.Compose([im.RandomInvert()] * (MAX_STEPS + 1))(KEY, U8), ValueError, "at most"),
+        (lambda: im.Compose([jitter()]).apply(U8, ({"order": 1},)), ValueError, "missing"),
+        (lambda: im.Compose([jitter()])(KEY, RAGGED), ValueError, "common size"),
+    ],
+)
+def test_errors_at_trace_time(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+KEY = jax.random.key(0)
+RAGGED = im.Ragged.from_list([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)])

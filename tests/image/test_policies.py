@@ -1,0 +1,312 @@
+"""Policies as distributions and as steps of a program: what is drawn, and which operation it is.
+
+Would catch: an op that is never drawn or drawn twice as often, a magnitude of another bin, a sign
+that sticks, a pair of AutoAugment that is misprinted, probabilities used the wrong way round, a
+shear about the middle, a turn the other way, translations by parts of a pixel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxkern import image as im
+from jaxkern.image.policy_ops import program_step
+from jaxkern.image.policy_tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
+from jaxkern.image.program import Code
+
+COUNT = 10_000
+SIZE = (240, 331)  # of which 150 / 331 of the width is 150 pixels
+
+
+@functools.cache
+def keys():
+    return jax.random.split(jax.random.key(0), COUNT)
+
+
+def draw(transform, *names, count=COUNT):
+    """The parameters of these names, or all: what is not asked for is not compiled either."""
+
+    def sample(keys):
+        drawn = im.Compose([transform]).sample(keys, SIZE)[0]
+        return {name: drawn[name] for name in names or drawn}
+
+    return {name: np.asarray(value) for name, value in jax.jit(sample)(keys()[:count]).items()}
+
+
+def names_of(transform, op):
+    return np.asarray([*transform.OPS, "-"])[op]
+
+
+def frequencies(names, strengths, wanted):
+    """Chi-square of (name, magnitude) pairs against {(name, magnitude): probability}."""
+    keys = [(str(n), round(float(m), 4) + 0.0) for n, m in zip(names, strengths, strict=True)]
+    wanted = {(n, round(m, 4) + 0.0): p for (n, m), p in wanted.items()}
+    counts = dict.fromkeys(wanted, 0)
+    for key in keys:
+        assert key in counts, key
+        counts[key] += 1
+    expected = np.asarray(list(wanted.values())) * len(keys)
+    assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
+
+
+WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+SIGNED = (*WARPS, "Brightness", "Color", "Contrast", "Sharpness")
+# The ninth of 31 bins: 0.3 of the largest magnitudes; 8 - 9 / 7.5 bits.
+STRENGTH = {
+    **dict(zip(SIGNED, (0.09, 0.09, 45.0, 45.0 * 240 / 331, 9.0, *[0.27] * 4), strict=True)),
+    **{"Posterize": 7.0, "Solarize": 0.7, "AutoContrast": 0.0, "Equalize": 0.0, "Identity": 0.0},
+}
+
+
+def both_signs(strength, chance):
+    wanted = {}
+    for name, value in strength.items():
+        signs = (1, -1) if name in SIGNED and value else (1,)
+        for sign in signs:
+            place = (name, sign * value)
+            wanted[place] = wanted.get(place, 0) + chance / len(signs)
+    return wanted
+
+
+def test_rand_augment_draws_every_op_and_sign_alike():
+    transform = im.RandAugment(3, 9)
+    drawn = draw(transform)
+    assert drawn["op"].shape == drawn["magnitude"].shape == (COUNT, 3)
+    wanted = both_signs(STRENGTH, 1 / 14)
+    for step in range(3):
+        frequencies(names_of(transform, drawn["op"][:, step]), drawn["magnitude"][:, step], wanted)
+    table = stats.contingency.crosstab(drawn["op"][:, 0], drawn["op"][:, 1]).count
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_trivial_augment_draws_every_magnitude_alike():
+    transform = im.TrivialAugmentWide()
+    drawn = draw(transform)
+    names, strength = names_of(transform, drawn["op"][:, 0]), drawn["magnitude"][:, 0]
+    assert stats.chisquare(np.bincount(drawn["op"][:, 0], minlength=14)).pvalue > 1e-3
+    largest = dict.fromkeys(SIGNED, 0.99) | {"TranslateX": 32, "TranslateY": 32, "Rotate": 135}
+    for name in SIGNED:
+        place = strength[names == name] / largest[name] * 30
+        np.testing.assert_allclose(place, np.round(place), atol=1e-4)
+        counts = np.bincount(np.round(place).astype(int) + 30, minlength=61)
+        expected = np.ones(61)
+        expected[30] = 2  # zero, with either sign
+        assert stats.chisquare(counts, expected * counts.sum() / 62).pvalue > 1e-3, name
+    bits = strength[names == "Posterize"]
+    wanted = np.bincount(np.round(8 - np.arange(31) / 5).astype(int), minlength=9)[2:]
+    counts = np.bincount(bits.astype(int), minlength=9)
+    assert counts[:2].sum() == 0
+    assert stats.chisquare(counts[2:], wanted * len(bits) / 31).pvalue > 1e-3
+    level = np.round(strength[names == "Solarize"] * 30).astype(int)
+    assert stats.chisquare(np.bincount(level, minlength=31)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
+def test_auto_augment_draws_its_pairs(policy):
+    transform = im.AutoAugment(policy)
+    drawn = draw(transform)
+    table = magnitude_table(AUTO_AUGMENT, 10, SIZE)
+    wanted = {}
+    published = pairs(transform.policy)
+    assert len(published.op) == 25
+    for op, chance, place in zip(*published, strict=True):
+        options = []
+        for step in range(2):
+            row = {("-", 0.0): 1 - float(chance[step])}
+            name = transform.OPS[op[step]]
+            value = round(float(table[op[step], place[step]]), 4)
+            row |= both_signs({name: value}, float(chance[step]))
+            options.append(row)
+        for first, p in options[0].items():
+            for second, q in options[1].items():
+                key = (*first, *second)
+                wanted[key] = wanted.get(key, 0) + p * q / 25
+    counts = dict.fromkeys(wanted, 0)
+    names = names_of(transform, drawn["op"])
+    for (a, b), (x, y) in zip(names, drawn["magnitude"], strict=True):
+        counts[str(a), round(float(x), 4) + 0.0, str(b), round(float(y), 4) + 0.0] += 1
+    observed, expected = (
+        np.asarray(list(counts.values())),
+        COUNT * np.asarray(list(wanted.values())),
+    )
+    assert (observed[expected == 0] == 0).all()
+    frequent = expected >= 5
+    rest = [observed[~frequent].sum()], [expected[~frequent].sum()]
+    observed = np.concatenate([observed[frequent], rest[0]])
+    expected = np.concatenate([expected[frequent], rest[1]])
+    used = expected > 0
+    assert stats.chisquare(observed[used], expected[used]).pvalue > 1e-3
+
+
+def test_aug_mix_draws_chains_and_weights():
+    transform = im.AugMix(severity=4, alpha=0.7)
+    drawn = draw(transform, "op", "magnitude")
+    used = drawn["op"] >= 0
+    assert drawn["op"].shape == drawn["magnitude"].shape == (COUNT, 3, 3)
+    np.testing.assert_array_equal(used, np.sort(used, axis=2)[:, :, ::-1])
+    depths = np.bincount(used.sum(axis=2).reshape(-1), minlength=4)
+    assert depths[0] == 0
+    assert stats.chisquare(depths[1:]).pvalue > 1e-3
+    assert (drawn["magnitude"][~used] == 0).all()
+    assert stats.chisquare(np.bincount(drawn["op"][used], minlength=13)).pvalue > 1e-3
+    turned = names_of(transform, drawn["op"]) == "Rotate"
+    place = np.round(drawn["magnitude"][turned] / 30 * 9).astype(int) + 3
+    counts = np.bincount(place, minlength=7)
+    assert (
+        stats.chisquare(counts, np.asarray([1, 1, 1, 2, 1, 1, 1]) * counts.sum() / 8).pvalue > 1e-3
+    )
+    drawn = draw(transform, "weights", "m", count=2000)
+    assert stats.kstest(drawn["m"], stats.beta(0.7, 0.7).cdf).pvalue > 1e-3
+    np.testing.assert_allclose(drawn["weights"].sum(axis=1), 1, atol=1e-5)
+    for chain in range(3):
+        assert stats.kstest(drawn["weights"][:, chain], stats.beta(0.7, 1.4).cdf).pvalue > 1e-3
+
+
+def test_aug_mix_without_all_ops_and_with_a_depth():
+    drawn = draw(im.AugMix(all_ops=False, chain_depth=2, mixture_width=1), "op")
+    assert drawn["op"].shape == (COUNT, 1, 2)
+    assert stats.chisquare(np.bincount(drawn["op"].reshape(-1), minlength=9)).pvalue > 1e-3
+
+
+def test_containers_draw_with_their_probabilities():
+    inner = [im.RandAugment(1), im.RandomHorizontalFlip(0.25)]
+    drawn = draw(im.RandomApply(inner, p=0.3), "apply", "1.flip")
+    assert abs(drawn["apply"].mean() - 0.3) < 0.02
+    assert abs(drawn["1.flip"].mean() - 0.25) < 0.02
+    joint = (drawn["apply"] & drawn["1.flip"]).mean()
+    assert abs(joint - 0.3 * 0.25) < 0.02
+    choice = im.RandomChoice([*inner, im.RandomVerticalFlip()], p=[1, 0, 3])
+    counts = np.bincount(draw(choice, "choice")["choice"], minlength=3)
+    assert counts[1] == 0
+    assert stats.chisquare(counts[[0, 2]], [COUNT / 4, COUNT * 3 / 4]).pvalue > 1e-3
+    order = draw(im.RandomOrder([*inner, im.RandomVerticalFlip()]), "order")["order"]
+    values, counts = np.unique(order @ [9, 3, 1], return_counts=True)
+    assert len(values) == 6
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_transforms_of_a_container_draw_on_their_own():
+    drawn = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
+    table = stats.contingency.crosstab(drawn["0.op"][:, 0], drawn["1.op"][:, 0]).count
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_magnitudes_of_sizes_that_are_traced():
+    """The same bits, whole pixels among them, as where the size is known."""
+    for space in (AUTO_AUGMENT, AUG_MIX):
+        sides = jax.numpy.asarray(SIZE)
+        traced = jax.jit(lambda h, w, space=space: magnitude_table(space, 10, (h, w)))(*sides)
+        assert traced.dtype == np.float32
+        np.testing.assert_array_equal(traced, magnitude_table(space, 10, SIZE))
+    assert magnitude_table(AUTO_AUGMENT, 31, SIZE)[2, 9] == 45
+
+
+@functools.cache
+def all_ops():
+    return (*AUTO_AUGMENT, "Identity")
+
+
+@functools.cache
+def all_steps():
+    return jax.jit(lambda op, m: program_step(all_ops(), op, m, (20, 30)))
+
+
+def step(name, magnitude):
+    op = np.asarray([all_ops().index(name)], np.int32)
+    code, values = all_steps()(op, np.asarray([magnitude], np.float32))
+    return Code(int(code[0])), np.asarray(values[0])
+
+
+def source(values, x, y):
+    c = values.astype(np.float64)
+    return (c[0] * x + c[1] * y + c[2], c[3] * x + c[4] * y + c[5])
+
+
+def test_warps_of_ops():
+    """Points of the result, counted from the top left corner, and where they come from."""
+    for name, magnitude, point, wanted in [
+        ("ShearX", 0.5, (4.0, 6.0), (7.0, 6.0)),
+        ("ShearX", -0.5, (0.0, 0.0), (0.0, 0.0)),
+        ("ShearY", 0.5, (4.0, 6.0), (4.0, 8.0)),
+        ("TranslateX", 3.9, (4.0, 6.0), (1.0, 6.0)),
+        ("TranslateX", -3.9, (4.0, 6.0), (7.0, 6.0)),
+        ("TranslateY", 2.0, (4.0, 6.0), (4.0, 4.0)),
+        # A turn counter-clockwise brings what was right of the middle above it.
+        ("Rotate", 90.0, (15.0, 4.0), (21.0, 10.0)),
+        ("Rotate", -30.0, (15.0, 10.0), (15.0, 10.0)),
+    ]:
+        code, values = step(name, magnitude)
+        assert code is Code.WARP
+        np.testing.assert_allclose(source(values, *point), wanted, atol=1e-5, err_msg=name)
+        assert values[6:].tolist() == [0, 0]
+
+
+def test_colours_of_ops():
+    for name, magnitude, code, values in [
+        ("Brightness", 0.25, Code.BRIGHTNESS, (1.25,)),
+        ("Color", -0.25, Code.SATURATION, (0.75, 0.25)),
+        ("Contrast", 0.5, Code.CONTRAST, (1.5, -0.5)),
+        ("Sharpness", -0.5, Code.SHARPNESS, (0.5, 0.5)),
+        ("Posterize", 5.0, Code.POSTERIZE, (5.0,)),
+        ("Solarize", 0.75, Code.SOLARIZE, (0.75, 0.0)),
+        ("AutoContrast", 0.0, Code.AUTOCONTRAST, ()),
+        ("Equalize", 0.0, Code.EQUALIZE, ()),
+        ("Invert", 0.0, Code.INVERT, ()),
+        ("Identity", 0.0, Code.NONE, ()),
+    ]:
+        found = step(name, magnitude)
+        assert found[0] is code, name
+        np.testing.assert_allclose(found[1][: len(values)], values, err_msg=name)
+
+
+def test_ops_out_of_range():
+    op = np.asarray([-1, 15, -7, 2**31 - 1, 3], np.int32)
+    code, _ = jax.jit(
+        lambda op: program_step(tuple(AUTO_AUGMENT), op, np.ones(5, np.float32), (4, 4))
+    )(op)
+    assert np.asarray(code).tolist() == [Code.NONE] * 4 + [Code.WARP]
+    images = np.zeros((1, 4, 4, 3), np.uint8)
+    bad = ({"op": np.asarray([[15]], np.int32), "magnitude": np.zeros((1, 1), np.float32)},)
+    with pytest.raises(ValueError, match="op holds 15; wanted positions in OPS, 0 to 13"):
+        im.Compose([im.TrivialAugmentWide()]).apply(images, bad)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: im.RandAugment(num_ops=-1), "num_ops=-1; wanted an integer from 0"),
+        (lambda: im.RandAugment(num_ops=1.5), "num_ops=1.5; wanted an integer from 0"),
+        (lambda: im.RandAugment(magnitude=31), "magnitude=31; wanted an integer from 0 to 30"),
+        (lambda: im.RandAugment(num_magnitude_bins=1), "num_magnitude_bins=1"),
+        (lambda: im.RandAugment(interpolation="cubic"), "interpolation='cubic'"),
+        (lambda: im.RandAugment(fill=math.nan), "fill=nan"),
+        (lambda: im.TrivialAugmentWide(0), "num_magnitude_bins=0"),
+        (lambda: im.AutoAugment("mnist"), "policy='mnist'; wanted one of 'imagenet'"),
+        (lambda: im.AugMix(severity=11), "severity=11; wanted an integer from 1 to 10"),
+        (lambda: im.AugMix(mixture_width=0), "mixture_width=0"),
+        (lambda: im.AugMix(alpha=0), "alpha=0; wanted a finite number above 0"),
+        (lambda: im.RandomApply([]), "transforms is empty"),
+        (lambda: im.RandomApply([im.RandomCrop(4)]), r"transforms\[0\] is RandomCrop.*RandomApply"),
+        (lambda: im.RandomOrder([im.Normalize(0, 1)]), r"transforms\[0\] is Normalize.*beside it"),
+        (lambda: im.RandomApply([im.RandAugment()], p=1.5), "p=1.5; wanted a probability"),
+        (lambda: im.RandomChoice([im.RandAugment()], p=[1, 2]), "wanted 1 finite numbers"),
+        (lambda: im.RandomChoice([im.RandAugment()], p=[-1]), "wanted 1 finite numbers"),
+        (lambda: im.RandomChoice([im.RandAugment()], p=[0]), "not all 0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_is_no_transform():
+    with pytest.raises(TypeError, match=r"transforms\[1\] is 3"):
+        im.RandomChoice([im.RandAugment(), 3])
+    with pytest.raises(TypeError, match="wanted a list of transforms"):
+        im.RandomOrder(im.RandAugment())

@@ -1,0 +1,337 @@
+"""Warps and blurs against their formulas in NumPy float64, on both backends.
+
+Would catch: a matrix that is not inverted or turns the wrong way, a centre half a pixel off, a
+perspective from start to end points, a pixel beyond an edge that counts, fill that is mixed in
+another way than torchvision's, kernels and sigmas of the wrong axis, an edge repeated in a blur,
+u8 that the backends round differently, parameters that are NaN, derivatives that stop.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from scipy.ndimage import correlate1d
+
+import jaxkern as jk
+from jaxkern import image as im
+
+SIZE = (21, 34)
+
+
+def pictures(channels, dtype=np.uint8, count=3, size=SIZE):
+    rng = np.random.default_rng([channels, *size])
+    levels = rng.integers(0, 256, (count, *size, channels), np.uint8)
+    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+
+
+def rotation(angle):
+    turn = np.deg2rad(angle)
+    return np.asarray([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+
+
+def affine_map(params, k, size, center=None):
+    """Where pixel centres (x, y) of the input go, 3 x 3: T C R S SHy SHx C^-1."""
+    p = {name: float(value[k]) for name, value in params.items()}
+    shear_x = np.asarray([[1, -np.tan(np.deg2rad(p["shear_x"]))], [0, 1]])
+    shear_y = np.asarray([[1, 0], [-np.tan(np.deg2rad(p["shear_y"])), 1]])
+    linear = p["scale"] * rotation(p["angle"]) @ shear_y @ shear_x
+    middle = np.asarray([size[1] / 2, size[0] / 2] if center is None else center)
+    shift = middle - linear @ middle + np.asarray([p["translate_x"], p["translate_y"]])
+    return np.block([[linear, shift[:, None]], [np.zeros((1, 2)), np.ones((1, 1))]])
+
+
+def perspective_map(endpoints, size):
+    """From the corners (0, 0) to (W - 1, H - 1) to the end points, by the eight equations."""
+    height, width = size
+    corners = [(0, 0), (width - 1, 0), (width - 1, height - 1), (0, height - 1)]
+    rows, wanted = [], []
+    for (x, y), (u, v) in zip(corners, np.asarray(endpoints, float), strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        wanted += [u, v]
+    return np.append(np.linalg.solve(np.asarray(rows, float), wanted), 1.0).reshape(3, 3)
+
+
+def warped(image, forward, interpolation, fill):
+    """The image [H, W, C] after `forward`, in float64, not rounded."""
+    height, width, channels = image.shape
+    y, x = np.mgrid[:height, :width] + 0.5
+    back = np.linalg.inv(forward)
+    u, v, w = (row[0] * x + row[1] * y + row[2] for row in back / back[2, 2])
+    px, py = u / w - 0.5, v / w - 0.5
+    padded = np.zeros((height + 2, width + 2, channels + 1))
+    padded[1:-1, 1:-1, :channels] = image
+    padded[1:-1, 1:-1, channels] = 1
+
+    def pixel(row, column):
+        row, column = (
+            np.clip(at, -1, side).astype(int) + 1 for at, side in ((row, height), (column, width))
+        )
+        return padded[row, column]
+
+    if interpolation == "nearest":
+        found = pixel(np.rint(py), np.rint(px))
+        return np.where(found[..., channels:] > 0, found[..., :channels], fill or 0)
+    first_x, first_y = np.floor(px), np.floor(py)
+    across, down = (px - first_x)[..., None], (py - first_y)[..., None]
+    upper = (1 - across) * pixel(first_y, first_x) + across * pixel(first_y, first_x + 1)
+    lower = (1 - across) * pixel(first_y + 1, first_x) + across * pixel(first_y + 1, first_x + 1)
+    found = (1 - down) * upper + down * lower
+    value, mask = found[..., :channels], found[..., channels:]
+    return value if fill is None else mask * (value - fill) + fill
+
+
+def assert_warped(out, wanted, interpolation):
+    """u8: one level on one pixel of a thousand; nearest any value on as many."""
+    out = np.asarray(out)
+    if out.dtype == np.uint8:
+        wanted = np.rint(np.clip(wanted, 0, 255))
+    off = np.abs(out.astype(float) - wanted).max(axis=-1)
+    if out.dtype == np.uint8 or interpolation == "nearest":
+        assert (off > (0 if out.dtype == np.uint8 else 2e-4)).mean() <= 1e-3
+        assert interpolation == "nearest" or off.max() <= 1
+    else:
+        assert off.max() <= 2e-4
+
+
+AFFINE = {
+    "angle": np.float32([31.7, -100.3, 4.4]),
+    "translate_x": np.float32([3, -5, 0]),
+    "translate_y": np.float32([-2, 0, 7]),
+    "scale": np.float32([1.31, 0.77, 1.0]),
+    "shear_x": np.float32([12.5, -7.1, 0.0]),
+    "shear_y": np.float32([0.0, 9.3, -3.9]),
+}
+ENDPOINTS = np.int32(
+    [
+        [[3, 2], [30, 1], [28, 18], [5, 19]],
+        [[0, 6], [33, 0], [20, 20], [9, 11]],
+        [[0, 0], [33, 0], [33, 20], [0, 20]],
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "channels", "dtype", "fill", "center"),
+    [
+        ("nearest", 3, np.uint8, 0, None),
+        ("bilinear", 3, np.uint8, 0, None),
+        ("bilinear", 3, np.float32, 0.25, (10, 3)),
+        pytest.param("nearest", 3, np.float32, 0.25, (10, 3), marks=pytest.mark.slow),
+        pytest.param("nearest", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
+        pytest.param("bilinear", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
+        pytest.param("bilinear", 4, np.uint8, 77, None, marks=pytest.mark.slow),
+    ],
+)
+def test_affine_maps(run, interpolation, channels, dtype, fill, center):
+    images = pictures(channels, dtype)
+    transform = im.RandomAffine(9, interpolation=interpolation, fill=fill, center=center)
+    out = run(im.Compose([transform]), images, (AFFINE,))
+    maps = [affine_map(AFFINE, k, SIZE, center) for k in range(3)]
+    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(wanted), interpolation)
+    angle = AFFINE["angle"]
+    turn = im.RandomRotation(9, interpolation=interpolation, fill=fill, center=center)
+    out = run(im.Compose([turn]), images, ({"angle": angle},))
+    still = {name: np.full(3, name == "scale") for name in AFFINE}
+    maps = [affine_map(still | {"angle": -angle}, k, SIZE, center) for k in range(3)]
+    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(wanted), interpolation)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "channels", "dtype", "fill"),
+    [
+        ("nearest", 1, np.float32, 0),
+        ("bilinear", 3, np.uint8, 200),
+        pytest.param("nearest", 3, np.uint8, 200, marks=pytest.mark.slow),
+        pytest.param("bilinear", 1, np.float32, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_perspectives(run, interpolation, channels, dtype, fill):
+    images = pictures(channels, dtype)
+    transform = im.RandomPerspective(interpolation=interpolation, fill=fill)
+    out = run(im.Compose([transform]), images, ({"endpoints": ENDPOINTS},))
+    maps = [perspective_map(points, SIZE) for points in ENDPOINTS]
+    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(wanted), interpolation)
+    np.testing.assert_array_equal(out[2], images[2])
+
+
+def test_marked_pixels_land_where_the_matrix_says(run):
+    """The centre of mass of a blot is where the map puts the middle of its pixels."""
+    rows, columns = np.mgrid[:60, :80] + 0.5
+    x, y = 33.5, 25.5
+    blot = np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 8).astype(np.float32)
+    images = np.stack([blot[..., None]] * 3)
+    maps = [affine_map(AFFINE, k, (60, 80)) for k in range(3)]
+    out = run(im.Compose([im.RandomAffine(0, interpolation="bilinear")]), images, (AFFINE,))
+    angle = np.float32([90.0, 30.0, -45.0])
+    turned = run(im.Compose([im.RandomRotation(0, "bilinear")]), images, ({"angle": angle},))
+    # Counter-clockwise in an image whose rows go down: to the right becomes up.
+    for k in range(3):
+        linear = rotation(-angle[k])
+        shift = np.asarray([40, 30]) - linear @ [40, 30]
+        maps.append(np.block([[linear, shift[:, None]], [np.zeros((1, 2)), np.ones((1, 1))]]))
+    for moved, forward in zip([*out, *turned], maps, strict=True):
+        weight = np.asarray(moved)[..., 0].astype(float)
+        found = np.asarray([(weight * columns).sum(), (weight * rows).sum()]) / weight.sum()
+        wanted = forward @ [x, y, 1]
+        assert np.abs(found - wanted[:2] / wanted[2]).max() < 0.05
+
+
+def blurred(image, kernel, sigma):
+    value = image.astype(float)
+    for axis, (size, width) in enumerate(zip(kernel[::-1], sigma[::-1], strict=True)):
+        t = np.arange(size) - size // 2
+        weight = np.exp(-(t**2) / (2 * width**2))
+        value = correlate1d(value, weight / weight.sum(), axis, mode="mirror")
+    return value
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        (5, 9),
+        pytest.param((23, 3), marks=pytest.mark.slow),
+        pytest.param((1, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_gaussian_blur(run, dtype, kernel):
+    images = pictures(3, dtype)
+    sigma = np.float32([0.3, 1.1, 2.0])
+    out = run(im.Compose([im.GaussianBlur(kernel)]), images, ({"sigma": sigma},))
+    wanted = [blurred(image, kernel, [each] * 2) for image, each in zip(images, sigma, strict=True)]
+    assert_warped(out, np.stack(wanted), "bilinear")
+
+
+def test_both_backends_round_u8_alike():
+    images = pictures(3, count=8, size=(40, 56))
+    keys = jax.random.split(jax.random.key(5), 8)
+    augment = im.Compose(
+        [
+            im.RandomAffine(40, (0.2, 0.2), (0.5, 2), (-9, 9, -9, 9), "bilinear", fill=9),
+            im.RandomPerspective(0.7, 1.0),
+            im.GaussianBlur((7, 5)),
+        ]
+    )
+    params = augment.sample(keys, (40, 56))
+    outs = []
+    for backend in ("jax", "native"):
+        with jk.backend(backend):
+            outs.append(np.asarray(jax.jit(lambda i, p: augment.apply(i, p))(images, params)))
+    np.testing.assert_array_equal(*outs)
+
+
+def test_parameters_that_are_not_finite_change_nothing(run):
+    images = pictures(3)
+    bad = np.float32([np.nan, np.inf, 20])
+    out = run(im.Compose([im.RandomRotation(9)]), images, ({"angle": bad},))
+    np.testing.assert_array_equal(out[:2], images[:2])
+    assert (np.asarray(out[2]) != images[2]).any()
+    scales = AFFINE | {"scale": np.float32([0, -1, np.nan])}
+    out = run(im.Compose([im.RandomAffine(9)]), images, (scales,))
+    np.testing.assert_array_equal(out, images)
+    flat = np.zeros((3, 4, 2), np.int32)
+    out = run(im.Compose([im.RandomPerspective()]), images, ({"endpoints": flat},))
+    np.testing.assert_array_equal(out, images)
+    sigma = np.float32([np.nan, 0, -1])
+    out = run(im.Compose([im.GaussianBlur(5)]), images, ({"sigma": sigma},))
+    np.testing.assert_array_equal(out, images)
+
+
+def test_images_of_one_pixel_and_of_one_row(run):
+    chain = im.Compose([im.RandomRotation(9, "bilinear"), im.GaussianBlur(1)])
+    for size in [(1, 1), (300, 1)]:
+        images = pictures(3, count=1, size=size)
+        out = run(chain, images, ({"angle": np.float32([180.0])}, {"sigma": np.float32([1])}))
+        np.testing.assert_array_equal(out, images[:, ::-1, ::-1])
+
+
+@pytest.mark.slow
+def test_derivatives_of_images_and_factors(backend):
+    images = pictures(1, np.float32, 2, (6, 7))
+
+    def loss(images, angle, scale, sigma):
+        params = {name: value[:2] for name, value in AFFINE.items()}
+        params |= {"angle": angle, "scale": scale}
+        chain = im.Compose([im.RandomAffine(9, interpolation="bilinear"), im.GaussianBlur(3)])
+        out = chain.apply(images, (params, {"sigma": sigma}))
+        return (out * jnp.cos(jnp.arange(out.size).reshape(out.shape))).sum()
+
+    given = (images, np.float32([11, -7]), np.float32([1.2, 0.9]), np.float32([0.6, 0.9]))
+    with jk.backend(backend):
+        check_grads(jax.jit(loss), given, 1, ("fwd", "rev"), eps=1e-3, atol=2e-2, rtol=2e-2)
+
+
+def test_draws_are_within_their_ranges():
+    keys = jax.random.split(jax.random.key(1), 400)
+    augment = im.Compose(
+        [
+            im.RandomAffine((-5, 40), (0.1, 0.3), (0.8, 1.5), (1, 2, -4, -3)),
+            im.RandomPerspective(0.5, 0.5),
+            im.RandomRotation((3, 3)),
+            im.GaussianBlur(3, 0.7),
+        ]
+    )
+    affine, perspective, turn, blur = augment.sample(keys, (60, 90))
+    for name, low, high in [
+        ("angle", -5, 40),
+        ("translate_x", -9, 9),
+        ("translate_y", -18, 18),
+        ("scale", 0.8, 1.5),
+        ("shear_x", 1, 2),
+        ("shear_y", -4, -3),
+    ]:
+        drawn = np.asarray(affine[name])
+        assert drawn.min() >= low
+        assert drawn.max() <= high
+        assert drawn.min() < low + 0.05 * (high - low)
+        assert drawn.max() > high - 0.05 * (high - low)
+    assert (np.asarray(affine["translate_x"]) % 1 == 0).all()
+    corners = np.asarray([[0, 0], [89, 0], [89, 59], [0, 59]])
+    inwards = np.abs(np.asarray(perspective["endpoints"]) - corners)
+    assert inwards[..., 0].max() == 22
+    assert inwards[..., 1].max() == 15
+    assert 0.4 < (inwards == 0).all(axis=(1, 2)).mean() < 0.6
+    np.testing.assert_array_equal(turn["angle"], np.float32(3))
+    np.testing.assert_array_equal(blur["sigma"], np.float32(0.7))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: im.RandomRotation(-3), ValueError, "degrees=-3; wanted"),
+        (lambda: im.RandomRotation((5, 3)), ValueError, "increasing"),
+        (lambda: im.RandomRotation("x"), TypeError, "degrees='x'"),
+        (lambda: im.RandomRotation((1, 2, 3)), ValueError, "length 3"),
+        (lambda: im.RandomRotation(3, "bicubic"), ValueError, "interpolation='bicubic'"),
+        (lambda: im.RandomRotation(3, expand=True), ValueError, "expand"),
+        (lambda: im.RandomRotation(3, center=4), TypeError, "center=4"),
+        (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, "translate="),
+        (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, "scale="),
+        (lambda: im.RandomAffine(3, shear=(1, 2, 3)), ValueError, "shear="),
+        (lambda: im.RandomAffine(np.nan), ValueError, "degrees=nan"),
+        (lambda: im.RandomPerspective(1.5), ValueError, "distortion_scale=1.5"),
+        (lambda: im.RandomPerspective(p=-1), ValueError, "p=-1"),
+        (lambda: im.RandomPerspective(fill="red"), ValueError, "fill='red'"),
+        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, "fill is traced"),
+        (lambda: im.GaussianBlur(4), ValueError, "odd"),
+        (lambda: im.GaussianBlur((3, -1)), ValueError, "kernel_size"),
+        (lambda: im.GaussianBlur(3, (2, 1)), ValueError, "sigma="),
+        (lambda: im.GaussianBlur(3, 0), ValueError, "sigma="),
+        (lambda: im.GaussianBlur(3, "x"), TypeError, "sigma='x'"),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_kernels_larger_than_the_image():
+    chain = im.Compose([im.GaussianBlur((5, 23))])
+    with pytest.raises(ValueError, match="half a kernel must be smaller"):
+        chain.apply(np.zeros((1, 11, 40, 3), np.uint8), ({"sigma": 1.0},))

@@ -1,0 +1,350 @@
+"""Writes frozen.npz: small images and what torchvision makes of them, for ../test_frozen.py.
+
+    .venv-torchvision/bin/python tests/image/torchvision/freeze.py
+
+after `make test-torchvision` made that environment. A case is a transform with the parameters of a
+batch. Warps by nearest are chosen so that no point of theirs lies between two pixels, where
+rounding would decide.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from unittest import mock
+
+import numpy as np
+import torch
+from conftest import load_v2
+
+v2 = load_v2()
+F = v2.functional
+NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
+HEIGHT, WIDTH = 13, 18
+FLOAT_LEVELS = 65535  # floats are stored as whole multiples of 1 / 65535
+
+
+def base_images() -> np.ndarray:
+    """Three images u8: smooth colours, noise, and few levels with a constant channel."""
+    rng = np.random.default_rng(5)
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    smooth = np.stack([x * 14, y * 19, 255 - 6 * (x + y)], axis=-1)
+    noise = rng.integers(0, 256, (HEIGHT, WIDTH, 3))
+    few = rng.choice([31, 90, 90, 140, 203], (HEIGHT, WIDTH, 3))
+    few[..., 2] = 77
+    few[:4, :5] = [200, 0, 40]  # red, with more blue than green
+    return np.stack([smooth, noise, few]).astype(np.uint8)
+
+
+def as_float(images: np.ndarray) -> np.ndarray:
+    """f32 images of 0 to 1 that lie between the levels."""
+    return ((images.astype(np.float32) + np.float32(0.37)) / 256).astype(np.float32)
+
+
+def tensor(image: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+
+
+class Case:
+    """A transform, the parameters of its batch, and what torchvision does to one image of it."""
+
+    def __init__(self, name, options, params, apply, images=None, channels=3, of_floats=None):
+        count = len(next(iter(params.values())))
+        self.name, self.options, self.params, self.apply = name, options, params, apply
+        self.of_floats = {} if of_floats is None else of_floats  # other options, of float images
+        self.images = np.arange(count) % 3 if images is None else np.asarray(images)
+        self.channels = channels
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        rows = []
+        for place, image in enumerate(batch):
+            given = {key: value[place] for key, value in self.params.items()}
+            rows.append(self.apply(tensor(image), given).numpy().transpose(1, 2, 0))
+        return np.stack(rows)
+
+
+def policy_op(policy, name, image, magnitude):
+    interpolation, fill = policy.interpolation, policy._fill
+    return policy._apply_image_or_video_transform(
+        image, name, float(magnitude), interpolation=interpolation, fill=fill
+    )
+
+
+def no_ties(name, magnitude):
+    """Refuses warps by nearest some of whose points lie on the border of two pixels."""
+    x, y = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
+    if name in ("ShearX", "ShearY"):
+        moved = [x + magnitude * y] if name == "ShearX" else [y + magnitude * x]
+    elif name == "Rotate":
+        across, down = x - WIDTH / 2, y - HEIGHT / 2
+        c, s = np.cos(np.radians(magnitude)), np.sin(np.radians(magnitude))
+        moved = [c * across - s * down + WIDTH / 2, s * across + c * down + HEIGHT / 2]
+    else:
+        return
+    for points in moved:
+        assert np.abs(points - np.round(points)).min() > 1e-4, (name, magnitude)
+
+
+def policy_case(name, steps, images=None, channels=3, **options):
+    """Of rows [(op, magnitude), ...] an image."""
+    policy = getattr(v2, name)(**options)
+    names = list(policy._AUGMENTATION_SPACE)
+    if policy.interpolation == "nearest":
+        for step in (step for row in steps for step in row):
+            no_ties(*step)
+    op = [[names.index(n) if n else -1 for n, _ in row] for row in steps]
+    magnitude = [[m for _, m in row] for row in steps]
+
+    def apply(image, given):
+        for place, m in zip(given["op"], given["magnitude"], strict=True):
+            if place >= 0:
+                image = policy_op(policy, names[place], image, m)
+        return image
+
+    params = {"op": np.asarray(op, np.int32), "magnitude": np.asarray(magnitude, np.float32)}
+    return Case(name, options, params, apply, images, channels)
+
+
+SIGNED = {
+    "ShearX": (0.27, -0.61),
+    "ShearY": (0.13, -0.71),
+    "TranslateX": (5.9, -3.2),
+    "TranslateY": (4.0, -6.8),
+    "Rotate": (13.5, -77.0),
+    "Brightness": (0.53, -0.27),
+    "Color": (0.53, -0.81),
+    "Contrast": (0.87, -0.33),
+    "Sharpness": (0.9, -0.6),
+    "Posterize": (3.0, 6.0),
+    "Solarize": (0.3, 0.61),
+    "AutoContrast": (0.0, 0.0),
+    "Equalize": (0.0, 0.0),
+}
+
+
+def every_op(names):
+    """Rows and images: each op with each of its magnitudes on two images."""
+    rows, images = [], []
+    for place, name in enumerate(names):
+        for turn, m in enumerate(SIGNED[name]):
+            for image in (turn, 2 - (place + turn) % 2):
+                rows.append([(name, m)])
+                images.append(image)
+    return rows, images
+
+
+def aug_mix_case(chains, weights, m, **options):
+    """Of chains [[(op, magnitude), ...], ...], weights and the original's share an image."""
+    names = list(v2.AugMix._AUGMENTATION_SPACE)
+    op = -np.ones((len(chains), 3, 3), np.int32)
+    magnitude = np.zeros((len(chains), 3, 3), np.float32)
+    for n, image in enumerate(chains):
+        for w, chain in enumerate(image):
+            for d, (name, strength) in enumerate(chain):
+                op[n, w, d], magnitude[n, w, d] = names.index(name), strength
+    params = {
+        "op": op,
+        "magnitude": magnitude,
+        "weights": np.asarray(weights, np.float32),
+        "m": np.asarray(m, np.float32),
+    }
+
+    def apply(image, given):
+        """torchvision's own forward pass, whose draws are replaced by those that are given."""
+        policy = v2.AugMix(**options)
+        used = given["op"] >= 0
+        depths = iter(used.sum(axis=1).tolist())
+        share = float(given["m"])
+        drawn = iter([torch.tensor([[share, 1 - share]]), torch.tensor(given["weights"][None])])
+        steps = iter(zip(given["op"][used], given["magnitude"][used], strict=True))
+        policy._sample_dirichlet = lambda params: next(drawn)
+
+        real = policy._apply_image_or_video_transform
+
+        def replaced(image, name, magnitude, interpolation, fill):
+            place, strength = next(steps)
+            return real(
+                image, names[place], float(strength), interpolation=interpolation, fill=fill
+            )
+
+        policy._apply_image_or_video_transform = replaced
+        randint = torch.randint
+
+        def chosen(*args, **kwargs):
+            return torch.tensor([next(depths)]) if "low" in kwargs else randint(*args, **kwargs)
+
+        with mock.patch("torch.randint", chosen):
+            return policy(image)
+
+    return Case("AugMix", options, params, apply)
+
+
+def policies():
+    """The policies: every op by itself, pairs, and mixtures."""
+    rows, images = every_op(SIGNED)
+    yield policy_case("TrivialAugmentWide", [[("Identity", 0.0)], *rows], [0, *images])
+    grey = [name for name in SIGNED if name not in ("Color", "ShearY", "TranslateX")]
+    rows, images = every_op(grey)
+    yield policy_case("TrivialAugmentWide", rows, images, channels=1)
+    warps = [name for name in SIGNED if name[:5] in ("Shear", "Trans", "Rotat")]
+    rows, images = every_op(warps)
+    yield policy_case("TrivialAugmentWide", rows, images, interpolation="bilinear")
+    pairs = [
+        [("Rotate", 9.7), ("Brightness", -0.27)],
+        [("Posterize", 7.0), ("ShearX", 0.09)],
+        [("Identity", 0.0), ("Equalize", 0.0)],
+    ]
+    yield policy_case("RandAugment", pairs)
+    pairs = [
+        [("Invert", 0.0), ("Equalize", 0.0)],
+        [(None, 0.0), ("Solarize", 0.5)],
+        [("Invert", 0.0), (None, 0.0)],
+    ]
+    yield policy_case("AutoAugment", pairs)
+    chains = [
+        [[("Rotate", 6.5)], [("Solarize", 0.9), ("ShearX", -0.1037)], [("Equalize", 0.0)] * 3],
+        [
+            [("TranslateY", 1.0), ("Posterize", 4.0), ("Color", 0.2)],
+            [("Contrast", -0.2)],
+            [("AutoContrast", 0.0), ("ShearY", 0.0671)],
+        ],
+        [[("Brightness", 0.1)], [("Rotate", -3.3)], [("Sharpness", 0.2), ("TranslateX", -1.3)]],
+    ]
+    weights = [[0.2, 0.5, 0.3], [0.61, 0.05, 0.34], [0.1, 0.2, 0.7]]
+    yield aug_mix_case(chains, weights, [0.35, 0.1, 0.83])
+
+
+def f32(*values):
+    return np.asarray(values, np.float32)
+
+
+def colours():
+    """ColorJitter in several orders, and what is applied or not."""
+    factors = {
+        "brightness": f32(1.3, 0.4, 0.8),
+        "contrast": f32(0.6, 1.7, 0.2),
+        "saturation": f32(1.6, 0.3, 1.2),
+        "hue": f32(0.07, -0.31, 0.5),
+    }
+    order = np.asarray([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], np.int32)
+
+    def jitter(image, given):
+        for place in given["order"]:
+            name = list(factors)[place]
+            image = getattr(F, f"adjust_{name}")(image, float(given[name]))
+        return image
+
+    options = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
+    yield Case("ColorJitter", options, {**factors, "order": order}, jitter)
+
+    def applied(name, function, options=None, of_floats=None):
+        params = {"apply": np.asarray([True, True, True, False])}
+        options = options or {}
+
+        def apply(image, given):
+            floats = image.dtype != torch.uint8 and of_floats is not None
+            values = (of_floats if floats else options).values()
+            return function(image, *values) if given["apply"] else image
+
+        return Case(name, options, params, apply, of_floats=of_floats)
+
+    yield applied("RandomGrayscale", lambda image: F.rgb_to_grayscale(image, 3))
+    yield applied("RandomInvert", F.invert)
+    yield applied("RandomEqualize", F.equalize)
+    yield applied("RandomAutocontrast", F.autocontrast)
+    yield applied("RandomPosterize", F.posterize, {"bits": 3})
+    yield applied("RandomSolarize", F.solarize, {"threshold": 90.0}, {"threshold": 0.4})
+    yield applied("RandomAdjustSharpness", F.adjust_sharpness, {"sharpness_factor": 2.5})
+
+    def permuted(image, given):
+        return F.permute_channels(image, given["permutation"].tolist())
+
+    order = np.asarray([[2, 0, 1], [1, 0, 2], [1, 2, 0]], np.int32)
+    yield Case("RandomChannelPermutation", {}, {"permutation": order}, permuted)
+
+
+def warps():
+    """Turns, affine maps and perspectives, bilinear and with fill, and blurs."""
+    fill = {"fill": [10, 200, 90]}, {"fill": [0.1, 0.7, 0.3]}
+
+    def filled(image):
+        return fill[image.dtype != torch.uint8]["fill"]
+
+    def turned(image, given):
+        return F.rotate(image, float(given["angle"]), interpolation=NEAREST, fill=0)
+
+    params = {"angle": f32(23.7, -51.3, 160.9)}
+    for angle in params["angle"]:
+        no_ties("Rotate", float(angle))
+    yield Case("RandomRotation", {"degrees": 180}, params, turned)
+
+    def affine(image, given):
+        m = {name: float(value) for name, value in given.items()}
+        return F.affine(
+            image,
+            angle=m["angle"],
+            translate=[m["translate_x"], m["translate_y"]],
+            scale=m["scale"],
+            shear=[m["shear_x"], m["shear_y"]],
+            interpolation=BILINEAR,
+            fill=filled(image),
+        )
+
+    params = {
+        "angle": f32(12.3, -40.1, 0.0),
+        "translate_x": f32(2, -3, 0),
+        "translate_y": f32(-1, 2, 4),
+        "scale": f32(1.1, 0.8, 1.3),
+        "shear_x": f32(5.5, -11.2, 0.0),
+        "shear_y": f32(0.0, 7.3, -20.1),
+    }
+    options = {"degrees": 45, "interpolation": "bilinear"}
+    yield Case(
+        "RandomAffine", {**options, **fill[0]}, params, affine, of_floats={**options, **fill[1]}
+    )
+    right, last = WIDTH - 1, HEIGHT - 1
+    start = [[0, 0], [right, 0], [right, last], [0, last]]
+    ends = np.asarray(
+        [
+            [[2, 1], [right - 3, 2], [right - 1, last - 3], [1, last]],
+            [[0, 3], [right, 0], [right - 4, last - 2], [4, last - 1]],
+            [[4, 0], [right - 2, 3], [right, last], [0, last - 3]],
+        ],
+        np.int32,
+    )
+
+    def tilted(image, given):
+        given = given["endpoints"].tolist()
+        return F.perspective(image, start, given, interpolation=BILINEAR, fill=filled(image))
+
+    yield Case("RandomPerspective", fill[0], {"endpoints": ends}, tilted, of_floats=fill[1])
+
+    def blurred(image, given):
+        return F.gaussian_blur(image, [5, 3], [float(given["sigma"])] * 2)
+
+    params = {"sigma": f32(0.6, 1.7, 3.1)}
+    yield Case("GaussianBlur", {"kernel_size": [5, 3]}, params, blurred)
+
+
+def main() -> None:
+    base = base_images()
+    arrays: dict[str, np.ndarray] = {"images": base}
+    listed = []
+    for number, case in enumerate([*policies(), *colours(), *warps()]):
+        batch = base[case.images][..., : case.channels]
+        arrays[f"{number}.u8"] = case.run(batch)
+        wide = case.run(as_float(batch)).astype(np.float64)
+        assert 0 <= wide.min() <= wide.max() <= 1, (case.name, wide.min(), wide.max())
+        arrays[f"{number}.f32"] = np.round(wide * FLOAT_LEVELS).astype(np.uint16)
+        for key, value in case.params.items():
+            arrays[f"{number}.param.{key}"] = value
+        row = {"transform": case.name, "options": case.options, "channels": case.channels}
+        listed.append({**row, "of_floats": case.of_floats, "images": case.images.tolist()})
+    arrays["cases"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
+    path = pathlib.Path(__file__).with_name("frozen.npz")
+    np.savez_compressed(path, **arrays)
+    print(f"{path}: {len(listed)} cases, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What policies and containers draw, beside what torchvision draws: 10,000 draws of each.
+
+Would catch: another range of magnitudes, other ops, a probability that both the code and its own
+tables misread, weights of AugMix in another order; published tables that were copied wrongly.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from jaxkern import image as im
+from jaxkern.image.policy_tables import (
+    AUG_MIX,
+    AUTO_AUGMENT,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT_WIDE,
+    AutoAugmentPolicy,
+    magnitude_table,
+    pairs,
+    signed_ops,
+)
+
+COUNT = 10_000
+SIZE = (60, 90)
+
+
+@pytest.fixture(scope="module")
+def theirs(v2):
+    """Draws of one of torchvision's policies: a list of [(op, magnitude), ...] an image."""
+
+    def draw(transform, count=COUNT):
+        torch.manual_seed(7)
+        image = torch.zeros((3, *SIZE), dtype=torch.uint8)
+        taken = []
+
+        def record(image, name, magnitude, **_):
+            taken.append((name, magnitude))
+            return image
+
+        transform._apply_image_or_video_transform = record
+        drawn = []
+        for _ in range(count):
+            taken.clear()
+            transform(image)
+            drawn.append(list(taken))
+        return drawn
+
+    return draw
+
+
+def mine(transform, count=COUNT):
+    keys = jax.random.split(jax.random.key(2), count)
+    drawn = jax.jit(lambda k: im.Compose([transform]).sample(k, SIZE))(keys)[0]
+    return {name: np.asarray(value) for name, value in drawn.items()}
+
+
+def listed(transform, drawn):
+    """As `theirs` gives it."""
+    rows = zip(drawn["op"], drawn["magnitude"], strict=True)
+    return [
+        [(transform.OPS[o], float(m)) for o, m in zip(op, magnitude, strict=True) if o >= 0]
+        for op, magnitude in rows
+    ]
+
+
+def same_frequencies(first, second):
+    """Chi-square of two samples of outcomes; those that are rare in both are counted as one."""
+    counts = [collections.Counter(first), collections.Counter(second)]
+    rows = collections.defaultdict(lambda: [0, 0])
+    for outcome in set(first) | set(second):
+        both = [count[outcome] for count in counts]
+        row = rows[outcome if sum(both) >= 20 else "rare"]
+        row[0] += both[0]
+        row[1] += both[1]
+    rare = rows.pop("rare", [0, 0])
+    table = [*rows.values()] + ([rare] if sum(rare) >= 20 else [])
+    assert sum(rare) < 0.05 * (len(first) + len(second))
+    assert stats.chi2_contingency(np.asarray(table).T).pvalue > 1e-3
+
+
+def steps(drawn, place):
+    return [
+        (name, round(magnitude, 3) + 0.0)
+        for image in drawn
+        for name, magnitude in image[place : place + 1]
+    ]
+
+
+def test_rand_augment(v2, theirs):
+    for count, magnitude in ((2, 9), (1, 30)):
+        drawn = theirs(v2.RandAugment(count, magnitude))
+        transform = im.RandAugment(count, magnitude)
+        own = listed(transform, mine(transform))
+        for place in range(count):
+            same_frequencies(steps(drawn, place), steps(own, place))
+
+
+def test_trivial_augment_wide(v2, theirs):
+    drawn, transform = theirs(v2.TrivialAugmentWide()), im.TrivialAugmentWide()
+    own = listed(transform, mine(transform))
+    same_frequencies([row[0][0] for row in drawn], [row[0][0] for row in own])
+    same_frequencies([m > 0 for ((_, m),) in drawn], [m > 0 for ((_, m),) in own])
+    for name in transform.OPS:
+        values = [[m for ((n, m),) in rows if n == name] for rows in (drawn, own)]
+        assert stats.ks_2samp(*values).pvalue > 1e-3, name
+        assert {round(m, 3) + 0.0 for m in values[1]} == {round(m, 3) + 0.0 for m in values[0]}
+
+
+@pytest.mark.parametrize("policy", list(AutoAugmentPolicy))
+def test_auto_augment(v2, theirs, policy):
+    reference = v2.AutoAugment(getattr(v2.AutoAugmentPolicy, policy.name))
+    drawn, transform = theirs(reference), im.AutoAugment(policy)
+    own = listed(transform, mine(transform))
+    same_frequencies([len(row) for row in drawn], [len(row) for row in own])
+    same_frequencies(
+        [tuple(n for n, _ in row) for row in drawn], [tuple(n for n, _ in row) for row in own]
+    )
+    same_frequencies(steps(drawn, 0), steps(own, 0))
+    same_frequencies(steps(drawn, 1), steps(own, 1))
+
+
+@pytest.mark.parametrize("policy", list(AutoAugmentPolicy))
+def test_published_pairs(v2, policy):
+    reference = v2.AutoAugment(getattr(v2.AutoAugmentPolicy, policy.name))._policies
+    names, published = list(AUTO_AUGMENT), pairs(policy)
+    own = [
+        tuple(
+            (names[op], round(float(chance), 4), int(place))
+            for op, chance, place in zip(*row, strict=True)
+        )
+        for row in zip(*published, strict=True)
+    ]
+    assert own == [tuple((n, p, b or 0) for n, p, b in pair) for pair in reference]
+
+
+@pytest.mark.parametrize("size", [SIZE, (224, 331), (1, 7)])
+def test_published_magnitudes(v2, size):
+    for space, bins, reference in (
+        (RAND_AUGMENT, 31, v2.RandAugment._AUGMENTATION_SPACE),
+        (RAND_AUGMENT, 5, v2.RandAugment._AUGMENTATION_SPACE),
+        (TRIVIAL_AUGMENT_WIDE, 31, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+        (AUTO_AUGMENT, 10, v2.AutoAugment._AUGMENTATION_SPACE),
+        (AUG_MIX, 10, v2.AugMix._AUGMENTATION_SPACE),
+    ):
+        assert list(space) == list(reference)
+        assert signed_ops(space).tolist() == [signed for _, signed in reference.values()]
+        table = magnitude_table(space, bins, size)
+        for row, (values, _) in zip(table, reference.values(), strict=True):
+            wanted = values(bins, *size)
+            wanted = np.zeros(bins) if wanted is None else wanted.numpy()
+            # The last bit of torch.linspace depends on the machine.
+            np.testing.assert_allclose(row, wanted.astype(np.float32), rtol=2e-7, atol=2e-7)
+
+
+def test_aug_mix(v2, theirs):
+    for options in ({}, {"severity": 7, "all_ops": False, "alpha": 0.4, "chain_depth": 2}):
+        reference, transform = v2.AugMix(**options), im.AugMix(**options)
+        weights, sample = [], reference._sample_dirichlet
+
+        def kept(params, weights=weights, sample=sample):
+            drawn = sample(params)
+            weights.append(drawn[0].numpy())
+            return drawn
+
+        reference._sample_dirichlet = kept
+        drawn, own = theirs(reference), mine(transform)
+        op, magnitude = (own[name].reshape(COUNT, -1) for name in ("op", "magnitude"))
+        flat = listed(transform, {"op": op, "magnitude": magnitude})
+        same_frequencies([len(row) for row in drawn], [len(row) for row in flat])
+        same_frequencies(steps(drawn, 0), steps(flat, 0))
+        same_frequencies([row[-1][0] for row in drawn], [row[-1][0] for row in flat])
+        shares = np.asarray(weights[0::2])[:, 0]
+        assert stats.ks_2samp(shares, own["m"]).pvalue > 1e-3
+        for chain in range(3):
+            column = np.asarray(weights[1::2])[:, chain]
+            assert stats.ks_2samp(column, own["weights"][:, chain]).pvalue > 1e-3
+
+
+def test_containers(v2):
+    torch.manual_seed(3)
+    image = torch.zeros((3, 4, 4))
+    taken = []
+
+    def named(name):
+        return v2.Lambda(lambda image: (taken.append(name), image)[1])
+
+    def drawn(transform):
+        rows = []
+        for _ in range(COUNT):
+            taken.clear()
+            transform(image)
+            rows.append(tuple(taken))
+        return rows
+
+    inner = [im.RandomHorizontalFlip(1.0), im.RandomVerticalFlip(1.0), im.RandAugment(1)]
+    outer = [named(0), named(1), named(2)]
+    apply = mine(im.RandomApply(inner, p=0.2))["apply"]
+    same_frequencies(drawn(v2.RandomApply(outer, p=0.2)), [(0, 1, 2) if a else () for a in apply])
+    choice = mine(im.RandomChoice(inner, p=[1, 2, 5]))["choice"]
+    same_frequencies(drawn(v2.RandomChoice(outer, p=[1, 2, 5])), [(int(c),) for c in choice])
+    order = mine(im.RandomOrder(inner))["order"]
+    same_frequencies(drawn(v2.RandomOrder(outer)), [tuple(map(int, row)) for row in order])

@@ -1,0 +1,182 @@
+"""Warps and blurs beside torchvision's v2: what is drawn for one is given to the other.
+
+Would catch: another sense of an angle, another order of shears, a centre in other coordinates,
+fill, rounding, kernel sizes and sigmas taken in another order, draws from another distribution.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from jaxkern import image as im
+
+RNG = np.random.default_rng(4)
+SIZES = [(37, 53), (64, 64), (30, 101)]
+
+
+def pictures(size, channels, dtype):
+    levels = RNG.integers(0, 256, (4, *size, channels), np.uint8)
+    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+
+
+def tensors(images):
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def arrays(tensor):
+    return tensor.numpy().transpose(0, 2, 3, 1)
+
+
+def assert_alike(out, wanted, interpolation="bilinear"):
+    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
+    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
+    if interpolation == "nearest":
+        assert (off > 2e-4).mean() <= 1e-3
+    elif wanted.dtype == np.uint8:
+        assert off.max() <= 1
+        assert (off > 0).mean() <= 1e-3
+    else:
+        assert off.max() <= 2e-4
+
+
+CASES = [
+    (size, interpolation, *rest)
+    for size in SIZES
+    for interpolation in ("nearest", "bilinear")
+    for rest in [
+        (3, np.uint8, 0, None),
+        (1, np.uint8, 90, (7.5, 20.0)),
+        (3, np.float32, None, None),
+    ]
+]
+
+
+@pytest.mark.parametrize(("size", "interpolation", "channels", "dtype", "fill", "center"), CASES)
+def test_affine(v2, run, size, interpolation, channels, dtype, fill, center):
+    images = pictures(size, channels, dtype)
+    mine = im.RandomAffine(
+        120, (0.2, 0.3), (0.6, 1.7), (-20, 20, -15, 15), interpolation, fill, center
+    )
+    params = mine.sample(jax.random.key(0), size).keys()
+    drawn = im.Compose([mine]).sample(jax.random.split(jax.random.key(1), 4), size)
+    out = run(im.Compose([mine]), images, drawn)
+    rows = []
+    for k, image in enumerate(tensors(images)):
+        p = {name: float(drawn[0][name][k]) for name in params}
+        rows.append(
+            v2.functional.affine(
+                image,
+                p["angle"],
+                [p["translate_x"], p["translate_y"]],
+                p["scale"],
+                [p["shear_x"], p["shear_y"]],
+                v2.InterpolationMode(interpolation),
+                fill,
+                center,
+            )
+        )
+    assert_alike(out, arrays(torch.stack(rows)), interpolation)
+
+
+@pytest.mark.parametrize(("size", "interpolation", "channels", "dtype", "fill", "center"), CASES)
+def test_rotation(v2, run, size, interpolation, channels, dtype, fill, center):
+    images = pictures(size, channels, dtype)
+    angle = np.float32([33.3, -171.0, 0.0, 180.0])
+    mine = im.RandomRotation(9, interpolation, center=center, fill=fill)
+    out = run(im.Compose([mine]), images, ({"angle": angle},))
+    rows = [
+        v2.functional.rotate(
+            image, float(angle[k]), v2.InterpolationMode(interpolation), False, center, fill
+        )
+        for k, image in enumerate(tensors(images))
+    ]
+    assert_alike(out, arrays(torch.stack(rows)), interpolation)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_quarter_turns_of_squares(v2, run, interpolation):
+    images = pictures((24, 24), 3, np.uint8)
+    angle = np.float32([90, 180, 270, -90])
+    out = run(im.Compose([im.RandomRotation(9, interpolation)]), images, ({"angle": angle},))
+    rows = [v2.functional.rotate(image, float(angle[k])) for k, image in enumerate(tensors(images))]
+    np.testing.assert_array_equal(out, arrays(torch.stack(rows)))
+
+
+@pytest.mark.parametrize(("size", "interpolation", "channels", "dtype", "fill", "center"), CASES)
+def test_perspective(v2, run, size, interpolation, channels, dtype, fill, center):
+    del center
+    images = pictures(size, channels, dtype)
+    mine = im.Compose([im.RandomPerspective(0.6, 1.0, interpolation, fill)])
+    drawn = mine.sample(jax.random.split(jax.random.key(2), 4), size)
+    out = run(mine, images, drawn)
+    height, width = size
+    start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+    rows = [
+        v2.functional.perspective(
+            image, start, end.tolist(), v2.InterpolationMode(interpolation), fill
+        )
+        for image, end in zip(tensors(images), np.asarray(drawn[0]["endpoints"]), strict=True)
+    ]
+    assert_alike(out, arrays(torch.stack(rows)), interpolation)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("kernel", [3, (5, 9), (23, 23)])
+def test_blur(v2, run, dtype, kernel):
+    images = pictures((37, 53), 3, dtype)
+    sigma = np.float32([0.1, 0.5, 2.0, 5.0])
+    out = run(im.Compose([im.GaussianBlur(kernel)]), images, ({"sigma": sigma},))
+    kernel = list(kernel) if isinstance(kernel, tuple) else [kernel, kernel]
+    rows = [
+        v2.functional.gaussian_blur(image, kernel, [float(sigma[k])] * 2)
+        for k, image in enumerate(tensors(images))
+    ]
+    assert_alike(out, arrays(torch.stack(rows)))
+
+
+def test_draws_have_the_same_distribution(v2):
+    """Kolmogorov-Smirnov on 10,000 draws of each parameter; seeds are fixed."""
+    torch.manual_seed(0)
+    keys = jax.random.split(jax.random.key(0), 10000)
+    image = torch.zeros((3, 60, 91))
+
+    def drawn(mine, theirs):
+        params = im.Compose([mine]).sample(keys, (60, 91))[0]
+        return params, [theirs.make_params([image]) for _ in range(10000)]
+
+    def alike(first, second):
+        assert ks_2samp(np.asarray(first), np.asarray(second)).pvalue > 1e-3
+
+    arguments = ((-20, 50), (0.1, 0.3), (0.5, 2), (-9, 3, 4, 8))
+    mine, theirs = drawn(im.RandomAffine(*arguments), v2.RandomAffine(*arguments))
+    for name in ("angle", "scale"):
+        alike(mine[name], [d[name] for d in theirs])
+    for k, axis in enumerate("xy"):
+        for name in ("translate", "shear"):
+            alike(mine[f"{name}_{axis}"], [d[name][k] for d in theirs])
+    mine, theirs = drawn(im.RandomRotation(30), v2.RandomRotation(30))
+    alike(mine["angle"], [d["angle"] for d in theirs])
+    mine, theirs = drawn(im.GaussianBlur(5), v2.GaussianBlur(5))
+    alike(mine["sigma"], [d["sigma"][0] for d in theirs])
+
+
+def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
+    """torchvision returns coefficients alone, so the end points are taken on their way there."""
+    import torchvision.transforms.v2._geometry as geometry
+
+    taken = []
+    monkeypatch.setattr(geometry, "_get_perspective_coeffs", lambda start, end: taken.append(end))
+    torch.manual_seed(0)
+    theirs = v2.RandomPerspective(0.4)
+    for _ in range(10000):
+        theirs.make_params([torch.zeros((3, 60, 91))])
+    keys = jax.random.split(jax.random.key(3), 10000)
+    mine = im.Compose([im.RandomPerspective(0.4, 1.0)]).sample(keys, (60, 91))[0]["endpoints"]
+    for corner in range(4):
+        for axis in range(2):
+            found = ks_2samp(np.asarray(mine)[:, corner, axis], np.asarray(taken)[:, corner, axis])
+            assert found.pvalue > 1e-3
