@@ -242,7 +242,7 @@ struct ImageMix {
   void run_samples(int64_t begin, int64_t end) const { mix_samples(work, begin, end); }
 };
 
-using Floats = ffi::Span<const float>;
+using FloatList = ffi::Span<const float>;
 
 struct ImageProgram {
   Call call;
@@ -259,11 +259,11 @@ struct ImageProgram {
         .template Attr<Integers>("codes")          // [S]: a bit for each code of a step
         .template Attr<Integers>("interpolation")  // [S]: of warps, 0 nearest, 1 bilinear
         .template Attr<Integers>("kernel")         // [S * 2]: of blurs, x and y
-        .template Attr<Floats>("fill");            // [S * C]: of warps
+        .template Attr<FloatList>("fill");         // [S * C]: of warps
   }
 
   ImageProgram(In images, In op, In values, Out out, Integers codes, Integers interpolation,
-               Integers kernel, Floats fill)
+               Integers kernel, FloatList fill)
       : call("jaxkern.image_program", *out, 3), result(*out) {
     const int64_t h = call.result_size(0), w = call.result_size(1), c = call.result_size(2);
     const ffi::DataType type = out->element_type();
