@@ -104,7 +104,7 @@ class RandomApply(_Container):
       p: from 0 to 1.
     Parameters an image: apply bool, and those of transforms[k] with the prefix "k.".
     Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and
-      p outside [0, 1].
+    p outside [0, 1].
 
     >>> from jaxkern.image import ColorJitter, RandomApply
     >>> RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8).parameters["0.hue"]
@@ -138,9 +138,9 @@ class RandomChoice(_Container):
       transforms: as of `RandomApply`.
       p: their probabilities, divided by their sum; None for all alike.
     Parameters an image: choice i32, a position in transforms (any other: none is applied), and
-      those of transforms[k] with the prefix "k.".
+    those of transforms[k] with the prefix "k.".
     Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and
-      probabilities that are negative, not finite, all 0 or of another number.
+    probabilities that are negative, not finite, all 0 or of another number.
 
     >>> from jaxkern.image import RandomChoice, RandomHorizontalFlip, RandomVerticalFlip
     >>> RandomChoice([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], p=[3, 1]).p
@@ -186,7 +186,7 @@ class RandomOrder(_Container):
     Args:
       transforms: as of `RandomApply`.
     Parameters an image: order i32 [number of transforms], positions in transforms, and those of
-      transforms[k] with the prefix "k.".
+    transforms[k] with the prefix "k.".
     Raises: TypeError for what is no transform; ValueError for an empty list and other transforms.
 
     >>> from jaxkern.image import RandomAffine, RandomInvert, RandomOrder

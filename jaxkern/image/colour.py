@@ -72,7 +72,7 @@ class ColorJitter(_Colour):
         the two ends; None, or factors that are all 1, for none of it.
       hue: a number h for shifts uniform in [-h, h] turns, or the two ends; within 1/2.
     Parameters an image: brightness, contrast, saturation, hue f32; order i32 [4], where 0 to 3 are
-      those in this order of names. One that is None is not applied, whatever its parameter.
+    those in this order of names. One that is None is not applied, whatever its parameter.
     Raises: ValueError for numbers below 0, hues beyond 1/2, decreasing ends; TypeError for others.
 
     >>> from jaxkern.image import ColorJitter
@@ -289,7 +289,7 @@ class RandomSolarize(_RandomColour):
       threshold: in the images' own values: a level of bytes, a number from 0 to 1 of floats.
     Parameter an image: apply bool.
     Raises: TypeError for what is no number or above 255, as torchvision; ValueError where it is not
-      finite.
+    finite.
 
     >>> from jaxkern.image import RandomSolarize
     >>> RandomSolarize(threshold=128).threshold
@@ -380,7 +380,7 @@ class RandomPhotometricDistort(_Colour):
       hue: those of shifts, in turns, within 1/2.
       p: the probability of each.
     Parameters an image: brightness, contrast, saturation, hue f32; contrast_before bool;
-      permutation i32 [3]; apply bool [5], of these in the order of names.
+    permutation i32 [3]; apply bool [5], of these in the order of names.
     Raises: as `ColorJitter`.
 
     >>> from jaxkern.image import RandomPhotometricDistort

@@ -93,7 +93,7 @@ class RandomRotation(_Warp):
       fill: a number, or one a channel, for what comes from outside; None: zeros.
     Parameter an image: angle f32, in degrees.
     Raises: TypeError or ValueError for ranges that are none, other words, and expand=True: the
-      output's size would depend on the angle. Pad first to keep the corners.
+    output's size would depend on the angle. Pad first to keep the corners.
 
     >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
@@ -149,7 +149,7 @@ class RandomAffine(_Warp):
       center: (x, y) of the point about which all is done, from the top left corner; None: the
         middle.
     Parameters an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn whole;
-      scale, which leaves an image as it is unless above 0; shear_x, shear_y in degrees.
+    scale, which leaves an image as it is unless above 0; shear_x, shear_y in degrees.
     Raises: TypeError or ValueError for ranges that are none and other words.
 
     >>> from jaxkern.image import RandomAffine
@@ -221,8 +221,8 @@ class RandomPerspective(_Warp):
       interpolation: "nearest" or "bilinear".
       fill: a number, or one a channel, for what comes from outside; None: zeros.
     Parameter an image: endpoints [4, 2], (x, y) to which the top left, top right, bottom right
-      and bottom left pixel go; those of an unchanged image are where they are. Points of which
-      three are on a line leave it unchanged where the map is not finite.
+    and bottom left pixel go; those of an unchanged image are where they are. Points of which
+    three are on a line leave it unchanged where the map is not finite.
     Raises: ValueError for values out of range and other words.
 
     >>> from jaxkern.image import RandomPerspective
@@ -283,7 +283,7 @@ class GaussianBlur(Transform):
       sigma: (low, high) in pixels, above 0, or a number.
     Parameter an image: sigma f32; not above 0 leaves an image as it is.
     Raises: TypeError or ValueError for even sizes, ranges that are none, and, in `apply`, images
-      that are not larger than half the kernel.
+    that are not larger than half the kernel.
 
     >>> from jaxkern.image import GaussianBlur
     >>> GaussianBlur(23).sigma
