@@ -182,11 +182,11 @@ def _brightness(image: jax.Array, values: jax.Array) -> jax.Array:
 def _contrast(image: jax.Array, values: jax.Array) -> jax.Array:
     factor, rest = _factors(values)
     gray = _luma(image) if image.shape[-1] == 3 else image[..., 0].astype(jnp.float32)
-    each = np.float32(1) / np.float32(gray.size)
     if not _is_levels(image):
         return _unit(image * factor + jnp.mean(gray) * rest)
-    # Added as integers: exact below 2^24 pixels.
-    mean = jnp.sum(gray.astype(jnp.uint32)).astype(jnp.float32) * each
+    # Added as integers: exact below 2^24 pixels. By a constant XLA would divide as a product.
+    total = jnp.sum(gray.astype(jnp.uint32)).astype(jnp.float32)
+    mean = total / lax.optimization_barrier(jnp.where(total < 0.0, total, np.float32(gray.size)))
     return _level(_rounded(image.astype(jnp.float32) * factor) + _rounded(mean * rest))
 
 

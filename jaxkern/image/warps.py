@@ -251,7 +251,9 @@ class RandomPerspective(_Warp):
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2))
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
-        reach = (self.distortion_scale * (sides // 2)).astype(jnp.int32) + 1
+        with jax.enable_x64(True):  # of 0.29 and 200 pixels a float32 would make one more
+            share = jnp.asarray(self.distortion_scale, jnp.float64)
+            reach = (share * (sides // 2)).astype(jnp.int32) + 1
         inwards = uniform_below(fraction, reach)
         # As torchvision's: 0 to reach - 1 from the first, side - reach to side - 1 from the last.
         last = jnp.asarray(_LAST)

@@ -105,7 +105,7 @@ def oracle_u8(x, code, given):
     if code is Code.BRIGHTNESS:
         return levels(wide * factor)
     if code is Code.CONTRAST:
-        mean = np.float32(gray_levels(x).sum()) * np.float32(1 / np.float32(x[..., 0].size))
+        mean = np.float32(gray_levels(x).sum()) / np.float32(x[..., 0].size)
         return levels(wide * factor + mean * rest)
     if code is Code.SATURATION:
         return levels(fused(gray_levels(x)[..., None], rest, wide * factor))
@@ -163,6 +163,14 @@ def test_levels_equal_the_oracle_and_the_twin(code):
             assert (off > 0).mean() < 0.01, given
         else:
             np.testing.assert_array_equal(out, oracle_u8(x, code, given), err_msg=str(given))
+
+
+def test_the_mean_of_one_level_is_that_level():
+    """61 * 16 equal levels over 61 * 16; times its inverse they would be less."""
+    images = np.full((4, 61, 16, 1), [[[[level]]] for level in (3, 244, 85, 1)], np.uint8)
+    rows = [[(Code.CONTRAST, (0.0, 1.0))]] * 4
+    for backend in ("native", "jax"):
+        np.testing.assert_array_equal(program(images, rows, backend=backend), images)
 
 
 def random_rows(count, steps, seed):
