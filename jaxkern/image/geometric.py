@@ -385,7 +385,7 @@ class RandomHorizontalFlip(_RandomFlip):
         chain.flip(0, as_number(params["flip"]))
 
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], -1.0, 0.0, size[1], 0.0, 1.0)
+        return self._mirrored(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -401,4 +401,4 @@ class RandomVerticalFlip(_RandomFlip):
         chain.flip(as_number(params["flip"]), 0)
 
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0, size[0])
+        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)

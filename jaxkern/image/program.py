@@ -34,10 +34,11 @@ class Code(enum.IntEnum):
     GRAYSCALE = 10
     PERMUTE = 11  # the source of each of three channels
     BLUR = 12  # sigma along x and y
-    WARP = 13  # c0 to c7: see program.h
+    WARP = 13  # c0 to c5 of an affine map: see coefficients.py
     KEEP = 14  # weight: the image is kept, and begins a mean
     ADD = 15  # weight: the image joins the mean, and becomes the kept one again
     MEAN = 16  # the image becomes the mean
+    PERSPECTIVE = 17  # c0 to c7: see coefficients.py
 
 
 @dataclasses.dataclass(frozen=True)
