@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -218,7 +219,7 @@ class Compose:
                 stages.chain(chain.finish_rounded())
                 made, channels, size = chain.rounded_dtype, chain.channels, chain.size
                 for transform, given in between:
-                    stages.program(transform._program(given, size))
+                    stages.program(functools.partial(transform._program, size=size), given)
                     if transform._channels(channels) != channels:
                         channels = transform._channels(channels)
                         yield _Pass(stages, size, channels=channels)

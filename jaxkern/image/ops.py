@@ -15,7 +15,7 @@ from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
 from jaxkern.image import pillow, program_twin, twin
 from jaxkern.image.plan import ChainPlan, Filter, Layout
-from jaxkern.image.program import INTERPOLATIONS, ProgramStep
+from jaxkern.image.program import INTERPOLATIONS, ProgramStep, Step, program_operands
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.stages import StagesBuilder, StagesPlan, image_stages
 from jaxkern.image.stages import ragged_stages as ragged_image_stages
@@ -229,3 +229,11 @@ def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence
 def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:
     """Mixes two batches of images, lam f32 [N or 1] and box i32 [N or 1, 4]."""
     return mix(x, partner, lam, box, batch_dims=1, layout=layout)
+
+
+def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
+    """Runs operations one after the other on images [N, H, W, C] u8 or f32."""
+    op, values, static = program_operands(steps)
+    given = {"steps": static, "channels": images.shape[-1]}
+    result: jax.Array = program(images, op, values, batch_dims=1, **given)
+    return result

@@ -13,7 +13,7 @@ import numpy as np
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image import program_twin, twin
 from jaxkern.image.plan import ChainPlan, Dtype, Operands
-from jaxkern.image.program import ProgramStep, Step, program_operands
+from jaxkern.image.program import MAX_STEPS, ProgramStep, Step, program_operands
 
 MAX_STAGES = 8  # of one call
 
@@ -74,7 +74,9 @@ class StageOperands(NamedTuple):
 
 Folded = tuple[ChainPlan, Operands]
 Call = Folded | tuple[StagesPlan, StageOperands]
-_Part = tuple[Folded | None, list[Step]]
+# op, values and the static part of some steps
+_Program = tuple[Any, Any, tuple[ProgramStep, ...]]
+_Part = tuple[Folded | None, list[_Program]]
 
 
 class StagesBuilder:
@@ -90,12 +92,15 @@ class StagesBuilder:
         if folded is not None:
             self._parts.append((folded, []))
 
-    def program(self, steps: Sequence[Step]) -> None:
-        """Steps follow."""
-        if steps and not self._parts:
+    def program(
+        self, steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]
+    ) -> None:
+        """The steps follow that a transform makes of its parameters."""
+        made = _program(steps, params)
+        if made[2] and not self._parts:
             self._parts.append((None, []))
-        if steps:
-            self._parts[-1][1].extend(steps)
+        if made[2]:
+            self._parts[-1][1].append(made)
 
     def calls(self, together: bool) -> Iterator[Call]:
         """What `finish` returns for one call after the other: as few as there can be together,
@@ -106,9 +111,9 @@ class StagesBuilder:
             starts = range(0, len(self._parts), MAX_STAGES)
             each = [self._parts[k : k + MAX_STAGES] for k in starts]
         else:
-            for folded, steps in self._parts:
+            for folded, programs in self._parts:
                 each += [[(folded, [])]] if folded is not None else []
-                each += [[(None, steps)]] if steps else []
+                each += [[(None, programs)]] if programs else []
         dtype = self.source_dtype
         for parts in each:
             call = StagesBuilder(self.channels, dtype)
@@ -134,16 +139,21 @@ class StagesBuilder:
         if not self._parts:
             return None
         chains = [folded[1] for folded, _ in self._parts if folded is not None]
-        programs = [program_operands(steps) for _, steps in self._parts if steps]
-        if not programs:
+        drawn = [program for _, programs in self._parts for program in programs]
+        if not drawn:
             (folded,) = (folded for folded, _ in self._parts)
             return folded
-        static = iter(steps for _, _, steps in programs)
         stages = tuple(
-            Stage(folded and folded[0], next(static) if steps else ())
-            for folded, steps in self._parts
+            Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
+            for folded, programs in self._parts
         )
-        op, values, _ = zip(*programs, strict=True)
+        most = max(len(stage.steps) for stage in stages)
+        if most > MAX_STEPS:
+            raise ValueError(
+                f"{most} operations follow each other; wanted at most {MAX_STEPS}: split them "
+                "into two Compose objects"
+            )
+        op, values, _ = zip(*drawn, strict=True)
         arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)
         operands = StageOperands(*(_joined(parts) for parts in arrays))
         return StagesPlan(stages, self.channels, self.source_dtype), operands
@@ -157,6 +167,27 @@ class StagesBuilder:
             np.zeros((1, 0, 4), np.int32),
             np.zeros((1, 0, c), np.float32),
         )
+
+
+def _program(steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]) -> _Program:
+    """The operands of steps. What makes them need not follow the rules of Explicit mode."""
+    names = [name for name, value in params.items() if isinstance(value, jax.Array)]
+    drawn = [params[name] for name in names]
+    axes = explicit_axes(drawn)
+    static: tuple[ProgramStep, ...] = ()
+
+    def operands(*arrays: Any) -> tuple[Any, Any]:
+        nonlocal static
+        op, values, static = program_operands(steps(params | dict(zip(names, arrays, strict=True))))
+        if axes:  # all of them lie like the parameters
+            full = drawn[0].shape[:1]
+            op = jnp.broadcast_to(op, (*full, *op.shape[1:]))
+            values = jnp.broadcast_to(values, (*full, *values.shape[1:]))
+        return op, values
+
+    specs = tuple(batch_sharding(drawn, rank) for rank in (2, 3)) if axes else None
+    op, values = in_auto_mode(operands, specs, axes)(*drawn)
+    return op, values, static
 
 
 def _joined(parts: Sequence[Any]) -> Any:
