@@ -54,6 +54,7 @@ int64_t ChainState::add_parameter(int64_t bytes) {
 
 void ChainState::read_geometry(const JaxkernRecords& records, int64_t i,
                                Geometry (&out)[kMaxStageSegments]) const {
+  if (stages_.segments() == 0) return;  // no array then
   std::memcpy(out, parameter<Geometry>(records, kGeometry, i),
               sizeof(Geometry) * static_cast<size_t>(stages_.segments()));
 }

@@ -34,8 +34,10 @@ int32_t segments_of(const StageOperands& op) { return op.stages.segments(); }
 
 template <typename Op>
 void read_places(const Op& op, int64_t i, Places* places) {
-  memcpy(places->geometry, op.geometry.template at<Geometry>(i),
-         sizeof(Geometry) * static_cast<size_t>(segments_of(op)));
+  if (segments_of(op) > 0) {
+    memcpy(places->geometry, op.geometry.template at<Geometry>(i),
+           sizeof(Geometry) * static_cast<size_t>(segments_of(op)));
+  }
   if (op.ragged) {
     const bool wide = op.offset.dtype == ffi::S64;
     places->offset = wide ? read_once<int64_t>(op.offset, i) : read_once<int32_t>(op.offset, i);
