@@ -110,7 +110,6 @@ program = Op(
         bytes=2 * images.size * np.dtype(images.dtype).itemsize,
     ),
     aliases={0: 0},
-    platforms=("cpu",),
 )
 
 
@@ -195,7 +194,7 @@ decode_jpeg = Op(
 def run_stages(images: Any, builder: StagesBuilder) -> Any:
     """Runs stages over pixels [N, H, W, C], or a `Ragged` batch.
 
-    On the CPU in one call. Elsewhere there are kernels of chains alone: in a call for each.
+    On the CPU in one call. Elsewhere there are kernels of chains and of programs: a call for each.
     """
     for plan, operands in builder.calls(together=jax.default_backend() == "cpu"):
         if isinstance(images, Ragged):

@@ -135,7 +135,7 @@ def test_a_chain_with_programs_is_one_call():
     assert calls_of(mixed, images()) == ["image_stages.v1", "image_mix.v1", "image_stages.v1"]
 
 
-def test_where_chains_alone_have_kernels_they_have_a_call_each(monkeypatch):
+def test_where_stages_have_no_kernel_they_have_a_call_each(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     transforms = [im.RandomCrop(9), im.RandomInvert(), im.RandomErasing()]
     wanted = ["image_chain.v1", "image_program.v1", "image_chain.v1"]
