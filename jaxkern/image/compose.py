@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +24,8 @@ from jaxkern.image.batch import (
 )
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
-from jaxkern.image.program import Step
 from jaxkern.image.ragged import Ragged
+from jaxkern.image.stages import StagesBuilder
 from jaxkern.image.transform import Stage, Transform
 from jaxkern.image.values import Normalize, ToDtype
 
@@ -175,32 +177,14 @@ class Compose:
         )
         if labels is not None:
             labels = checked_labels(labels, batch.images)
-        output_dtype = self._output_dtype(batch.dtype)
-        layout = Layout[self.layout]
-        groups = _grouped(_linear_first(steps))
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
         pixels = images
-        for place, (fused, stage, between) in enumerate(groups):
-            last = place == len(groups) - 1
-            for transform, given in fused:
-                transform._fold(chain, given)
-            if stage == "program":
-                folded = chain.finish_rounded()
-            else:
-                folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
-            if folded is not None:
-                plan, operands = folded
-                pixels = _run(pixels, operands, plan)
-            if stage == "program":
-                pixels = _run_programs(between, pixels, chain.size)
-                chain = chain.following(int(pixels.shape[-1]), chain.rounded_dtype)
-                continue
-            group_layout = layout if last else Layout.NHWC
-            size = chain.size
-            for transform, given in between:
-                pixels, labels = _mix(transform, given, pixels, labels, size, group_layout)
-            if not last:
-                chain = chain.following(chain.channels, Dtype.F32)
+        for part in self._passes(steps, chain, self._output_dtype(batch.dtype)):
+            pixels = ops.run_stages(pixels, part.stages)
+            if part.channels is not None:
+                pixels = _with_channels(jnp.asarray(pixels), part.channels)
+            for transform, given in part.mixes:
+                pixels, labels = _mix(transform, given, pixels, labels, part.size, part.layout)
         pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
         return pixels if labels is None else (pixels, labels)
 
@@ -223,6 +207,32 @@ class Compose:
             raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.images} images")
         return self.apply(images, self.sample(keys, (batch.height, batch.width)), labels)
 
+    def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
+        """The chain in passes over the batch; where it ends, of which type and layout it is."""
+        groups = _grouped(_linear_first(steps))
+        stages = StagesBuilder(chain.channels, chain.source_dtype)
+        for place, (fused, stage, between) in enumerate(groups):
+            last = place == len(groups) - 1
+            for transform, given in fused:
+                transform._fold(chain, given)
+            if stage == "program":
+                stages.chain(chain.finish_rounded())
+                made, channels, size = chain.rounded_dtype, chain.channels, chain.size
+                for transform, given in between:
+                    stages.program(functools.partial(transform._program, size=size), given)
+                    if transform._channels(channels) != channels:
+                        channels = transform._channels(channels)
+                        yield _Pass(stages, size, channels=channels)
+                        stages = StagesBuilder(channels, made)
+                chain = chain.following(channels, made)
+                continue
+            layout = Layout[self.layout] if last else Layout.NHWC
+            stages.chain(chain.finish(dtype, layout) if last else chain.finish_open())
+            yield _Pass(stages, chain.size, layout, mixes=between)
+            if not last:
+                chain = chain.following(chain.channels, Dtype.F32)
+                stages = StagesBuilder(chain.channels, Dtype.F32)
+
     def _sizes(self, size: Any) -> list[Any]:
         """The size before each transform, and after the last."""
         sizes = [size]
@@ -240,6 +250,23 @@ class Compose:
                     result = Dtype.F32
         assert result is not None
         return result
+
+
+@dataclasses.dataclass
+class _Pass:
+    """What one native call does to a batch, and what is done to it then.
+
+    Attributes:
+      size, layout: of the images behind it.
+      channels: to which it is narrowed or widened, None: as it is.
+      mixes: of the batch.
+    """
+
+    stages: StagesBuilder
+    size: tuple[Any, Any]
+    layout: Layout = Layout.NHWC
+    channels: int | None = None
+    mixes: Sequence[tuple[Transform, dict[str, Any]]] = ()
 
 
 class _Identity(Transform):
@@ -325,26 +352,10 @@ def _grouped(steps: _Steps) -> list[tuple[_Steps, Stage, _Steps]]:
     return groups
 
 
-def _run(images: Any, operands: Any, plan: Any) -> Any:
-    if not isinstance(images, Ragged):
-        return ops.run_chain(jnp.asarray(images), operands, plan)
-    return ops.run_ragged(images, operands, plan)
-
-
-def _run_programs(steps: _Steps, pixels: Any, size: tuple[int, int]) -> jax.Array:
-    """Neighbouring programs in one call, but where the number of channels changes."""
-    pixels = jnp.asarray(pixels)
-    waiting: list[Step] = []
-    for transform, given in steps:
-        waiting += transform._program(given, size)
-        channels = transform._channels(int(pixels.shape[-1]))
-        if channels != pixels.shape[-1]:
-            pixels, waiting = ops.run_program(pixels, waiting), []
-            if channels == 1:
-                pixels = pixels[..., :1]
-            else:
-                pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
-    return ops.run_program(pixels, waiting)
+def _with_channels(pixels: jax.Array, channels: int) -> jax.Array:
+    if channels == 1:
+        return pixels[..., :1]
+    return jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
 
 
 def _mix(

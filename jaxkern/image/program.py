@@ -96,16 +96,9 @@ def drawn_codes(apply: Any, code: Code) -> Any:
 
 
 def program_operands(steps: Sequence[Step]) -> tuple[Any, Any, tuple[ProgramStep, ...]]:
-    """Codes i32 [N or 1, S] and values f32 [N or 1, S, VALUES] of steps, and what is static.
-
-    Raises:
-      ValueError: for more steps than one call takes.
-    """
-    if len(steps) > MAX_STEPS:
-        raise ValueError(
-            f"{len(steps)} operations follow each other; wanted at most {MAX_STEPS}: split them "
-            "into two Compose objects"
-        )
+    """Codes i32 [N or 1, S] and values f32 [N or 1, S, VALUES] of steps, and what is static."""
+    if not steps:
+        return np.zeros((1, 0), np.int32), np.zeros((1, 0, VALUES), np.float32), ()
     codes = [jnp.atleast_1d(jnp.asarray(code, jnp.int32)) for code, _, _ in steps]
     values = [jnp.asarray(given, jnp.float32).reshape(-1, VALUES) for _, given, _ in steps]
     return (
