@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import checks
-from jaxkern.image.axis import clip, is_static, maximum
+from jaxkern.image.axis import clip, is_static
 from jaxkern.image.boxes import overlap, sane, with_area
 from jaxkern.image.coefficients import fitted_sizes
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.geometric import _filter, _set, uniform_below
 from jaxkern.image.moves import Move, boxed
+from jaxkern.image.plan import MAX_SIZE
 from jaxkern.image.transform import Size, Transform, as_number
 
 _ROUNDS = 128  # of options, after which an image is left whole
@@ -207,7 +208,8 @@ class RandomZoomOut(_OfOwnSize):
       fill: a number, or one a channel, for the canvas, in the value space at its place.
       side_range: (low, high), from 1, of the canvas' sides as multiples of the image's.
       p: from 0 to 1.
-    Parameters an image: top, left, height, width i32: the image's place, and the canvas' size.
+    Parameters an image: top, left, height, width i32: the image's place, and the canvas' size;
+    others than can be drawn count as the next that can.
     Raises: ValueError for ranges that begin below 1 or decrease, and p outside [0, 1].
     Source: Liu et al., SSD, 2016, section 3.6.
 
@@ -248,23 +250,38 @@ class RandomZoomOut(_OfOwnSize):
         return ()
 
     def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
-        return maximum(params["height"], 1), maximum(params["width"], 1)
+        return self._box(params, size)[2:]
+
+    def _most(self, side: Any) -> Any:
+        """The largest canvas of an image of so many pixels."""
+        if is_static(side):
+            return int(np.float32(side) * np.float32(self.side_range[1]))
+        return (side.astype("float32") * np.float32(self.side_range[1])).astype("int32")
+
+    def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
+        """The canvas as seen from the image, which lies within whatever the parameters say."""
+        sides = []
+        for start, length, side in (
+            (params["top"], params["height"], size[0]),
+            (params["left"], params["width"], size[1]),
+        ):
+            canvas = clip(length, side, self._most(side))
+            sides.append((0 - clip(start, 0, canvas - side), canvas))
+        (top, height), (left, width) = sides
+        return top, left, height, width
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         limit, fill = chain.limit, chain.values(self.fill, "fill")
-        size = self._size_after(chain.size, params)
-        chain.window((-params["top"], -params["left"]), size, fill)
-        if limit is not None:
-            most = np.float32(self.side_range[1])
-            limit = (int(np.float32(limit[0]) * most), int(np.float32(limit[1]) * most))
-        chain.bound(limit, fill)
+        top, left, height, width = self._box(params, chain.size)
+        chain.window((top, left), (height, width), fill)
+        chain.bound(limit and (self._most(limit[0]), self._most(limit[1])), fill)
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
         return dataclasses.replace(self, fill=fill)
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        canvas = self._size_after(size, params)
-        return [boxed((-params["top"], -params["left"], *canvas), canvas)]
+        box = self._box(params, size)
+        return [boxed(box, box[2:])]
 
 
 class _RandomResize(_OfOwnSize):
@@ -300,7 +317,7 @@ class _RandomResize(_OfOwnSize):
         return (_Fitted(self),)
 
     def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
-        return maximum(params["height"], 1), maximum(params["width"], 1)
+        return clip(params["height"], 1, MAX_SIZE), clip(params["width"], 1, MAX_SIZE)
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         size = chain.size

@@ -84,7 +84,7 @@ def bilinear(image, x, y):
     )
 
 
-@pytest.mark.parametrize("name", _quick(CHAINS, "all", "ssd", "policy"))
+@pytest.mark.parametrize("name", _quick(CHAINS, "all", "ssd"))
 def test_keypoints_and_masks_are_where_their_pixels_are(name):
     """The output shows, at a moved keypoint, the coordinates that the keypoint had."""
     aug = im.Compose(CHAINS[name], keypoints="centers")
