@@ -192,13 +192,18 @@ class Compose:
         """Applies the chain with given parameters; deterministic.
 
         Args:
-          images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4; or a `Ragged` batch.
+          images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4, [N, T, H, W, C] of clips, or
+            a `Ragged` batch; or a dict of them as "image", with what moves with them: "mask"
+            [N, H, W] or [N, H, W, M], "boxes" [N, K, 4] and "boxes_valid" [N, K], "keypoints"
+            [N, K, 2] and "keypoints_visible" [N, K], "label" instead of `labels`.
           params: as from `sample`; a Python or NumPy scalar stands for all images. None where no
             transform has parameters, as after `eval()`.
           labels: one-hot float [N, classes], or None.
         Returns:
           The images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft labels),
-          where labels are as given if the chain does not mix.
+          where labels are as given if the chain does not mix. Of a dict the dict, other fields as
+          they are; boxes and keypoints as float32 with what is valid and visible of them, and
+          "image_size" i32 [N, 2] where images have sizes of their own on a canvas.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
         >>> import numpy as np
@@ -253,6 +258,8 @@ class Compose:
     def __call__(self, key_or_keys: Any, images: Any, labels: Any = None) -> Any:
         """Samples, then applies; one key is split over the batch, [N] keys are used as they are.
 
+        `images` and `labels` are those of `apply`, a dict of images and targets among them.
+
         >>> import jax
         >>> import numpy as np
         >>> from jaxkern.image import Compose, RandomCrop
@@ -283,7 +290,7 @@ class Compose:
         given = checked_parameters(self.transforms, params, count)
         moved = dict(fields)
         if fields.get("mask") is not None:
-            moved["mask"] = self._masked(fields["mask"], fields["image"], given)
+            moved["mask"] = self._masked(fields["mask"], fields["image"], params)
         points = any(fields.get(name) is not None for name in ("boxes", "keypoints"))
         trail = passages(self.transforms, given, size, points)
         moved |= moved_targets(fields, trail, count, self.targets)
@@ -295,14 +302,15 @@ class Compose:
             return {**moved, "image": result}
         return {**moved, "image": result[0], "label": result[1]}
 
-    def _masked(self, mask: Any, images: Any, given: Sequence[dict[str, Any]]) -> Any:
+    def _masked(self, mask: Any, images: Any, params: Params | None) -> Any:
         """Masks behind the chain: bytes of labels, by nearest, with the images' parameters."""
         taken = mask_bytes(mask, images, self.targets.mask_fill)
         steps = mask_transforms(self.transforms, taken.fill)
         if not steps:
             return mask
         chain = Compose([transform for _, transform in steps], np.uint8)
-        moved = chain.apply(taken.images, tuple(given[place] for place, _ in steps))
+        given = None if params is None else tuple(params[place] for place, _ in steps)
+        moved = chain.apply(taken.images, given)
         return taken.restored(moved)
 
     def _sizes(self, size: Any) -> list[Any]:
