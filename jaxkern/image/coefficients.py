@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkern.image.transform import Size
+from jaxkern.image.axis import Size
 
 
 def _in_float64(function: Callable[..., list[Any]]) -> Callable[..., jax.Array]:
@@ -103,3 +103,38 @@ def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
         (d * h - e * g) / whole,
         (b * g - a * h) / whole,
     ]
+
+
+@_in_float64
+def forward_coefficients(coefficients: Any) -> list[Any]:
+    """Coefficients [..., 8] of the inverse map: from points of the input to those of the output.
+
+    Maps of the plane that have no inverse, or send the corner of the output nowhere, make values
+    that are not finite.
+    """
+    c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
+    # The adjugate of [[c0, c1, c2], [c3, c4, c5], [c6, c7, 1]], its last element 1.
+    last = c0 * c4 - c1 * c3
+    return [
+        (c4 - c5 * c7) / last,
+        (c2 * c7 - c1) / last,
+        (c1 * c5 - c2 * c4) / last,
+        (c5 * c6 - c3) / last,
+        (c0 - c2 * c6) / last,
+        (c2 * c3 - c0 * c5) / last,
+        (c3 * c7 - c4 * c6) / last,
+        (c1 * c6 - c0 * c7) / last,
+    ]
+
+
+@_in_float64
+def fitted_sizes(height: Any, width: Any, shortest: Any, *, longest: int | None) -> list[Any]:
+    """Whole [..., 2] height and width of images resized to a shorter side, as Python's floats say.
+
+    Args:
+      longest: what the longer side is at most; None for no bound.
+    """
+    factor = shortest / jnp.minimum(height, width)
+    if longest is not None:
+        factor = jnp.minimum(factor, longest / jnp.maximum(height, width))
+    return [jnp.trunc(height * factor), jnp.trunc(width * factor)]

@@ -13,6 +13,7 @@ import numpy as np
 from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.moves import Move, boxed, mirror
 from jaxkern.image.plan import Filter
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Transform, as_number
@@ -53,6 +54,8 @@ def drawn_sizes(
 
 class _OfFixedSize(Transform):
     size: Any
+
+    geometric = True
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
@@ -126,6 +129,13 @@ class RandomResizedCrop(_OfFixedSize):
         resize = Resize(side, self.interpolation, antialias=self.antialias)
         return (resize, CenterCrop(self.size))
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        box = (params["top"], params["left"], params["height"], params["width"])
+        return [boxed(box, self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         names = ("top", "left", "height", "width")
         box = tuple(params[name] for name in names)
@@ -153,6 +163,8 @@ class Resize(Transform):
     interpolation: str = "bilinear"
     max_size: int | None = None
     antialias: bool = True
+
+    geometric = True
 
     def __post_init__(self) -> None:
         pair = checks.size_pair(self.size)
@@ -189,6 +201,12 @@ class Resize(Transform):
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height, width = chain.size
         new = self.output_size((height, width))
@@ -215,11 +233,25 @@ class CenterCrop(_OfFixedSize):
     def __post_init__(self) -> None:
         _set(self, size=checks.size_pair(self.size))
 
+    def _start(self, size: Size) -> tuple[Any, Any]:
+        return _center(size[0], self.size[0]), _center(size[1], self.size[1])
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _CenterCropOfMasks(self.size, fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((*self._start(size), *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        start = tuple(
-            _center(whole, size) for whole, size in zip(chain.size, self.size, strict=True)
-        )
-        chain.window((start[0], start[1]), self.size, chain.values(0.0, "fill"))
+        chain.window(self._start(chain.size), self.size, chain.values(0.0, "fill"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCropOfMasks(CenterCrop):
+    fill: Any
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        chain.window(self._start(chain.size), self.size, chain.values(self.fill, "fill"))
 
 
 def _center(whole: Any, size: int) -> Any:
@@ -248,6 +280,8 @@ class Pad(Transform):
     fill: Any = 0
     padding_mode: str = "constant"
 
+    geometric = True
+
     def __post_init__(self) -> None:
         _set(
             self,
@@ -265,11 +299,29 @@ class Pad(Transform):
             None if width is None else width + (left + right),
         )
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        _constant_padding(self, self.padding_mode)
+        padded = self.output_size(size)
+        return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if any(self.padding):
             left, top, _, _ = self.padding
-            size = self.output_size(chain.size)
+            size, limit = self.output_size(chain.size), chain.limit
             chain.window((-top, -left), size, chain.values(self.fill, "fill"))
+            chain.bound(None if limit is None else self.output_size(limit))
+
+
+def _constant_padding(transform: Transform, mode: str) -> None:
+    """torchvision, too, moves boxes and keypoints into constant borders only."""
+    if mode != "constant":
+        raise ValueError(
+            f"{transform!r} repeats pixels in its border, and with them what boxes and keypoints "
+            'name; wanted padding_mode="constant" beside boxes or keypoints'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +393,16 @@ class RandomCrop(_OfFixedSize):
         """The central crop, without padding."""
         return (CenterCrop(self.size),)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        if self.padding is not None or self.pad_if_needed:
+            _constant_padding(self, self.padding_mode)
+        before, _ = self._padded(size)
+        start = (params["top"] - before[0], params["left"] - before[1])
+        return [boxed((*start, *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         before, padded = self._padded(chain.size)
         top, left = params["top"], params["left"]
@@ -357,9 +419,13 @@ class _RandomFlip(Transform):
     p: float = 0.5
 
     parameters: ClassVar[dict[str, str]] = {"flip": "bool"}
+    geometric = True
 
     def __post_init__(self) -> None:
         _set(self, p=checks.probability(self.p))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is mirrored."""
@@ -384,6 +450,9 @@ class RandomHorizontalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(0, as_number(params["flip"]))
 
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, False, params["flip"])]
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
         return self._mirrored(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
 
@@ -399,6 +468,9 @@ class RandomVerticalFlip(_RandomFlip):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(as_number(params["flip"]), 0)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, params["flip"], False)]
 
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
         return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)

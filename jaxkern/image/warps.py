@@ -71,6 +71,7 @@ def _between(fraction: Any, low: float, high: float) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class _Warp(Transform):
     stage: ClassVar[Stage] = "program"
+    geometric = True
 
     def _warped(self, coefficients: Any, moved: Any = True, code: Code = Code.WARP) -> list[Step]:
         fill = self.fill  # type: ignore[attr-defined]
