@@ -7,6 +7,7 @@ k + 1, and 0 to W lie inside.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,8 +74,11 @@ def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
     return Move(forward, mirrored=(columns, rows), crops=False)
 
 
-def warps(steps: Sequence[Step]) -> list[tuple[Any, Any]]:
-    """Codes and values of the steps of a program that may warp.
+_WARPS = (Code.WARP, Code.PERSPECTIVE)
+
+
+def warps(steps: Sequence[Step]) -> list[Step]:
+    """The steps of a program that may warp, which do nothing else.
 
     Raises:
       ValueError: for a program that takes a mean of differently warped copies.
@@ -84,23 +88,32 @@ def warps(steps: Sequence[Step]) -> list[tuple[Any, Any]]:
             "AugMix takes the mean of differently warped copies, in which masks, boxes and "
             "keypoints have no one place; wanted RandAugment, TrivialAugmentWide or colours"
         )
-    return [(code, values) for code, values, static in steps if Code.WARP in static.codes]
+    found = []
+    for code, values, static in steps:
+        codes = tuple(each for each in static.codes if each in _WARPS)
+        if codes:
+            found.append((code, values, dataclasses.replace(static, codes=codes)))
+    return found
 
 
-def warped(steps: Sequence[Step]) -> list[Move]:
-    """What the warps of a program move; its other operations move nothing."""
+def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
+    """What the warps of a program on images of `size` move; its other operations move nothing."""
     moves = []
-    for code, values in warps(steps):
-        values = jnp.asarray(values, jnp.float32)
+    for code, values, static in warps(steps):
+        code, values = jnp.asarray(code), jnp.asarray(values, jnp.float32)
+        drawn = [code == int(each) for each in static.codes]
         # A program leaves an image alone whose coefficients are not finite.
-        used = (jnp.asarray(code) == int(Code.WARP)) & jnp.isfinite(values).all(axis=-1)
-        moves.append(Move(_through(values), used))
+        used = functools.reduce(jnp.logical_or, drawn) & jnp.isfinite(values).all(axis=-1)
+        moves.append(Move(_through(values, code == int(Code.WARP), size), used))
     return moves
 
 
-def _through(values: jax.Array) -> Callable[[jax.Array], jax.Array]:
+def _through(
+    values: jax.Array, affine: jax.Array, size: tuple[int, int]
+) -> Callable[[jax.Array], jax.Array]:
     def forward(points: jax.Array) -> jax.Array:
-        a, b, c, d, e, f, g, h = jnp.moveaxis(forward_coefficients(values), -1, 0)[..., None]
+        inverse = forward_coefficients(values, affine, size=size)
+        a, b, c, d, e, f, g, h = jnp.moveaxis(inverse, -1, 0)[..., None]
         x, y = points[..., 0], points[..., 1]
         depth = g * x + h * y + 1.0
         # Not above 0: behind who looks at the plane.
