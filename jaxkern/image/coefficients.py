@@ -112,8 +112,8 @@ def forward_coefficients(coefficients: Any, affine: Any, *, size: Size) -> list[
     Args:
       coefficients: [..., 8], where `affine`, bool [...], of an affine map, else of a perspective.
       size: (H, W) of input and output.
-    The inverse goes from corner to corner. Maps of the plane that have no inverse, or send the corner of the output nowhere, make values
-    that are not finite.
+    The inverse goes from corner to corner. Maps of the plane that have no inverse, or send the
+    corner of the output nowhere, make values that are not finite.
     """
     c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
     y, x = (side / 2 for side in size)
