@@ -75,7 +75,8 @@ struct Plan {
   Segment segment[kMaxSegments];
   int32_t channels;  // 1, 3 or 4
   Dtype source_dtype, output_dtype;
-  Layout layout;  // of the output; sources are always [H, W, C]
+  Layout layout;      // of the output; sources are always [H, W, C]
+  bool kept = false;  // the output is read next, so it should stay in the caches
 };
 
 // Sets the segments from arrays, as the ops' attributes hold them: filter, erasures and rounding

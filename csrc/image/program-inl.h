@@ -2,28 +2,6 @@
 
 namespace {
 
-inline bool is_finite(float x) { return x - x == 0.f; }
-
-inline float factor_of(float x) {
-  return x < -kMaxFactor ? -kMaxFactor : (x > kMaxFactor ? kMaxFactor : x);
-}
-inline Blend blend_of(const float* values) { return {factor_of(values[0]), factor_of(values[1])}; }
-
-// The nearest whole number within bounds.
-inline int32_t whole_of(float x, int32_t low, int32_t high) {
-  const float least = static_cast<float>(low), most = static_cast<float>(high);
-  return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
-}
-
-// The operation that a step draws: none where the step does not declare it.
-inline Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
-  if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
-  for (int32_t k = 0; k < kProgramValues; ++k) {
-    if (!is_finite(values[k])) return Code::kNone;
-  }
-  return static_cast<Code>(op);
-}
-
 // An image in work, and memory for what cannot be done in place.
 template <typename T, int C>
 struct Work {
@@ -165,6 +143,7 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
                  work.height,
                  work.width,
                  step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+                 code == Code::kPerspective,
                  {}};
     memcpy(warp.fill, step.fill, sizeof warp.fill);
     warp_image(warp, work.image, values, work.other);
@@ -212,9 +191,9 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
                   reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code >= Code::kKeep) {
+    if (code >= Code::kKeep && code <= Code::kMean) {
       mean_step(work, mean, code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp) {
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective) {
       moving_step(work, call.step[s], code, values[s]);
     } else if (code != Code::kNone) {
       colour_step(work, code, values[s]);

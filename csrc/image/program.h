@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "core/batch_set.h"
+#include "core/host_device.h"
 #include "core/simd_dispatch.h"
 #include "image/blur.h"
 #include "image/plan.h"
@@ -41,13 +42,14 @@ enum class Code : int32_t {
   kGrayscale = 10,
   kPermute = 11,  // the source of each of three channels
   kBlur = 12,     // sigma along x and y
-  kWarp = 13,     // c0 to c7
+  kWarp = 13,     // c0 to c5 of an affine map
   // A mean of what several runs of steps make of one image.
-  kKeep = 14,  // weight: the image is kept, and begins a mean
-  kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
-  kMean = 16,  // the image becomes the mean
+  kKeep = 14,         // weight: the image is kept, and begins a mean
+  kAdd = 15,          // weight: the image joins the mean, and becomes the kept one again
+  kMean = 16,         // the image becomes the mean
+  kPerspective = 17,  // c0 to c7
 };
-constexpr int kCodes = 17;
+constexpr int kCodes = 18;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
@@ -70,8 +72,12 @@ struct ProgramCall {
   void* output;  // may be the images themselves
   int64_t samples;
 
-  int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }
-  int64_t image_bytes() const { return elements() * (dtype == Dtype::kU8 ? 1 : 4); }
+  JAXKERN_HD_MEMBER int64_t elements() const {
+    return static_cast<int64_t>(height) * width * channels;
+  }
+  JAXKERN_HD_MEMBER int64_t image_bytes() const {
+    return elements() * (dtype == Dtype::kU8 ? 1 : 4);
+  }
 
   bool has_means() const {
     int32_t codes = 0;

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 Number = Any  # int, or an int32 array [N]
+Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
 def is_static(*values: Number) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.moves import Move, boxed, mirror
 from jaxkern.image.plan import Filter, Padding
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Transform, as_number
@@ -55,6 +56,8 @@ def drawn_sizes(
 
 class _OfFixedSize(Transform):
     size: Any
+
+    geometric = True
 
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
@@ -130,6 +133,13 @@ class RandomResizedCrop(_OfFixedSize):
         resize = Resize(side, self.interpolation, antialias=self.antialias)
         return (resize, CenterCrop(self.size))
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        box = (params["top"], params["left"], params["height"], params["width"])
+        return [boxed(box, self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         names = ("top", "left", "height", "width")
         box = tuple(params[name] for name in names)
@@ -159,6 +169,8 @@ class Resize(Transform):
     interpolation: str = "bilinear"
     max_size: int | None = None
     antialias: bool = True
+
+    geometric = True
 
     def __post_init__(self) -> None:
         pair = checks.size_pair(self.size)
@@ -195,6 +207,12 @@ class Resize(Transform):
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height, width = chain.size
         new = self.output_size((height, width))
@@ -221,11 +239,25 @@ class CenterCrop(_OfFixedSize):
     def __post_init__(self) -> None:
         _set(self, size=checks.size_pair(self.size))
 
+    def _start(self, size: Size) -> tuple[Any, Any]:
+        return _center(size[0], self.size[0]), _center(size[1], self.size[1])
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _CenterCropOfMasks(self.size, fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((*self._start(size), *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        start = tuple(
-            _center(whole, size) for whole, size in zip(chain.size, self.size, strict=True)
-        )
-        chain.window((start[0], start[1]), self.size, chain.values(0.0, "fill"))
+        chain.window(self._start(chain.size), self.size, chain.values(0.0, "fill"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCropOfMasks(CenterCrop):
+    fill: Any
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        chain.window(self._start(chain.size), self.size, chain.values(self.fill, "fill"))
 
 
 def _center(whole: Any, size: int) -> Any:
@@ -266,6 +298,8 @@ class Pad(Transform):
     fill: Any = 0
     padding_mode: str = "constant"
 
+    geometric = True
+
     def __post_init__(self) -> None:
         _set(
             self,
@@ -283,13 +317,31 @@ class Pad(Transform):
             None if width is None else width + (left + right),
         )
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        _constant_padding(self, self.padding_mode)
+        padded = self.output_size(size)
+        return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if any(self.padding):
             left, top, right, bottom = self.padding
             before, after = (top, left), (bottom, right)
-            size = self.output_size(chain.size)
+            size, limit = self.output_size(chain.size), chain.limit
             checks.mirrored_padding(self.padding_mode, before, after, chain.size, "Pad")
             _show(chain, self.padding_mode, (-top, -left), size, self.fill)
+            chain.bound(None if limit is None else self.output_size(limit))
+
+
+def _constant_padding(transform: Transform, mode: str) -> None:
+    """torchvision, too, moves boxes and keypoints into constant borders only."""
+    if mode != "constant":
+        raise ValueError(
+            f"{transform!r} repeats pixels in its border, and with them what boxes and keypoints "
+            'name; wanted padding_mode="constant" beside boxes or keypoints'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,6 +414,16 @@ class RandomCrop(_OfFixedSize):
         """The central crop, without padding."""
         return (CenterCrop(self.size),)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        if self.padding is not None or self.pad_if_needed:
+            _constant_padding(self, self.padding_mode)
+        before, _ = self._padded(size)
+        start = (params["top"] - before[0], params["left"] - before[1])
+        return [boxed((*start, *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         before, padded = self._padded(chain.size)
         top, left = params["top"], params["left"]
@@ -384,9 +446,13 @@ class _RandomFlip(Transform):
     p: float = 0.5
 
     parameters: ClassVar[dict[str, str]] = {"flip": "bool"}
+    geometric = True
 
     def __post_init__(self) -> None:
         _set(self, p=checks.probability(self.p))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is mirrored."""
@@ -411,8 +477,11 @@ class RandomHorizontalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(0, as_number(params["flip"]))
 
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, False, params["flip"])]
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], -1.0, 0.0, size[1], 0.0, 1.0)
+        return self._mirrored(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,5 +496,8 @@ class RandomVerticalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(as_number(params["flip"]), 0)
 
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, params["flip"], False)]
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0, size[0])
+        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)
