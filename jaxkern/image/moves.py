@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.axis import Number, is_static
+from jaxkern.image.axis import Number, Size, is_static
 from jaxkern.image.coefficients import forward_coefficients
 from jaxkern.image.program import Code, Step
 
@@ -73,8 +73,12 @@ def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
     return Move(forward, mirrored=(columns, rows), crops=False)
 
 
-def warps(steps: Sequence[Step]) -> list[tuple[Any, Any]]:
-    """Codes and values of the steps of a program that may warp.
+# Operations of a program that move pixels; of the others nothing moves.
+GEOMETRIC = (Code.WARP, Code.PERSPECTIVE)
+
+
+def warps(steps: Sequence[Step]) -> list[Step]:
+    """The steps of a program that may move pixels, and nothing else.
 
     Raises:
       ValueError: for a program that takes a mean of differently warped copies.
@@ -84,28 +88,39 @@ def warps(steps: Sequence[Step]) -> list[tuple[Any, Any]]:
             "AugMix takes the mean of differently warped copies, in which masks, boxes and "
             "keypoints have no one place; wanted RandAugment, TrivialAugmentWide or colours"
         )
-    return [(code, values) for code, values, static in steps if Code.WARP in static.codes]
+    found = []
+    for code, values, static in steps:
+        codes = tuple(code for code in static.codes if code in GEOMETRIC)
+        if codes:
+            found.append((code, values, dataclasses.replace(static, codes=codes)))
+    return found
 
 
-def warped(steps: Sequence[Step]) -> list[Move]:
-    """What the warps of a program move; its other operations move nothing."""
+def warped(steps: Sequence[Step], size: Size) -> list[Move]:
+    """What the warps of a program move in images of `size`."""
     moves = []
-    for code, values in warps(steps):
-        values = jnp.asarray(values, jnp.float32)
+    for code, values, static in warps(steps):
+        code, values = jnp.asarray(code), jnp.asarray(values, jnp.float32)
+        moved = jnp.isin(code, jnp.asarray([int(each) for each in static.codes]))
         # A program leaves an image alone whose coefficients are not finite.
-        used = (jnp.asarray(code) == int(Code.WARP)) & jnp.isfinite(values).all(axis=-1)
-        moves.append(Move(_through(values), used))
+        used = moved & jnp.isfinite(values).all(axis=-1)
+        corner = code == int(Code.PERSPECTIVE)
+        moves.append(Move(_through(values, corner, size), used))
     return moves
 
 
-def _through(values: jax.Array) -> Callable[[jax.Array], jax.Array]:
+def _through(values: jax.Array, corner: jax.Array, size: Size) -> Callable[[jax.Array], jax.Array]:
+    """Coefficients [N, 8], from corner to corner or from middle to middle."""
+
     def forward(points: jax.Array) -> jax.Array:
         a, b, c, d, e, f, g, h = jnp.moveaxis(forward_coefficients(values), -1, 0)[..., None]
-        x, y = points[..., 0], points[..., 1]
+        mid_y, mid_x = (jnp.where(_flags(corner), 0.0, 0.5 * of_images(side)) for side in size)
+        x, y = points[..., 0] - mid_x, points[..., 1] - mid_y
         depth = g * x + h * y + 1.0
         # Not above 0: behind who looks at the plane.
         near = 1.0 / jnp.where(depth > 0.0, depth, jnp.nan)
-        return jnp.stack([(a * x + b * y + c) * near, (d * x + e * y + f) * near], axis=-1)
+        x, y = (a * x + b * y + c) * near, (d * x + e * y + f) * near
+        return jnp.stack([x + mid_x, y + mid_y], axis=-1)
 
     return forward
 
