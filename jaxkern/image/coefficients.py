@@ -106,13 +106,19 @@ def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
 
 
 @_in_float64
-def forward_coefficients(coefficients: Any) -> list[Any]:
+def forward_coefficients(coefficients: Any, affine: Any, *, size: Size) -> list[Any]:
     """Coefficients [..., 8] of the inverse map: from points of the input to those of the output.
 
-    Maps of the plane that have no inverse, or send the corner of the output nowhere, make values
-    that are not finite.
+    Args:
+      coefficients: [..., 8], where `affine`, bool [...], of an affine map, else of a perspective.
+      size: (H, W) of input and output.
+    The inverse goes from corner to corner. Maps of the plane that have no inverse, or send the
+    corner of the output nowhere, make values that are not finite.
     """
     c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
+    y, x = (side / 2 for side in size)
+    c2 = c2 + affine * (x - c0 * x - c1 * y)
+    c5 = c5 + affine * (y - c3 * x - c4 * y)
     # The adjugate of [[c0, c1, c2], [c3, c4, c5], [c6, c7, 1]], its last element 1.
     last = c0 * c4 - c1 * c3
     return [

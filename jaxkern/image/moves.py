@@ -7,6 +7,7 @@ k + 1, and 0 to W lie inside.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.axis import Number, Size, is_static
+from jaxkern.image.axis import Number, is_static
 from jaxkern.image.coefficients import forward_coefficients
 from jaxkern.image.program import Code, Step
 
@@ -73,12 +74,11 @@ def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
     return Move(forward, mirrored=(columns, rows), crops=False)
 
 
-# Operations of a program that move pixels; of the others nothing moves.
-GEOMETRIC = (Code.WARP, Code.PERSPECTIVE)
+_WARPS = (Code.WARP, Code.PERSPECTIVE)
 
 
 def warps(steps: Sequence[Step]) -> list[Step]:
-    """The steps of a program that may move pixels, and nothing else.
+    """The steps of a program that may warp, which do nothing else.
 
     Raises:
       ValueError: for a program that takes a mean of differently warped copies.
@@ -90,37 +90,35 @@ def warps(steps: Sequence[Step]) -> list[Step]:
         )
     found = []
     for code, values, static in steps:
-        codes = tuple(code for code in static.codes if code in GEOMETRIC)
+        codes = tuple(each for each in static.codes if each in _WARPS)
         if codes:
             found.append((code, values, dataclasses.replace(static, codes=codes)))
     return found
 
 
-def warped(steps: Sequence[Step], size: Size) -> list[Move]:
-    """What the warps of a program move in images of `size`."""
+def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
+    """What the warps of a program on images of `size` move; its other operations move nothing."""
     moves = []
     for code, values, static in warps(steps):
         code, values = jnp.asarray(code), jnp.asarray(values, jnp.float32)
-        moved = jnp.isin(code, jnp.asarray([int(each) for each in static.codes]))
+        drawn = [code == int(each) for each in static.codes]
         # A program leaves an image alone whose coefficients are not finite.
-        used = moved & jnp.isfinite(values).all(axis=-1)
-        corner = code == int(Code.PERSPECTIVE)
-        moves.append(Move(_through(values, corner, size), used))
+        used = functools.reduce(jnp.logical_or, drawn) & jnp.isfinite(values).all(axis=-1)
+        moves.append(Move(_through(values, code == int(Code.WARP), size), used))
     return moves
 
 
-def _through(values: jax.Array, corner: jax.Array, size: Size) -> Callable[[jax.Array], jax.Array]:
-    """Coefficients [N, 8], from corner to corner or from middle to middle."""
-
+def _through(
+    values: jax.Array, affine: jax.Array, size: tuple[int, int]
+) -> Callable[[jax.Array], jax.Array]:
     def forward(points: jax.Array) -> jax.Array:
-        a, b, c, d, e, f, g, h = jnp.moveaxis(forward_coefficients(values), -1, 0)[..., None]
-        mid_y, mid_x = (jnp.where(_flags(corner), 0.0, 0.5 * of_images(side)) for side in size)
-        x, y = points[..., 0] - mid_x, points[..., 1] - mid_y
+        inverse = forward_coefficients(values, affine, size=size)
+        a, b, c, d, e, f, g, h = jnp.moveaxis(inverse, -1, 0)[..., None]
+        x, y = points[..., 0], points[..., 1]
         depth = g * x + h * y + 1.0
         # Not above 0: behind who looks at the plane.
         near = 1.0 / jnp.where(depth > 0.0, depth, jnp.nan)
-        x, y = (a * x + b * y + c) * near, (d * x + e * y + f) * near
-        return jnp.stack([x + mid_x, y + mid_y], axis=-1)
+        return jnp.stack([(a * x + b * y + c) * near, (d * x + e * y + f) * near], axis=-1)
 
     return forward
 

@@ -23,7 +23,7 @@ from jaxkern.image.boxes import (
 )
 from jaxkern.image.moves import Move, moved_points, of_images, warps
 from jaxkern.image.plan import CHANNEL_COUNTS
-from jaxkern.image.program import Step
+from jaxkern.image.program import ProgramStep, Step
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Size, Transform
 
@@ -71,9 +71,10 @@ class _WarpsOfMasks(Transform):
         return self.transform.output_size(size)
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        steps = warps(self.transform._program(params, size))
         return [
-            (code, values, dataclasses.replace(static, interpolation="nearest", fill=self.fill))
-            for code, values, static in warps(self.transform._program(params, size))
+            (code, values, ProgramStep(static.codes, "nearest", fill=self.fill))
+            for code, values, static in steps
         ]
 
 

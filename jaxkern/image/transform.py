@@ -72,7 +72,7 @@ class Transform:
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         """Of a geometric transform: how it moves points of images of `size`, in order."""
-        return warped(self._program(params, (size[0], size[1])), size)
+        return warped(self._program(params, (size[0], size[1])), (size[0], size[1]))
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform | None:
         """What does to a mask what this transform does to an image; None leaves it as it is.
