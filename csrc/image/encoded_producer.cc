@@ -83,7 +83,8 @@ class EncodedChain final : public ChainState {
   void run_zeros(const Sample& sample, void* output) const;
   int32_t shrink(Size* size, Geometry* geometry) const;
   bool in_bands(const Region& region) const {
-    return plan_.segments == 1 &&
+    // Mirrored rows would be read backwards.
+    return plan_.segments == 1 && plan_.segment[0].padding == Padding::kFill &&
            int64_t{region.height()} * region.width() * plan_.channels / 2 > source_.band_bytes;
   }
 
@@ -215,7 +216,7 @@ int32_t EncodedChain::shrink(Size* size, Geometry* geometry) const {
   Geometry& g = *geometry;
   const Filter filter = plan_.segment[0].filter;
   int32_t denominator = 1;
-  if (filter != Filter::kAntialias && filter != Filter::kBilinear) return denominator;
+  if (filter == Filter::kNone || filter == Filter::kNearest) return denominator;
   while (denominator < 8 && g.box_height / (2 * denominator) >= g.resampled_height &&
          g.box_width / (2 * denominator) >= g.resampled_width) {
     denominator *= 2;

@@ -151,6 +151,16 @@ class Axis:
         """Whether every output index is valid for every sample, as far as sizes tell."""
         return _same(self.valid_start, 0) and _same(self.valid_stop, self.size)
 
+    @property
+    def shows_all(self) -> bool:
+        """Whether the output is all of the resampled image and nothing else."""
+        return self.full and _same(self.size, self.resampled)
+
+    def extend(self, start: Number, size: Number) -> None:
+        """Shows [start, start + size), where other pixels stand for those outside."""
+        self.offset = plus(self.offset, times(self.step, start))
+        self.valid_start, self.valid_stop, self.size = 0, size, size
+
     def window(self, start: Number, size: Number, inside: bool) -> None:
         """Shows [start, start + size) of the current output; `inside` promises that it exists."""
         if inside and self.plain:  # the kernel checks that the smaller box exists

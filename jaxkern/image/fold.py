@@ -24,6 +24,7 @@ from jaxkern.image.plan import (
     Filter,
     Layout,
     Operands,
+    Padding,
     Rounding,
     Segment,
 )
@@ -66,6 +67,7 @@ class _OpenSegment:
         self.may_miss = False  # a crop at run-time places of what is not plain may leave it
         self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
         self.rounding = Rounding.KEEP
+        self.padding = Padding.CONSTANT
 
     def is_identity(self) -> bool:
         """Whether the segment's output is its input (rounding aside)."""
@@ -156,10 +158,11 @@ class ChainBuilder:
             or segment.fill is not None
             or segment.erasures
             or segment.rounding is not Rounding.KEEP
+            or segment.padding is not Padding.CONSTANT
             or (kind is Filter.NEAREST and mirrored)  # its ties are not symmetric
         ):
             segment = self._new_segment()
-        segment.filter = kind
+        segment.filter = kind.of_levels() if self.levels else kind
         segment.rows.resample(top, height, size[0])
         segment.columns.resample(left, width, size[1])
         self.bounded = None
@@ -193,6 +196,22 @@ class ChainBuilder:
         segment.rows.window(start[0], size[0], inside)
         segment.columns.window(start[1], size[1], inside)
         self.bounded = None
+
+    def extend(
+        self, start: tuple[Number, Number], size: tuple[Number, Number], padding: Padding
+    ) -> None:
+        """Shows `size` pixels from `start`; `padding` says which stand for those outside."""
+        if _window_inside(start, size, self.size):
+            self.window(start, size, None)
+            return
+        segment = self._open
+        shows_all = segment.rows.shows_all and segment.columns.shows_all
+        moved = segment.padding is not Padding.CONSTANT
+        if segment.fill is not None or segment.erasures or moved or not shows_all:
+            segment = self._new_segment()
+        segment.padding = padding
+        segment.rows.extend(start[0], size[0])
+        segment.columns.extend(start[1], size[1])
 
     def flip(self, rows: Number, columns: Number) -> None:
         """Mirrors rows and columns where the given 0/1 numbers say so."""
@@ -307,7 +326,14 @@ class ChainBuilder:
                 "split it into two Compose objects"
             )
         segments = tuple(
-            Segment(s.filter, int(s.rows.size), int(s.columns.size), len(s.erasures), s.rounding)
+            Segment(
+                s.filter,
+                int(s.rows.size),
+                int(s.columns.size),
+                len(s.erasures),
+                s.rounding,
+                s.padding,
+            )
             for s in opened
         )
         for segment in segments:

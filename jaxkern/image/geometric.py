@@ -14,7 +14,7 @@ from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.moves import Move, boxed, mirror
-from jaxkern.image.plan import Filter
+from jaxkern.image.plan import Filter, Padding
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Transform, as_number
 
@@ -24,6 +24,8 @@ TRIES = 10  # of the rejection loops, as in torchvision
 def _filter(interpolation: str, antialias: bool) -> Filter:
     if interpolation == "nearest":
         return Filter.NEAREST
+    if interpolation == "bicubic":
+        return Filter.BICUBIC_ANTIALIAS if antialias else Filter.BICUBIC
     return Filter.ANTIALIAS if antialias else Filter.BILINEAR
 
 
@@ -73,8 +75,10 @@ class RandomResizedCrop(_OfFixedSize):
     Args:
       size: height and width of the output, or one integer for a square.
       scale, ratio: increasing pairs above 0.
-      interpolation: "bilinear", or "nearest" (torchvision's nearest-exact).
-      antialias: widen the bilinear filter where the box shrinks.
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
+      antialias: widen the filter where the box shrinks; as in torchvision, the bicubic kernel's a
+        is -1/2 with it and -3/4 without.
     Parameters an image: top, left, height, width i32.
     Raises: ValueError for sizes below 1, NaN, negative or decreasing ranges, other words.
 
@@ -97,7 +101,7 @@ class RandomResizedCrop(_OfFixedSize):
             size=checks.size_pair(self.size),
             scale=checks.interval(self.scale, "scale", 0.0, open_low=True),
             ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
         )
 
@@ -149,9 +153,11 @@ class Resize(Transform):
 
     Args:
       size: (height, width), or an integer for the shorter edge, the other edge following.
-      interpolation: "bilinear", or "nearest" (torchvision's nearest-exact).
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
       max_size: upper bound of the longer edge, only with an integer size.
-      antialias: widen the bilinear filter where the image shrinks.
+      antialias: widen the filter where the image shrinks; as in torchvision, the bicubic kernel's
+        a is -1/2 with it and -3/4 without.
     Raises: ValueError for sizes below 1 or above 2**24, max_size not above size or beside a pair.
 
     >>> from jaxkern.image import Resize
@@ -172,7 +178,7 @@ class Resize(Transform):
         _set(
             self,
             size=pair[0] if shorter else pair,
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
         )
         if self.max_size is not None:
@@ -262,14 +268,26 @@ def _center(whole: Any, size: int) -> Any:
     return half_to_even(maximum(spare, 0)) - maximum(-spare, 0) // 2
 
 
+def _show(chain: ChainBuilder, mode: str, start: Any, size: Any, fill: Any) -> None:
+    """A window of the image that may leave it."""
+    if mode == "constant":
+        chain.window(start, size, chain.values(fill, "fill"))
+    else:
+        chain.extend(start, size, Padding[mode.upper()])
+
+
 @dataclasses.dataclass(frozen=True)
 class Pad(Transform):
-    """Adds a border of a constant.
+    """Adds a border, of a constant or of the image's own pixels.
 
     Args:
       padding: an integer, (left and right, top and bottom), or (left, top, right, bottom).
       fill: a number, or one a channel, in the value space at this point of the chain.
-    Raises: ValueError for negative or ill-shaped padding and other padding modes.
+      padding_mode: "constant", "edge" (the outermost pixels), "reflect" (the image mirrored about
+        them; less padding than pixels) or "symmetric" (mirrored with them twice; at most as much).
+        Images of different sizes in one batch are mirrored as often as it takes.
+    Raises: ValueError for negative or ill-shaped padding, other padding modes, a fill of channels
+      beside one that is not constant, and in `apply` for borders that are too wide to mirror.
 
     >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))
@@ -287,7 +305,7 @@ class Pad(Transform):
             self,
             padding=checks.padding_sides(self.padding),
             fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.choice(self.padding_mode, "padding_mode", ("constant",)),
+            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
         )
 
     def output_size(self, size: Size) -> Size:
@@ -309,9 +327,11 @@ class Pad(Transform):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if any(self.padding):
-            left, top, _, _ = self.padding
+            left, top, right, bottom = self.padding
+            before, after = (top, left), (bottom, right)
             size, limit = self.output_size(chain.size), chain.limit
-            chain.window((-top, -left), size, chain.values(self.fill, "fill"))
+            checks.mirrored_padding(self.padding_mode, before, after, chain.size, "Pad")
+            _show(chain, self.padding_mode, (-top, -left), size, self.fill)
             chain.bound(None if limit is None else self.output_size(limit))
 
 
@@ -333,8 +353,9 @@ class RandomCrop(_OfFixedSize):
       padding: as in Pad; None for none.
       pad_if_needed: pad both sides of an image that is smaller than the crop by what is missing.
       fill: a number, or one a channel, for what was padded.
+      padding_mode: what is padded with, as in Pad.
     Parameters an image: top, left i32, counted in the padded image.
-    Raises: ValueError for bad sizes, and in `apply` for images smaller than the crop.
+    Raises: ValueError for bad sizes and modes, and in `apply` for images smaller than the crop.
 
     >>> from jaxkern.image import RandomCrop
     >>> RandomCrop(32, padding=4).output_size((32, 32))
@@ -356,7 +377,7 @@ class RandomCrop(_OfFixedSize):
             padding=None if self.padding is None else checks.padding_sides(self.padding),
             pad_if_needed=bool(self.pad_if_needed),
             fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.choice(self.padding_mode, "padding_mode", ("constant",)),
+            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
         )
 
     def _padded(self, size: Size) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -410,8 +431,14 @@ class RandomCrop(_OfFixedSize):
             (top, left, *self.size), padded, ("top", "left", "size", "size"), "RandomCrop"
         )
         pads = not is_static(*before) or any(before) or bool(self.padding and any(self.padding))
-        fill = chain.values(self.fill, "fill") if pads else None
-        chain.window((top - before[0], left - before[1]), self.size, fill)
+        start = (top - before[0], left - before[1])
+        if not pads:
+            chain.window(start, self.size, None)
+            return
+        height, width = chain.size
+        after = (padded[0] - before[0] - height, padded[1] - before[1] - width)
+        checks.mirrored_padding(self.padding_mode, before, after, chain.size, "RandomCrop")
+        _show(chain, self.padding_mode, start, self.size, self.fill)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,14 +23,18 @@ from jaxkern.image.stages import ragged_stages as ragged_image_stages
 _Struct = jax.ShapeDtypeStruct
 
 # Multiplies and adds a value of a segment's output: one affine, and the taps of two passes.
-_FLOPS = {Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18}
+_FLOPS = {
+    **{Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18},
+    **dict.fromkeys((Filter.BICUBIC, Filter.BICUBIC_LEVELS), 18),
+    **dict.fromkeys((Filter.BICUBIC_ANTIALIAS, Filter.BICUBIC_ANTIALIAS_LEVELS), 34),
+}
 
 
 def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
     """The attributes of a chain's call: its structure, nothing of a sample."""
     rows = plan.segments
     return {
-        "filter": np.asarray([s.filter for s in rows], np.int32),
+        "filter": np.asarray([s.sampling for s in rows], np.int32),
         "size": np.asarray([(s.height, s.width) for s in rows], np.int32).reshape(-1),
         "erasures": np.asarray([s.erasures for s in rows], np.int32),
         "rounding": np.asarray([s.rounding for s in rows], np.int32),

@@ -452,7 +452,7 @@ CASES = {
         CHAIN,
         chain(filter=i32(9)),
         "jaxkern.image_chain: attribute 'filter' of segment 0 is out of range; "
-        "wanted none, nearest, bilinear or antialias",
+        "wanted none, nearest, bilinear, antialias or one of four bicubic ones",
     ),
     "no segment": (
         CHAIN,
