@@ -97,6 +97,7 @@ train-check: install
 bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/image_policies.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
