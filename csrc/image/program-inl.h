@@ -2,28 +2,6 @@
 
 namespace {
 
-inline bool is_finite(float x) { return x - x == 0.f; }
-
-inline float factor_of(float x) {
-  return x < -kMaxFactor ? -kMaxFactor : (x > kMaxFactor ? kMaxFactor : x);
-}
-inline Blend blend_of(const float* values) { return {factor_of(values[0]), factor_of(values[1])}; }
-
-// The nearest whole number within bounds.
-inline int32_t whole_of(float x, int32_t low, int32_t high) {
-  const float least = static_cast<float>(low), most = static_cast<float>(high);
-  return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
-}
-
-// The operation that a step draws: none where the step does not declare it.
-inline Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
-  if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
-  for (int32_t k = 0; k < kProgramValues; ++k) {
-    if (!is_finite(values[k])) return Code::kNone;
-  }
-  return static_cast<Code>(op);
-}
-
 // An image in work, and memory for what cannot be done in place.
 template <typename T, int C>
 struct Work {
