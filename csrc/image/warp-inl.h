@@ -1,4 +1,5 @@
-// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
+// Bilinear warps of one image, and the choice of a warp: see warp.h. Included by program_levels.cc
+// in the level's namespace.
 //
 // A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
 // without branches; the columns whose pixels all lie inside are a span, but for perspectives across
@@ -23,29 +24,26 @@ struct WarpSpan {
 #if defined(__AVX2__) && defined(__FMA__)
 // Pixels and weights of four points along one axis, as the loop of fill_tile has them; and which of
 // them lie in [0, inside).
-template <bool kNearest>
 inline __m256d four_points(__m256d point, int32_t side, int32_t inside, int32_t* pixel,
                            float* weight) {
   // Of NaN and another the maximum is the other.
   point = _mm256_max_pd(_mm256_sub_pd(point, _mm256_set1_pd(0.5)), _mm256_set1_pd(-2.0));
   point = _mm256_min_pd(point, _mm256_set1_pd(side + 1.0));
-  const __m256d whole = _mm256_round_pd(
-      point, (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC);
+  const __m256d whole = _mm256_round_pd(point, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(pixel), _mm256_cvttpd_epi32(whole));
-  if constexpr (!kNearest) _mm_storeu_ps(weight, _mm256_cvtpd_ps(_mm256_sub_pd(point, whole)));
+  _mm_storeu_ps(weight, _mm256_cvtpd_ps(_mm256_sub_pd(point, whole)));
   return _mm256_and_pd(_mm256_cmp_pd(whole, _mm256_setzero_pd(), _CMP_GE_OQ),
                        _mm256_cmp_pd(whole, _mm256_set1_pd(inside - 1.0), _CMP_LE_OQ));
 }
 #endif
 
 // The points of columns [first, first + count) of one row.
-template <bool kPerspective, bool kNearest>
+template <bool kPerspective>
 WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first, int32_t count,
                    WarpTile* tile) {
   const int32_t in_width = warp.in_width, in_height = warp.in_height;
   // The first of two pixels has its second beside it.
-  const int32_t inside_width = kNearest ? in_width : in_width - 1;
-  const int32_t inside_height = kNearest ? in_height : in_height - 1;
+  const int32_t inside_width = in_width - 1, inside_height = in_height - 1;
   const double y = row + 0.5;
   int32_t inside = 0, k = 0;
 #if defined(__AVX2__) && defined(__FMA__)
@@ -64,10 +62,8 @@ WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first
       px = _mm256_mul_pd(px, near);
       py = _mm256_mul_pd(py, near);
     }
-    const __m256d in_x =
-        four_points<kNearest>(px, in_width, inside_width, tile->x + k, tile->across + k);
-    const __m256d in_y =
-        four_points<kNearest>(py, in_height, inside_height, tile->y + k, tile->down + k);
+    const __m256d in_x = four_points(px, in_width, inside_width, tile->x + k, tile->across + k);
+    const __m256d in_y = four_points(py, in_height, inside_height, tile->y + k, tile->down + k);
     const int32_t lanes = _mm256_movemask_pd(_mm256_and_pd(in_x, in_y));
     inside += __builtin_popcount(static_cast<uint32_t>(lanes));
   }
@@ -75,13 +71,11 @@ WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first
   for (; k < count; ++k) {
     const WarpPoint at = warp_point<kPerspective>(c, first + k + 0.5, y);
     const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
-    const double fx = kNearest ? rint(px) : floor(px), fy = kNearest ? rint(py) : floor(py);
+    const double fx = floor(px), fy = floor(py);
     tile->x[k] = static_cast<int32_t>(fx);
     tile->y[k] = static_cast<int32_t>(fy);
-    if constexpr (!kNearest) {
-      tile->across[k] = static_cast<float>(px - fx);
-      tile->down[k] = static_cast<float>(py - fy);
-    }
+    tile->across[k] = static_cast<float>(px - fx);
+    tile->down[k] = static_cast<float>(py - fy);
     inside += warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
   }
   if (inside == 0) return {0, 0};
@@ -165,31 +159,23 @@ inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const fl
 }
 #endif
 
-template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
-void warp_rows(const Warp& warp, const Element* in, const double* c, Element* out) {
+template <typename Element, int32_t kChannels, bool kPerspective>
+void bilinear_rows(const Warp& warp, const Element* in, const double* c, const Element* outside,
+                   Element* out) {
   const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
-  Element outside[kChannels];
-  for (int32_t k = 0; k < kChannels; ++k) {
-    const bool filled = warp.fill[0] == warp.fill[0];
-    outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
-  }
   WarpTile tile;
   for (int32_t row = 0; row < warp.height; ++row) {
     for (int32_t first = 0; first < warp.width; first += kWarpTile) {
       const int32_t count = warp.width - first < kWarpTile ? warp.width - first : kWarpTile;
-      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, c, row, first, count, &tile);
+      const WarpSpan span = fill_tile<kPerspective>(warp, c, row, first, count, &tile);
       Element* const to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
       const auto pixel = [&](int32_t k) {
         return in + tile.y[k] * in_row + static_cast<int64_t>(tile.x[k]) * kChannels;
       };
       const auto anywhere = [&](int32_t k) {
         Element* const at = to + static_cast<int64_t>(k) * kChannels;
-        if (kNearest ? !warp_inside(tile.x[k], tile.y[k], warp.in_width, warp.in_height)
-                     : !warp_inside(tile.x[k] + 1, tile.y[k] + 1, warp.in_width + 1,
-                                    warp.in_height + 1)) {
+        if (!warp_inside(tile.x[k] + 1, tile.y[k] + 1, warp.in_width + 1, warp.in_height + 1)) {
           put_pixel<Element, kChannels>(outside, at);
-        } else if constexpr (kNearest) {
-          put_pixel<Element, kChannels>(pixel(k), at);
         } else {
           const WarpPoint point = warp_point<kPerspective>(c, first + k + 0.5, row + 0.5);
           blend_pixel<Element, kChannels>(warp, in, point, outside, at);
@@ -198,7 +184,7 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
       int32_t k = 0;
       for (; k < span.begin; ++k) anywhere(k);
 #if defined(__AVX2__) && defined(__FMA__)
-      if constexpr (sizeof(Element) == 1 && kChannels >= 3 && !kNearest) {
+      if constexpr (sizeof(Element) == 1 && kChannels >= 3) {
         for (; k + 8 <= span.end; k += 8) {
           const uint8_t* upper[8];
           for (int32_t i = 0; i < 8; ++i) upper[i] = pixel(k + i);
@@ -214,13 +200,9 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
       for (; k < span.end; ++k) {
         Element* const at = to + static_cast<int64_t>(k) * kChannels;
         const Element* const upper = pixel(k);
-        if constexpr (kNearest) {
-          put_pixel<Element, kChannels>(upper, at);
-        } else {
-          if (!blend_inside<Element, kChannels>(upper, upper + in_row, tile.across[k], tile.down[k],
-                                                at)) {
-            anywhere(k);
-          }
+        if (!blend_inside<Element, kChannels>(upper, upper + in_row, tile.across[k], tile.down[k],
+                                              at)) {
+          anywhere(k);
         }
       }
       for (; k < count; ++k) anywhere(k);
@@ -233,12 +215,17 @@ void warp_of(const Warp& warp, const void* in, const double* c, void* out) {
   const Element* const from = static_cast<const Element*>(in);
   Element* const to = static_cast<Element*>(out);
   const bool perspective = !(c[6] == 0.0 && c[7] == 0.0);
-  if (warp.filter == Filter::kNearest) {
-    if (perspective) return warp_rows<Element, kChannels, true, true>(warp, from, c, to);
-    return warp_rows<Element, kChannels, false, true>(warp, from, c, to);
+  Element outside[kChannels];
+  for (int32_t k = 0; k < kChannels; ++k) {
+    const bool filled = warp.fill[0] == warp.fill[0];
+    outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
   }
-  if (perspective) return warp_rows<Element, kChannels, true, false>(warp, from, c, to);
-  warp_rows<Element, kChannels, false, false>(warp, from, c, to);
+  if (warp.filter == Filter::kNearest) {
+    if (perspective) return nearest_rows<Element, kChannels, true>(warp, from, c, outside, to);
+    return nearest_rows<Element, kChannels, false>(warp, from, c, outside, to);
+  }
+  if (perspective) return bilinear_rows<Element, kChannels, true>(warp, from, c, outside, to);
+  bilinear_rows<Element, kChannels, false>(warp, from, c, outside, to);
 }
 
 }  // namespace
