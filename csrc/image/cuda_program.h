@@ -105,12 +105,12 @@ struct ProgramBody {
         if (thread == 0) shared.op = ops[s];
       });
       const Code code = drawn_code(call.step[s], shared.op, shared.values);
-      if (code >= Code::kKeep) {
+      if (code >= Code::kKeep && code <= Code::kMean) {
         mean_step(code, &begun);
       } else if (code == Code::kBlur) {
         blur(call.step[s]);
-      } else if (code == Code::kWarp) {
-        warp(call.step[s]);
+      } else if (code == Code::kWarp || code == Code::kPerspective) {
+        warp(call.step[s], code == Code::kPerspective);
       } else if (code != Code::kNone) {
         colour_step(code);
       }
@@ -255,7 +255,7 @@ struct ProgramBody {
       block.run([&](int32_t thread) {
         if (thread != 0) return;
         const int64_t sum = static_cast<int64_t>(shared.luma);
-        shared.mean = static_cast<float>(sum) * (1.f / static_cast<float>(pixels));
+        shared.mean = static_cast<float>(sum) / static_cast<float>(pixels);
       });
     } else {
       block.run([&](int32_t thread) {
@@ -437,45 +437,36 @@ struct ProgramBody {
     swap();
   }
 
-  JAXKERN_HD_MEMBER void warp(const ProgramStep& step) {
+  JAXKERN_HD_MEMBER void warp(const ProgramStep& step, bool perspective) {
     constexpr Dtype kDtype = kBytes ? Dtype::kU8 : Dtype::kF32;
     const bool nearest = step.interpolation == 0;
-    Warp warp = {
-        kDtype, C, height, width, height, width, nearest ? Filter::kNearest : Filter::kBilinear,
-        {}};
+    const Filter filter = nearest ? Filter::kNearest : Filter::kBilinear;
+    Warp warp = {kDtype, C, height, width, height, width, filter, perspective, {}};
     T outside[C];
     const bool filled = step.fill[0] == step.fill[0];
     for (int32_t c = 0; c < C; ++c) {
       warp.fill[c] = step.fill[c];
       outside[c] = stored_value<T>(filled ? step.fill[c] : 0.0);
     }
-    double matrix[kWarpCoefficients];
-    for (int32_t k = 0; k < kWarpCoefficients; ++k) matrix[k] = shared.values[k];
-    const bool perspective = !(matrix[6] == 0.0 && matrix[7] == 0.0);
+    const WarpMap map = warp_map(warp, shared.values);
     each(pixels, [&](int64_t i) {
-      const double x = static_cast<double>(i % width) + 0.5,
-                   y = static_cast<double>(i / width) + 0.5;
-      const WarpPoint at =
-          perspective ? warp_point<true>(matrix, x, y) : warp_point<false>(matrix, x, y);
+      const int32_t to_row = static_cast<int32_t>(i / width);
+      const int32_t to_column = static_cast<int32_t>(i - static_cast<int64_t>(to_row) * width);
+      const WarpPoint at = perspective ? warp_point<true>(map, to_column, to_row)
+                                       : warp_point<false>(map, to_column, to_row);
       T* const to = other + i * C;
+      const float px = clamped_point(at.x, width), py = clamped_point(at.y, height);
+      const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
+      const int32_t column = static_cast<int32_t>(fx), row = static_cast<int32_t>(fy);
+      const T* const upper = image + (static_cast<int64_t>(row) * width + column) * C;
       if (nearest) {
-        const int32_t column = static_cast<int32_t>(rint(clamped_point(at.x, width)));
-        const int32_t row = static_cast<int32_t>(rint(clamped_point(at.y, height)));
         const bool inside = warp_inside(column, row, width, height);
-        const int64_t from = static_cast<int64_t>(row) * width + column;
-        return put_pixel<T, C>(inside ? image + from * C : outside, to);
+        return put_pixel<T, C>(inside ? upper : outside, to);
       }
       // As the CPU's: in float32 where all four pixels are there and it tells the level.
-      const double px = clamped_point(at.x, width), py = clamped_point(at.y, height);
-      const double fx = floor(px), fy = floor(py);
-      const int32_t column = static_cast<int32_t>(fx), row = static_cast<int32_t>(fy);
-      if (warp_inside(column, row, width - 1, height - 1)) {
-        const T* const upper = image + (static_cast<int64_t>(row) * width + column) * C;
-        const T* const lower = upper + static_cast<int64_t>(width) * C;
-        if (blend_inside<T, C>(upper, lower, static_cast<float>(px - fx),
-                               static_cast<float>(py - fy), to))
-          return;
-      }
+      if (warp_inside(column, row, width - 1, height - 1) &&
+          blend_inside<T, C>(upper, upper + static_cast<int64_t>(width) * C, px - fx, py - fy, to))
+        return;
       blend_pixel<T, C>(warp, image, at, outside, to);
     });
     swap();

@@ -143,6 +143,7 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
                  work.height,
                  work.width,
                  step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+                 code == Code::kPerspective,
                  {}};
     memcpy(warp.fill, step.fill, sizeof warp.fill);
     warp_image(warp, work.image, values, work.other);
@@ -190,9 +191,9 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
                   reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code >= Code::kKeep) {
+    if (code >= Code::kKeep && code <= Code::kMean) {
       mean_step(work, mean, code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp) {
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective) {
       moving_step(work, call.step[s], code, values[s]);
     } else if (code != Code::kNone) {
       colour_step(work, code, values[s]);

@@ -42,13 +42,14 @@ enum class Code : int32_t {
   kGrayscale = 10,
   kPermute = 11,  // the source of each of three channels
   kBlur = 12,     // sigma along x and y
-  kWarp = 13,     // c0 to c7
+  kWarp = 13,     // c0 to c5 of an affine map
   // A mean of what several runs of steps make of one image.
-  kKeep = 14,  // weight: the image is kept, and begins a mean
-  kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
-  kMean = 16,  // the image becomes the mean
+  kKeep = 14,         // weight: the image is kept, and begins a mean
+  kAdd = 15,          // weight: the image joins the mean, and becomes the kept one again
+  kMean = 16,         // the image becomes the mean
+  kPerspective = 17,  // c0 to c7
 };
-constexpr int kCodes = 17;
+constexpr int kCodes = 18;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further

@@ -21,7 +21,6 @@ namespace {
 }  // namespace
 
 // clang-format off: in order of use
-#include "image/nearest-inl.h"
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
 #include "image/program-inl.h"

@@ -1,8 +1,8 @@
 """Warps and Gaussian blurs of one image in pure JAX: what csrc/image/warp.h and blur.h say.
 
-Of u8 images all is in float64, whatever `jax_enable_x64` says, so that what is rounded is the same
-as the native kernels find. Float images are in float32 and differentiate, with respect to
-coefficients and sigma too.
+Points are in float32, rounded step by step as in the kernels. Of u8 images all else is in float64,
+whatever `jax_enable_x64` says, so that what is rounded is the same as those find. Float images are
+in float32 and differentiate, with respect to coefficients and sigma too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 LEAST_WEIGHT = 2.0**-60  # of a blur, beside the centre's
 
@@ -36,6 +38,7 @@ def warp(
     *,
     interpolation: str,
     fill: tuple[float, ...] | None,
+    perspective: bool,
     size: tuple[int, int] | None = None,
 ) -> jax.Array:
     """pixels [H, W, C] u8 or f32 seen through coefficients [8]: [height, width, C] of `size`.
@@ -45,7 +48,7 @@ def warp(
     height, width = pixels.shape[:2] if size is None else size
     working, context = _working_dtype(pixels)
     with context:
-        x, y = _points(coefficients.astype(working), height, width)
+        x, y = _points(coefficients, height, width, pixels.shape[:2], perspective)
         # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
         x, y = (
             jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
@@ -57,7 +60,8 @@ def warp(
             outside = jnp.asarray(0.0 if fill is None else fill, working)
             return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
         first_x, first_y = jnp.floor(x), jnp.floor(y)
-        across, down = (x - first_x)[..., None], (y - first_y)[..., None]
+        across, down = ((x - first_x)[..., None], (y - first_y)[..., None])
+        across, down = across.astype(working), down.astype(working)
         column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
         value, mask = jnp.zeros((), working), jnp.zeros((), working)
         for lower in (False, True):
@@ -73,13 +77,41 @@ def warp(
         return _stored(value, pixels.dtype)
 
 
-def _points(c: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Where the output's pixels are in the input, in pixels from the centre of the first."""
-    x = (jnp.arange(width, dtype=c.dtype) + 0.5)[None, :]
-    y = (jnp.arange(height, dtype=c.dtype) + 0.5)[:, None]
-    across, down = (c[k] * x + (c[k + 1] * y + c[k + 2]) for k in (0, 3))
-    near = 1.0 / (c[6] * x + (c[7] * y + 1.0))
-    return across * near - 0.5, down * near - 0.5
+def _points(
+    c: jax.Array, height: int, width: int, of: tuple[int, ...], perspective: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Where the output's pixels are in the input, f32 [height, width], in pixels from the centre of
+    the first; `of` is the input's (H, W)."""
+    # As wide as what it divides: by a scalar XLA would divide as a product with its inverse.
+    half = np.repeat(np.asarray([0.5 * of[1], 0.5 * of[0]], np.float32), 3)
+    c = jnp.concatenate([c[:6] / lax.optimization_barrier(jnp.asarray(half)), c[6:]])
+    first_x, first_y = (
+        np.float32(0.5) if perspective else np.float32(0.5) * (1 - side) for side in (width, height)
+    )
+    x = (np.arange(width, dtype=np.float32) + first_x)[None, :]
+    y = (np.arange(height, dtype=np.float32) + first_y)[:, None]
+
+    def line(k: int, last: Any) -> Any:
+        return rounded(c[k] * x) + rounded(c[k + 1] * y) + last
+
+    units = [line(0, c[2]), line(3, c[5])]
+    if perspective:
+        depth = line(6, np.float32(1))
+        units = [rounded(unit / depth - 1) for unit in units]
+    across, down = (
+        rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
+        for unit, side in zip(units, (of[1], of[0]), strict=True)
+    )
+    return across, down
+
+
+def rounded(value: jax.Array) -> jax.Array:
+    """A value that XLA rounds to float32 before it goes to a sum.
+
+    A product would be fused with it, constants would be added to each other. A minimum stands
+    between the two; nothing is below it but what is not finite.
+    """
+    return jnp.maximum(value, np.float32(np.finfo(np.float32).min))
 
 
 def _tap(

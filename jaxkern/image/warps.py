@@ -71,15 +71,16 @@ def _between(fraction: Any, low: float, high: float) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class _Warp(Transform):
     stage: ClassVar[Stage] = "program"
+    geometric = True
 
-    def _warped(self, coefficients: Any, moved: Any = True) -> list[Step]:
+    def _warped(self, coefficients: Any, moved: Any = True, code: Code = Code.WARP) -> list[Step]:
         fill = self.fill  # type: ignore[attr-defined]
         static = ProgramStep(
-            (Code.WARP,),
+            (code,),
             interpolation=self.interpolation,  # type: ignore[attr-defined]
             fill=_NO_FILL if fill is None else fill,
         )
-        return [(drawn_codes(moved, Code.WARP), coefficients, static)]
+        return [(drawn_codes(moved, code), coefficients, static)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +252,9 @@ class RandomPerspective(_Warp):
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2))
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
-        reach = (self.distortion_scale * (sides // 2)).astype(jnp.int32) + 1
+        with jax.enable_x64(True):  # of 0.29 and 200 pixels a float32 would make one more
+            share = jnp.asarray(self.distortion_scale, jnp.float64)
+            reach = (share * (sides // 2)).astype(jnp.int32) + 1
         inwards = uniform_below(fraction, reach)
         # As torchvision's: 0 to reach - 1 from the first, side - reach to side - 1 from the last.
         last = jnp.asarray(_LAST)
@@ -264,7 +267,8 @@ class RandomPerspective(_Warp):
         endpoints = jnp.asarray(params["endpoints"]).reshape(-1, 4, 2)
         still = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
         moved = (endpoints != still).any(axis=(1, 2))
-        return self._warped(perspective_coefficients(endpoints, size=size), moved)
+        coefficients = perspective_coefficients(endpoints, size=size)
+        return self._warped(coefficients, moved, Code.PERSPECTIVE)
 
 
 # Whether the x and y of the corners, in the order of endpoints, are the last ones.
