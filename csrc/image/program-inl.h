@@ -24,6 +24,14 @@ inline Code drawn_code(const ProgramStep& step, int32_t op, const float* values)
   return static_cast<Code>(op);
 }
 
+// The key at the end of a step's values.
+inline NoiseKey key_of(const float* values) {
+  uint32_t part[4];
+  for (int32_t k = 0; k < 4; ++k)
+    part[k] = static_cast<uint32_t>(whole_of(values[kProgramValues - 4 + k], 0, 0xFFFF));
+  return {{part[0] | part[1] << 16, part[2] | part[3] << 16}};
+}
+
 // An image in work, and memory for what cannot be done in place.
 template <typename T, int C>
 struct Work {
@@ -32,6 +40,7 @@ struct Work {
   T* image;
   T* other;
   char* rows;
+  char* field;  // of an elastic warp, where a step declares one
   int32_t height, width;
   int64_t pixels;
   Tables<C> tables;
@@ -149,6 +158,24 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
   }
 }
 
+// Noise, added or painted.
+template <typename T, int C>
+void noise_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  work.change();
+  if (code == Code::kNoise) {
+    return add_noise<T, C>(work.image, work.pixels, key_of(values), values[0], values[1],
+                           values[2] != 0.f);
+  }
+  const auto clamped = [](int64_t at, int32_t side) {
+    return static_cast<int32_t>(at < 0 ? 0 : (at < side ? at : side));
+  };
+  int64_t side[4];
+  for (int32_t k = 0; k < 4; ++k) side[k] = whole_of(values[k], -kMaxSize, kMaxSize);
+  const Box box = {clamped(side[0], work.height), clamped(side[1], work.width),
+                   clamped(side[0] + side[2], work.height), clamped(side[1] + side[3], work.width)};
+  erase_box<T, C>(work.image, work.width, box, key_of(values), step.fill);
+}
+
 // Blurs and warps, which write another image than they read.
 template <typename T, int C>
 void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
@@ -167,7 +194,13 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
                  step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
                  {}};
     memcpy(warp.fill, step.fill, sizeof warp.fill);
-    warp_image(warp, work.image, values, work.other);
+    if (code == Code::kWarp) {
+      warp_image(warp, work.image, values, work.other);
+    } else {
+      const Elastic elastic = {key_of(values), step.kernel_x, step.kernel_y, values[0],
+                               values[1],      values[2],     values[3]};
+      elastic_image<T, C>(warp, elastic, work.image, work.rows, work.field, work.other);
+    }
   }
   T* const before = work.image;
   work.image = work.other;
@@ -208,15 +241,19 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   work.width = call.width;
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   char* const behind = scratch + program_work_bytes(call);
+  work.field = behind + program_mean_bytes(call);
   Mean<T> mean = {reinterpret_cast<T*>(behind),
                   reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code >= Code::kKeep) {
-      mean_step(work, mean, code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp) {
+    if (code == Code::kNone) continue;
+    if (code == Code::kNoise || code == Code::kErase) {
+      noise_step(work, call.step[s], code, values[s]);
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kElastic) {
       moving_step(work, call.step[s], code, values[s]);
-    } else if (code != Code::kNone) {
+    } else if (code >= Code::kKeep) {
+      mean_step(work, mean, code, values[s]);
+    } else {
       colour_step(work, code, values[s]);
     }
   }

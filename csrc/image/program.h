@@ -46,8 +46,12 @@ enum class Code : int32_t {
   kKeep = 14,  // weight: the image is kept, and begins a mean
   kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
   kMean = 16,  // the image becomes the mean
+  // Random ones end in their key: 64 bits in four values, whole numbers below 2^16, low ones first.
+  kNoise = 17,    // mean, sigma, whether sums are clipped; key
+  kErase = 18,    // top, left, height, width; key
+  kElastic = 19,  // alpha along x and y, sigma along x and y; key
 };
-constexpr int kCodes = 17;
+constexpr int kCodes = 20;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
@@ -56,8 +60,8 @@ constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
 struct ProgramStep {
   int32_t codes;               // bit k: code k may be drawn
   int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
-  int32_t kernel_x, kernel_y;  // of blurs: odd
-  float fill[kMaxChannels];    // of warps; the first NaN: none
+  int32_t kernel_x, kernel_y;  // of blurs, and of the blurs of an elastic warp's x and y: odd
+  float fill[kMaxChannels];    // of warps; the first NaN: none. Of erased boxes; NaN: noise
 };
 
 enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
@@ -73,11 +77,13 @@ struct ProgramCall {
   int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }
   int64_t image_bytes() const { return elements() * (dtype == Dtype::kU8 ? 1 : 4); }
 
-  bool has_means() const {
+  bool may_draw(Code code) const {
     int32_t codes = 0;
     for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
-    return (codes >> static_cast<int32_t>(Code::kKeep) & 1) != 0;
+    return (codes >> static_cast<int32_t>(code) & 1) != 0;
   }
+  bool has_means() const { return may_draw(Code::kKeep); }
+  bool has_fields() const { return may_draw(Code::kElastic); }
 };
 
 // Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
@@ -96,10 +102,17 @@ inline size_t program_work_bytes(const ProgramCall& call) {
 }
 
 // Behind it the image that a mean keeps, and the mean.
-inline size_t program_scratch_bytes(const ProgramCall& call) {
+inline size_t program_mean_bytes(const ProgramCall& call) {
   const size_t kept = padded_to_line(static_cast<size_t>(call.image_bytes()));
   const size_t mean = sizeof(float) * static_cast<size_t>(call.elements());
-  return program_work_bytes(call) + (call.has_means() ? kept + padded_to_line(mean) : 0);
+  return call.has_means() ? kept + padded_to_line(mean) : 0;
+}
+
+// And behind that the noise of a field, and the field.
+inline size_t program_scratch_bytes(const ProgramCall& call) {
+  const size_t pixels = static_cast<size_t>(call.height) * static_cast<size_t>(call.width);
+  const size_t field = 2 * padded_to_line(pixels * 4) + 2 * padded_to_line(pixels * 8);
+  return program_work_bytes(call) + program_mean_bytes(call) + (call.has_fields() ? field : 0);
 }
 
 }  // namespace jaxkern::image

@@ -13,6 +13,8 @@ namespace {
 #include "core/simd-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
+#include "image/random-inl.h"
+#include "image/noise-inl.h"
 #include "image/tables-inl.h"
 // clang-format on
 
@@ -21,6 +23,7 @@ namespace {
 // clang-format off: in order of use
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
+#include "image/elastic-inl.h"
 #include "image/program-inl.h"
 // clang-format on
 

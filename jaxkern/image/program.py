@@ -38,6 +38,9 @@ class Code(enum.IntEnum):
     KEEP = 14  # weight: the image is kept, and begins a mean
     ADD = 15  # weight: the image joins the mean, and becomes the kept one again
     MEAN = 16  # the image becomes the mean
+    NOISE = 17  # mean, sigma, whether sums are clipped; key
+    ERASE = 18  # top, left, height, width; key
+    ELASTIC = 19  # alpha along x and y, sigma along x and y; key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +50,9 @@ class ProgramStep:
     Attributes:
       codes: what the step may do; another code changes nothing.
       interpolation: of a warp.
-      kernel: of a blur, its size along x and y: odd.
-      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask.
+      kernel: of a blur, its size along x and y: odd; of an elastic warp, of the blurs of both.
+      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask. Of an
+        erased box, where the first NaN stands for noise.
     """
 
     codes: tuple[Code, ...]
@@ -87,6 +91,18 @@ def blended(factor: Any) -> Any:
     """Values of a blend: the factor f32 [N or 1] and 1 - factor."""
     factor = jnp.asarray(factor, jnp.float32)
     return step_values(factor, 1.0 - factor)
+
+
+def drawn_seed(key: jax.Array) -> jax.Array:
+    """A seed i32 [2] of an image's random numbers."""
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, (2,), jnp.uint32), jnp.int32)
+
+
+def with_key(seed: Any, *given: Any) -> Any:
+    """As `step_values`, with a seed i32 [N, 2] at the end: its 64 bits in four whole numbers."""
+    seed = jnp.asarray(seed, jnp.int32)
+    parts = [(seed[:, k] >> shift) & 0xFFFF for k in range(2) for shift in (0, 16)]
+    return step_values(*given, *[0.0] * (VALUES - 4 - len(given)), *parts)
 
 
 def drawn_codes(apply: Any, code: Code) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 LEAST_WEIGHT = 2.0**-60  # of a blur, beside the centre's
 
@@ -46,31 +47,90 @@ def warp(
     working, context = _working_dtype(pixels)
     with context:
         x, y = _points(coefficients.astype(working), height, width)
-        # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
-        x, y = (
-            jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
-            for at, side in ((x, pixels.shape[1]), (y, pixels.shape[0]))
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill)
+
+
+def elastic(
+    pixels: jax.Array,
+    alpha: jax.Array,
+    field: jax.Array,
+    *,
+    interpolation: str,
+    fill: tuple[float, ...] | None,
+) -> jax.Array:
+    """pixels [H, W, C] u8 or f32, each seen alpha / 2 [2] times its field f64 [H, W, 2] away."""
+    height, width = pixels.shape[:2]
+    with jax.enable_x64(True):
+        moved = 0.5 * alpha.astype(jnp.float64) * field
+        x = jnp.arange(width, dtype=jnp.float64) + moved[..., 0]
+        y = jnp.arange(height, dtype=jnp.float64)[:, None] + moved[..., 1]
+    working, context = _working_dtype(pixels)
+    with context:
+        return _seen(
+            pixels, x.astype(working), y.astype(working), interpolation=interpolation, fill=fill
         )
-        if interpolation == "nearest":
-            column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
-            value, inside = _tap(pixels, row, column, working)
-            outside = jnp.asarray(0.0 if fill is None else fill, working)
-            return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
-        first_x, first_y = jnp.floor(x), jnp.floor(y)
-        across, down = (x - first_x)[..., None], (y - first_y)[..., None]
-        column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
-        value, mask = jnp.zeros((), working), jnp.zeros((), working)
-        for lower in (False, True):
-            for right in (False, True):
-                weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
-                tap, inside = _tap(pixels, row + lower, column + right, working)
-                part = inside[..., None] & (weight > 0.0)
-                value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
-                mask = mask + jnp.where(inside[..., None], weight, 0.0)
-        if fill is not None:
-            wanted = jnp.asarray(fill, working)
-            value = mask * (value - wanted) + wanted
-        return _stored(value, pixels.dtype)
+
+
+def elastic_field(
+    uniform: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
+) -> jax.Array:
+    """Numbers f64 [H, W, 2] blurred by sigma [2]; those for x and y by kernels of these sizes."""
+    with jax.enable_x64(True):
+        fields = []
+        for k, size in enumerate(kernel_size):
+            value = uniform[..., k].astype(jnp.float64)
+            for axis, at in ((0, 1), (1, 0)):
+                weights = _blur_weights(size // 2, sigma[at].astype(jnp.float64))
+                # All taps in one sum: a short program, which compiles in no time.
+                taps = jnp.take(value, _reflected_taps(value.shape[axis], size // 2), axis=axis)
+                weights = weights[:, None] if axis == 0 else weights
+                value = (taps * weights).sum(axis=axis + 1)
+            fields.append(value)
+        return jnp.stack(fields, axis=-1)
+
+
+def _reflected_taps(size: int, reach: int) -> np.ndarray:
+    """Places i32 [size, 2 * reach + 1] of the taps along an axis whose ends reflect."""
+    padded = np.pad(np.arange(size, dtype=np.int32), reach, mode="reflect" if size > 1 else "edge")
+    taps: np.ndarray = padded[np.arange(size)[:, None] + np.arange(2 * reach + 1)]
+    return taps
+
+
+def _seen(
+    pixels: jax.Array,
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    interpolation: str,
+    fill: tuple[float, ...] | None,
+) -> jax.Array:
+    """What points [H, W] show of pixels, in the dtype of the points."""
+    working = x.dtype
+    # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
+    x, y = (
+        jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
+        for at, side in ((x, pixels.shape[1]), (y, pixels.shape[0]))
+    )
+    if interpolation == "nearest":
+        column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
+        value, inside = _tap(pixels, row, column, working)
+        outside = jnp.asarray(0.0 if fill is None else fill, working)
+        return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
+    first_x, first_y = jnp.floor(x), jnp.floor(y)
+    across, down = (x - first_x)[..., None], (y - first_y)[..., None]
+    column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
+    value, mask = jnp.zeros((), working), jnp.zeros((), working)
+    for lower in (False, True):
+        for right in (False, True):
+            weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
+            tap, inside = _tap(pixels, row + lower, column + right, working)
+            part = inside[..., None] & (weight > 0.0)
+            value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
+            mask = mask + jnp.where(inside[..., None], weight, 0.0)
+    if fill is not None:
+        wanted = jnp.asarray(fill, working)
+        value = mask * (value - wanted) + wanted
+    return _stored(value, pixels.dtype)
 
 
 def _points(c: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:

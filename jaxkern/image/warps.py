@@ -20,7 +20,7 @@ from jaxkern.image.transform import Size, Stage, Transform
 
 MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
 
-_NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
+NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
 
 
 def _numbers(value: Any, name: str, lengths: tuple[int, ...], wanted: str) -> tuple[float, ...]:
@@ -58,7 +58,7 @@ def _center(value: Any) -> tuple[float, float] | None:
     return (found[0], found[1])
 
 
-def _fill(value: Any) -> tuple[float, ...] | None:
+def warp_fill(value: Any) -> tuple[float, ...] | None:
     if isinstance(value, jax.core.Tracer):
         raise TypeError("fill is traced, but a compiled program holds it; give numbers or None")
     return None if value is None else checks.per_channel(value, "fill")
@@ -77,7 +77,7 @@ class _Warp(Transform):
         static = ProgramStep(
             (Code.WARP,),
             interpolation=self.interpolation,  # type: ignore[attr-defined]
-            fill=_NO_FILL if fill is None else fill,
+            fill=NO_FILL if fill is None else fill,
         )
         return [(drawn_codes(moved, Code.WARP), coefficients, static)]
 
@@ -115,7 +115,7 @@ class RandomRotation(_Warp):
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
             expand=bool(self.expand),
             center=_center(self.center),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
         )
         if self.expand:
             raise ValueError(
@@ -185,7 +185,7 @@ class RandomAffine(_Warp):
             else checks.interval(self.scale, "scale", 0.0, open_low=True),
             shear=None if self.shear is None else _angles(self.shear, "shear", (2, 4)),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
             center=_center(self.center),
         )
 
@@ -243,7 +243,7 @@ class RandomPerspective(_Warp):
             distortion_scale=checks.probability(self.distortion_scale, "distortion_scale"),
             p=checks.probability(self.p),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
