@@ -12,6 +12,13 @@
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif
 
+// The same for what is long and rare: called, not inlined.
+#ifdef __CUDACC__
+#define JAXKERN_HD_APART static __host__ __device__ __noinline__
+#else
+#define JAXKERN_HD_APART [[maybe_unused]] static __attribute__((noinline))
+#endif
+
 // The same for member functions, which cannot be static.
 #ifdef __CUDACC__
 #define JAXKERN_HD_MEMBER __host__ __device__ __forceinline__

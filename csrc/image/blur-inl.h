@@ -6,31 +6,6 @@
 
 namespace {
 
-// Fills weight[t], t from 0 to the reach, which it returns: weights of both sides add up to 1.
-int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
-  weight[0] = 1.0;
-  if (!(sigma > 0.f)) return 0;
-  const double twice = 2.0 * static_cast<double>(sigma) * static_cast<double>(sigma);
-  double all = 1.0;
-  int32_t reach = 0;
-  for (int32_t t = 1; t <= kernel / 2; ++t) {
-    const double value = exp(-static_cast<double>(t) * t / twice);
-    if (!(value >= 0x1p-60)) break;
-    weight[reach = t] = value;
-    all += 2.0 * value;
-  }
-  for (int32_t t = 0; t <= reach; ++t) weight[t] /= all;
-  return reach;
-}
-
-// The index within [0, size) that i, an index as far out as may be, is reflected to.
-inline int32_t reflected(int64_t i, int32_t size) {
-  if (size == 1) return 0;
-  const int64_t period = 2 * (static_cast<int64_t>(size) - 1);
-  i = (i < 0 ? -i : i) % period;
-  return static_cast<int32_t>(i < size ? i : period - i);
-}
-
 // kDoubles neighbouring values.
 inline Doubles load_doubles(const double* from) { return load(from); }
 template <typename Element>

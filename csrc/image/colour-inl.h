@@ -6,43 +6,6 @@
 
 constexpr int32_t kPixelBlock = 128;  // pixels whose channels lie apart while they are worked on
 
-// a * b + c, rounded once, as torchvision's fused additions are. Without the instruction in double,
-// which holds the product exactly, and the sum wherever it matters to a level.
-inline float fused(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) +
-                            static_cast<double>(c));
-#endif
-}
-
-// Of a byte image: clamped to the levels and truncated, NaN to 0.
-inline float level_of(float value) {
-  const float positive = value > 0.f ? value : 0.f;
-  return truncf(positive < 255.f ? positive : 255.f);
-}
-// Of a float image; NaN stays.
-inline float unit_of(float value) {
-  const float positive = value < 0.f ? 0.f : value;
-  return positive > 1.f ? 1.f : positive;
-}
-template <typename T>
-inline float bounded(float value) {
-  return sizeof(T) == 1 ? level_of(value) : unit_of(value);
-}
-
-// ITU-R 601-2 luma. Of bytes floored, exactly: in units of 1 / 10,000, of which sixteenths are
-// dropped first; 625 of those are a level, and a quotient is 1 / 1250 away from any whole number.
-inline float luma(float r, float g, float b, uint8_t) {
-  const int32_t parts = 2989 * static_cast<int32_t>(r) + 5870 * static_cast<int32_t>(g) +
-                        1140 * static_cast<int32_t>(b);
-  return truncf((static_cast<float>(parts >> 4) + 0.5f) * (1.f / 625.f));
-}
-inline float luma(float r, float g, float b, float) {
-  return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
-}
-
 // Runs body(r, g, b, n), which changes arrays of n values, over all pixels of an image.
 template <typename T, int C, typename Body>
 inline void for_colours(T* image, int64_t pixels, const Body& body) {
@@ -68,10 +31,6 @@ inline void for_colours(T* image, int64_t pixels, const Body& body) {
 
 // ---------------------------------------------------------------- operations on pixels
 
-struct Blend {
-  float factor, rest;  // the image's part and the other's
-};
-
 template <typename T, int C>
 void saturation(T* image, int64_t pixels, Blend blend) {
   for_colours<T, C>(image, pixels, [&](float* r, float* g, float* b, int32_t n) {
@@ -89,34 +48,6 @@ void grayscale(T* image, int64_t pixels) {
   for_colours<T, C>(image, pixels, [&](float* r, float* g, float* b, int32_t n) {
     for (int32_t i = 0; i < n; ++i) r[i] = g[i] = b[i] = luma(r[i], g[i], b[i], T());
   });
-}
-
-// To hue, saturation and value and back. Sextants are compared as floats, so that NaN is converted
-// to no integer; it ends in the value.
-inline void turn_hue(float shift, float* red, float* green, float* blue) {
-  const float r = *red, g = *green, b = *blue;
-  const float high_rg = r > g ? r : g, low_rg = r < g ? r : g;
-  const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
-  const float range = value - low;
-  const bool flat = value == low;
-  const float share = flat ? 0.f : range / value;
-  const float divisor = flat ? 1.f : range;
-  const float rc = (value - r) / divisor, gc = (value - g) / divisor, bc = (value - b) / divisor;
-  const float sixths = value == r ? bc - gc : (value == g ? (2.f + rc) - bc : (4.f + gc) - rc);
-  float hue = sixths * (1.f / 6.f) + 1.f;
-  hue = hue - floorf(hue);
-  hue = hue + shift;
-  hue = hue - floorf(hue);
-  const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
-  const float grown = share * part, rest = 1.f - share;
-  const float p = unit_of(rest * value);
-  const float q = unit_of((1.f - grown) * value);
-  const float t = unit_of((grown + rest) * value);
-  const bool s1 = whole == 1.f, s2 = whole == 2.f, s3 = whole == 3.f, s4 = whole == 4.f,
-             s5 = whole == 5.f;
-  *red = s1 ? q : (s2 | s3 ? p : (s4 ? t : value));
-  *green = s1 | s2 ? value : (s3 ? q : (s4 | s5 ? p : t));
-  *blue = s2 ? t : (s3 | s4 ? value : (s5 ? q : p));
 }
 
 template <typename T, int C>

@@ -2,28 +2,6 @@
 
 namespace {
 
-inline bool is_finite(float x) { return x - x == 0.f; }
-
-inline float factor_of(float x) {
-  return x < -kMaxFactor ? -kMaxFactor : (x > kMaxFactor ? kMaxFactor : x);
-}
-inline Blend blend_of(const float* values) { return {factor_of(values[0]), factor_of(values[1])}; }
-
-// The nearest whole number within bounds.
-inline int32_t whole_of(float x, int32_t low, int32_t high) {
-  const float least = static_cast<float>(low), most = static_cast<float>(high);
-  return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
-}
-
-// The operation that a step draws: none where the step does not declare it.
-inline Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
-  if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
-  for (int32_t k = 0; k < kProgramValues; ++k) {
-    if (!is_finite(values[k])) return Code::kNone;
-  }
-  return static_cast<Code>(op);
-}
-
 // The key at the end of a step's values.
 inline NoiseKey key_of(const float* values) {
   uint32_t part[4];
@@ -196,6 +174,16 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
     memcpy(warp.fill, step.fill, sizeof warp.fill);
     if (code == Code::kWarp) {
       warp_image(warp, work.image, values, work.other);
+    } else if (code == Code::kTurn) {
+      warp.in_width = whole_of(values[6], 1, work.width);
+      warp.in_height = whole_of(values[7], 1, work.height);
+      // Its rows one behind the other: none moves beyond what is read later.
+      for (int64_t row = 1; row < warp.in_height; ++row)
+        memmove(work.image + row * warp.in_width * C, work.image + row * work.width * C,
+                static_cast<size_t>(warp.in_width) * C * sizeof(T));
+      float map[kWarpCoefficients] = {};
+      memcpy(map, values, 6 * sizeof map[0]);
+      warp_image(warp, work.image, map, work.other);
     } else {
       const Elastic elastic = {key_of(values), step.kernel_x, step.kernel_y, values[0],
                                values[1],      values[2],     values[3]};
@@ -249,7 +237,8 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
     if (code == Code::kNone) continue;
     if (code == Code::kNoise || code == Code::kErase) {
       noise_step(work, call.step[s], code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kElastic) {
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kElastic ||
+               code == Code::kTurn) {
       moving_step(work, call.step[s], code, values[s]);
     } else if (code >= Code::kKeep) {
       mean_step(work, mean, code, values[s]);

@@ -50,8 +50,9 @@ enum class Code : int32_t {
   kNoise = 17,    // mean, sigma, whether sums are clipped; key
   kErase = 18,    // top, left, height, width; key
   kElastic = 19,  // alpha along x and y, sigma along x and y; key
+  kTurn = 20,     // c0 to c5, width and height of the image, which is the top left of what is given
 };
-constexpr int kCodes = 20;
+constexpr int kCodes = 21;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further

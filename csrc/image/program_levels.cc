@@ -3,6 +3,7 @@
 #include "core/simd_target.h"
 #include "image/arithmetic.h"
 #include "image/blur.h"
+#include "image/pixel.h"
 #include "image/program.h"
 #include "image/warp.h"
 

@@ -56,19 +56,6 @@ struct Tables {
   }
 };
 
-inline uint8_t brightness_level(uint8_t x, float factor) {
-  return static_cast<uint8_t>(level_of(static_cast<float>(x) * factor));
-}
-inline uint8_t contrast_level(uint8_t x, Blend blend, float mean) {
-  return static_cast<uint8_t>(level_of(static_cast<float>(x) * blend.factor + mean * blend.rest));
-}
-inline uint8_t posterize_level(uint8_t x, int32_t bits) {
-  return static_cast<uint8_t>(x & (((1 << bits) - 1) << (8 - bits)));
-}
-inline uint8_t solarize_level(uint8_t x, float threshold) {
-  return static_cast<float>(x) >= threshold ? static_cast<uint8_t>(255 - x) : x;
-}
-
 template <int C>
 void autocontrast_table(Tables<C>* tables, const uint8_t* image, int64_t pixels) {
   constexpr int kColours = Tables<C>::kColours;
@@ -86,21 +73,6 @@ void autocontrast_table(Tables<C>* tables, const uint8_t* image, int64_t pixels)
   tables->then([&](int c, uint8_t x) {
     return static_cast<uint8_t>(level_of((static_cast<float>(x) - low[c]) / scale[c]));
   });
-}
-
-// The levels that Pillow's equalization gives a channel; false where it changes nothing.
-inline bool equalized(const uint32_t* count, int64_t pixels, uint8_t* level) {
-  int32_t last = 255;
-  while (last > 0 && count[last] == 0) --last;
-  const int64_t step = (pixels - static_cast<int64_t>(count[last])) / 255;
-  if (step == 0) return false;
-  int64_t before = 0;
-  for (int32_t k = 0; k < 256; ++k) {
-    const int64_t value = (before + step / 2) / step;
-    level[k] = static_cast<uint8_t>(value < 255 ? value : 255);
-    before += static_cast<int64_t>(count[k]);
-  }
-  return true;
 }
 
 template <int C>
@@ -146,15 +118,13 @@ void autocontrast_floats(float* image, int64_t pixels) {
   map_floats<C>(image, pixels, [&](int c, float x) { return unit_of((x - low[c]) / scale[c]); });
 }
 
-inline uint8_t byte_of(float x) { return static_cast<uint8_t>(level_of(x * 255.999f)); }
-
 template <int C>
 void equalize_floats(float* image, int64_t pixels) {
   constexpr int kColours = C == 4 ? 3 : C;
   uint32_t count[kColours][256] = {};
   uint8_t to[kColours][256];
   map_floats<C>(image, pixels, [&](int c, float x) {
-    ++count[c][byte_of(x)];
+    ++count[c][unit_level(x)];
     return x;
   });
   for (int c = 0; c < kColours; ++c) {
@@ -162,6 +132,6 @@ void equalize_floats(float* image, int64_t pixels) {
     for (int32_t k = 0; k < 256; ++k) to[c][k] = static_cast<uint8_t>(k);
   }
   map_floats<C>(image, pixels, [&](int c, float x) {
-    return static_cast<float>(to[c][byte_of(x)]) * (1.f / 255.f);
+    return static_cast<float>(to[c][unit_level(x)]) * (1.f / 255.f);
   });
 }

@@ -9,28 +9,6 @@
 namespace {
 
 constexpr int32_t kWarpTile = 128;
-// Above the error of a blend in float32: six roundings of values and differences up to 255, half a
-// unit of 2^-16 each, and those of two weights.
-constexpr float kBlendError = 0x1p-13f;
-
-struct WarpPoint {
-  double x, y;  // in pixels of the input: (0, 0) is the centre of the first
-};
-
-template <bool kPerspective>
-inline WarpPoint warp_point(const double* c, double x, double y) {
-  const double across = c[0] * x + (c[1] * y + c[2]);
-  const double down = c[3] * x + (c[4] * y + c[5]);
-  if constexpr (!kPerspective) return {across - 0.5, down - 0.5};
-  const double near = 1.0 / (c[6] * x + (c[7] * y + 1.0));
-  return {across * near - 0.5, down * near - 0.5};
-}
-
-// NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
-inline double clamped_point(double x, int32_t side) {
-  x = x > -2.0 ? x : -2.0;
-  return x < side + 1.0 ? x : side + 1.0;
-}
 
 struct WarpTile {
   int32_t x[kWarpTile], y[kWarpTile];        // the pixel, or the first of two
@@ -41,11 +19,6 @@ struct WarpTile {
 struct WarpSpan {
   int32_t begin, end;
 };
-
-inline bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
-  return (static_cast<uint32_t>(x) < static_cast<uint32_t>(width)) &
-         (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
-}
 
 #if defined(__AVX2__) && defined(__FMA__)
 // Pixels and weights of four points along one axis, as the loop of fill_tile has them; and which of
@@ -120,72 +93,6 @@ WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first
   while (!is_inside(end - 1)) --end;
   if (end - begin != inside) return {0, 0};
   return {begin, end};
-}
-
-// As a u8, rounded and clamped (NaN is 0), or as it is.
-template <typename Element>
-inline Element stored_value(double value) {
-  if constexpr (sizeof(Element) == 1) {
-    const double positive = value > 0.0 ? value : 0.0;
-    return static_cast<uint8_t>(static_cast<int32_t>(rint(positive < 255.0 ? positive : 255.0)));
-  } else {
-    return static_cast<Element>(value);
-  }
-}
-
-template <typename Element, int32_t kChannels>
-inline void put_pixel(const Element* pixel, Element* out) {
-  for (int32_t c = 0; c < kChannels; ++c) out[c] = pixel[c];
-}
-
-// One pixel in float64, wherever its point is.
-template <typename Element, int32_t kChannels>
-__attribute__((noinline)) void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
-                                           const Element* outside, Element* out) {
-  const double px = clamped_point(at.x, warp.in_width), py = clamped_point(at.y, warp.in_height);
-  const double fx = floor(px), fy = floor(py);
-  const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
-  double value[kChannels] = {}, all = 0;
-  for (int32_t k = 0; k < 4; ++k) {
-    const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
-    const double weight =
-        (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
-    if (!(weight > 0.0) || !warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) continue;
-    const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
-    for (int32_t c = 0; c < kChannels; ++c) value[c] += weight * static_cast<double>(tap[c]);
-    all += weight;
-  }
-  if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
-  const bool filled = warp.fill[0] == warp.fill[0];
-  for (int32_t c = 0; c < kChannels; ++c) {
-    const double fill = warp.fill[c];
-    out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);
-  }
-}
-
-// Between two values, neither of which counts where its weight is 0.
-inline float between(float a, float b, float weight) {
-  if (weight == 0.f) return a;
-  return weight == 1.f ? b : (1.f - weight) * a + weight * b;
-}
-
-// One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.
-template <typename Element, int32_t kChannels>
-inline bool blend_inside(const Element* upper, const Element* lower, float across, float down,
-                         Element* out) {
-  bool certain = true;
-  for (int32_t c = 0; c < kChannels; ++c) {
-    const float a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
-    if constexpr (sizeof(Element) == 1) {
-      const float high = a + across * (b - a), low = d + across * (e - d);
-      const float value = high + down * (low - high), level = rintf(value);
-      certain &= fabsf(value - level) < 0.5f - kBlendError;
-      out[c] = static_cast<uint8_t>(static_cast<int32_t>(level));
-    } else {
-      out[c] = between(between(a, b, across), between(d, e, across), down);
-    }
-  }
-  return certain;
 }
 
 #if defined(__AVX2__) && defined(__FMA__)

@@ -41,6 +41,7 @@ class Code(enum.IntEnum):
     NOISE = 17  # mean, sigma, whether sums are clipped; key
     ERASE = 18  # top, left, height, width; key
     ELASTIC = 19  # alpha along x and y, sigma along x and y; key
+    TURN = 20  # c0 to c5, width and height of the image, which is the top left of what is given
 
 
 @dataclasses.dataclass(frozen=True)

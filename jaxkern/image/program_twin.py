@@ -89,8 +89,8 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
         )
     if code is Code.WARP:
         return lambda image, values: _warped(image, values, step)
-    if code in _OF_NOISE:
-        return lambda image, values: _OF_NOISE[code](image, values, step)
+    if code in _OF_STEPS:
+        return lambda image, values: _OF_STEPS[code](image, values, step)
     operation = _OPERATIONS[code]
 
     def run(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -112,6 +112,17 @@ def _filled(image: jax.Array, step: ProgramStep) -> tuple[float, ...] | None:
 def _warped(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     fill = _filled(image, step)
     return warp_twin.warp(image, values, interpolation=step.interpolation, fill=fill)
+
+
+def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    height, width, _ = image.shape
+    return warp_twin.warp(
+        image,
+        values.at[6:].set(0.0),
+        interpolation=step.interpolation,
+        fill=_filled(image, step),
+        part=(_whole(values[7], 1, height), _whole(values[6], 1, width)),
+    )
 
 
 def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
@@ -372,5 +383,10 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.GRAYSCALE: _grayscale,
     Code.PERMUTE: _permute,
 }
-_OF_NOISE = {Code.NOISE: _noise, Code.ERASE: _erase, Code.ELASTIC: _elastic}
+_OF_STEPS = {  # those that want to know more of a step than its values
+    Code.NOISE: _noise,
+    Code.ERASE: _erase,
+    Code.ELASTIC: _elastic,
+    Code.TURN: _turned,
+}
 _OF_COLOURS = (Code.SATURATION, Code.HUE, Code.GRAYSCALE, Code.PERMUTE)

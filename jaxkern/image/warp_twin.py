@@ -38,16 +38,18 @@ def warp(
     interpolation: str,
     fill: tuple[float, ...] | None,
     size: tuple[int, int] | None = None,
+    part: tuple[Any, Any] | None = None,
 ) -> jax.Array:
     """pixels [H, W, C] u8 or f32 seen through coefficients [8]: [height, width, C] of `size`.
 
-    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask.
+    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask. What lies
+    beyond the top left `part`, a height and a width, is outside.
     """
     height, width = pixels.shape[:2] if size is None else size
     working, context = _working_dtype(pixels)
     with context:
         x, y = _points(coefficients.astype(working), height, width)
-        return _seen(pixels, x, y, interpolation=interpolation, fill=fill)
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=part)
 
 
 def elastic(
@@ -103,9 +105,11 @@ def _seen(
     *,
     interpolation: str,
     fill: tuple[float, ...] | None,
+    part: tuple[Any, Any] | None = None,
 ) -> jax.Array:
     """What points [H, W] show of pixels, in the dtype of the points."""
     working = x.dtype
+    part = (pixels.shape[0], pixels.shape[1]) if part is None else part
     # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
     x, y = (
         jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
@@ -113,7 +117,7 @@ def _seen(
     )
     if interpolation == "nearest":
         column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
-        value, inside = _tap(pixels, row, column, working)
+        value, inside = _tap(pixels, row, column, part, working)
         outside = jnp.asarray(0.0 if fill is None else fill, working)
         return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
     first_x, first_y = jnp.floor(x), jnp.floor(y)
@@ -123,7 +127,7 @@ def _seen(
     for lower in (False, True):
         for right in (False, True):
             weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
-            tap, inside = _tap(pixels, row + lower, column + right, working)
+            tap, inside = _tap(pixels, row + lower, column + right, part, working)
             part = inside[..., None] & (weight > 0.0)
             value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
             mask = mask + jnp.where(inside[..., None], weight, 0.0)
@@ -143,11 +147,11 @@ def _points(c: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array
 
 
 def _tap(
-    pixels: jax.Array, row: jax.Array, column: jax.Array, working: Any
+    pixels: jax.Array, row: jax.Array, column: jax.Array, part: tuple[Any, Any], working: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Pixels at these places, and which of them exist; of those that do not, some pixel."""
     height, width = pixels.shape[:2]
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    inside = (row >= 0) & (row < part[0]) & (column >= 0) & (column < part[1])
     # One flat index: two would be gathered along two axes, which takes three times as long.
     flat = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
     picked = pixels.reshape(height * width, -1).at[flat].get(mode="promise_in_bounds")

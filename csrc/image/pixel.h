@@ -1,0 +1,268 @@
+// What the operations of an image program do to one pixel, level or weight: shared by the loops of
+// the CPU and of CUDA, with every product rounded before it is added.
+#ifndef JAXKERN_IMAGE_PIXEL_H_
+#define JAXKERN_IMAGE_PIXEL_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "image/program.h"
+
+namespace jaxkern::image {
+
+// ---------------------------------------------------------------- what is drawn
+
+struct Blend {
+  float factor, rest;  // the image's part and the other's
+};
+
+JAXKERN_HD bool is_finite(float x) { return x - x == 0.f; }
+
+JAXKERN_HD float factor_of(float x) {
+  return x < -kMaxFactor ? -kMaxFactor : (x > kMaxFactor ? kMaxFactor : x);
+}
+JAXKERN_HD Blend blend_of(const float* values) {
+  return {factor_of(values[0]), factor_of(values[1])};
+}
+
+// The nearest whole number within bounds.
+JAXKERN_HD int32_t whole_of(float x, int32_t low, int32_t high) {
+  const float least = static_cast<float>(low), most = static_cast<float>(high);
+  return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
+}
+
+// The operation that a step draws: none where the step does not declare it.
+JAXKERN_HD Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
+  if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
+  for (int32_t k = 0; k < kProgramValues; ++k) {
+    if (!is_finite(values[k])) return Code::kNone;
+  }
+  return static_cast<Code>(op);
+}
+
+// ---------------------------------------------------------------- colours
+
+// a * b + c, rounded once, as torchvision's fused additions are. Without the instruction in double,
+// which holds the product exactly, and the sum wherever it matters to a level.
+JAXKERN_HD float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
+  return fmaf(a, b, c);
+#else
+  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) +
+                            static_cast<double>(c));
+#endif
+}
+
+// Of a byte image: clamped to the levels and truncated, NaN to 0.
+JAXKERN_HD float level_of(float value) {
+  const float positive = value > 0.f ? value : 0.f;
+  return truncf(positive < 255.f ? positive : 255.f);
+}
+// Of a float image; NaN stays.
+JAXKERN_HD float unit_of(float value) {
+  const float positive = value < 0.f ? 0.f : value;
+  return positive > 1.f ? 1.f : positive;
+}
+template <typename T>
+JAXKERN_HD float bounded(float value) {
+  return sizeof(T) == 1 ? level_of(value) : unit_of(value);
+}
+
+// ITU-R 601-2 luma. Of bytes floored, exactly: in units of 1 / 10,000, of which sixteenths are
+// dropped first; 625 of those are a level, and a quotient is 1 / 1250 away from any whole number.
+JAXKERN_HD float luma(float r, float g, float b, uint8_t) {
+  const int32_t parts = 2989 * static_cast<int32_t>(r) + 5870 * static_cast<int32_t>(g) +
+                        1140 * static_cast<int32_t>(b);
+  return truncf((static_cast<float>(parts >> 4) + 0.5f) * (1.f / 625.f));
+}
+JAXKERN_HD float luma(float r, float g, float b, float) {
+  return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
+}
+
+// To hue, saturation and value and back. Sextants are compared as floats, so that NaN is converted
+// to no integer; it ends in the value.
+JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
+  const float r = *red, g = *green, b = *blue;
+  const float high_rg = r > g ? r : g, low_rg = r < g ? r : g;
+  const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
+  const float range = value - low;
+  const bool flat = value == low;
+  const float share = flat ? 0.f : range / value;
+  const float divisor = flat ? 1.f : range;
+  const float rc = (value - r) / divisor, gc = (value - g) / divisor, bc = (value - b) / divisor;
+  const float sixths = value == r ? bc - gc : (value == g ? (2.f + rc) - bc : (4.f + gc) - rc);
+  float hue = sixths * (1.f / 6.f) + 1.f;
+  hue = hue - floorf(hue);
+  hue = hue + shift;
+  hue = hue - floorf(hue);
+  const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
+  const float grown = share * part, rest = 1.f - share;
+  const float p = unit_of(rest * value);
+  const float q = unit_of((1.f - grown) * value);
+  const float t = unit_of((grown + rest) * value);
+  const bool s1 = whole == 1.f, s2 = whole == 2.f, s3 = whole == 3.f, s4 = whole == 4.f,
+             s5 = whole == 5.f;
+  *red = s1 ? q : (s2 | s3 ? p : (s4 ? t : value));
+  *green = s1 | s2 ? value : (s3 ? q : (s4 | s5 ? p : t));
+  *blue = s2 ? t : (s3 | s4 ? value : (s5 ? q : p));
+}
+
+// ---------------------------------------------------------------- levels
+
+JAXKERN_HD uint8_t brightness_level(uint8_t x, float factor) {
+  return static_cast<uint8_t>(level_of(static_cast<float>(x) * factor));
+}
+JAXKERN_HD uint8_t contrast_level(uint8_t x, Blend blend, float mean) {
+  return static_cast<uint8_t>(level_of(static_cast<float>(x) * blend.factor + mean * blend.rest));
+}
+JAXKERN_HD uint8_t posterize_level(uint8_t x, int32_t bits) {
+  return static_cast<uint8_t>(x & (((1 << bits) - 1) << (8 - bits)));
+}
+JAXKERN_HD uint8_t solarize_level(uint8_t x, float threshold) {
+  return static_cast<float>(x) >= threshold ? static_cast<uint8_t>(255 - x) : x;
+}
+
+// The levels that Pillow's equalization gives a channel; false where it changes nothing.
+JAXKERN_HD bool equalized(const uint32_t* count, int64_t pixels, uint8_t* level) {
+  int32_t last = 255;
+  while (last > 0 && count[last] == 0) --last;
+  const int64_t step = (pixels - static_cast<int64_t>(count[last])) / 255;
+  if (step == 0) return false;
+  int64_t before = 0;
+  for (int32_t k = 0; k < 256; ++k) {
+    const int64_t value = (before + step / 2) / step;
+    level[k] = static_cast<uint8_t>(value < 255 ? value : 255);
+    before += static_cast<int64_t>(count[k]);
+  }
+  return true;
+}
+
+JAXKERN_HD uint8_t unit_level(float x) { return static_cast<uint8_t>(level_of(x * 255.999f)); }
+
+// ---------------------------------------------------------------- warps
+
+struct WarpPoint {
+  double x, y;  // in pixels of the input: (0, 0) is the centre of the first
+};
+
+template <bool kPerspective>
+JAXKERN_HD WarpPoint warp_point(const double* c, double x, double y) {
+  const double across = c[0] * x + (c[1] * y + c[2]);
+  const double down = c[3] * x + (c[4] * y + c[5]);
+  if constexpr (!kPerspective) return {across - 0.5, down - 0.5};
+  const double near = 1.0 / (c[6] * x + (c[7] * y + 1.0));
+  return {across * near - 0.5, down * near - 0.5};
+}
+
+// NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
+JAXKERN_HD double clamped_point(double x, int32_t side) {
+  x = x > -2.0 ? x : -2.0;
+  return x < side + 1.0 ? x : side + 1.0;
+}
+
+JAXKERN_HD bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
+  return (static_cast<uint32_t>(x) < static_cast<uint32_t>(width)) &
+         (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
+}
+
+// As a u8, rounded and clamped (NaN is 0), or as it is.
+template <typename Element>
+JAXKERN_HD Element stored_value(double value) {
+  if constexpr (sizeof(Element) == 1) {
+    const double positive = value > 0.0 ? value : 0.0;
+    return static_cast<uint8_t>(static_cast<int32_t>(rint(positive < 255.0 ? positive : 255.0)));
+  } else {
+    return static_cast<Element>(value);
+  }
+}
+
+template <typename Element, int32_t kChannels>
+JAXKERN_HD void put_pixel(const Element* pixel, Element* out) {
+  for (int32_t c = 0; c < kChannels; ++c) out[c] = pixel[c];
+}
+
+// One pixel in float64, wherever its point is.
+template <typename Element, int32_t kChannels>
+JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
+                                  const Element* outside, Element* out) {
+  const double px = clamped_point(at.x, warp.in_width), py = clamped_point(at.y, warp.in_height);
+  const double fx = floor(px), fy = floor(py);
+  const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
+  double value[kChannels] = {}, all = 0;
+  for (int32_t k = 0; k < 4; ++k) {
+    const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
+    const double weight =
+        (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
+    if (!(weight > 0.0) || !warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) continue;
+    const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
+    for (int32_t c = 0; c < kChannels; ++c) value[c] += weight * static_cast<double>(tap[c]);
+    all += weight;
+  }
+  if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
+  const bool filled = warp.fill[0] == warp.fill[0];
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const double fill = warp.fill[c];
+    out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);
+  }
+}
+
+// Between two values, neither of which counts where its weight is 0.
+JAXKERN_HD float between(float a, float b, float weight) {
+  if (weight == 0.f) return a;
+  return weight == 1.f ? b : (1.f - weight) * a + weight * b;
+}
+
+// Above the error of a blend in float32: six roundings of values and differences up to 255, half a
+// unit of 2^-16 each, and those of two weights.
+constexpr float kBlendError = 0x1p-13f;
+
+// One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.
+template <typename Element, int32_t kChannels>
+JAXKERN_HD bool blend_inside(const Element* upper, const Element* lower, float across, float down,
+                             Element* out) {
+  bool certain = true;
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const float a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
+    if constexpr (sizeof(Element) == 1) {
+      const float high = a + across * (b - a), low = d + across * (e - d);
+      const float value = high + down * (low - high), level = rintf(value);
+      certain &= fabsf(value - level) < 0.5f - kBlendError;
+      out[c] = static_cast<uint8_t>(static_cast<int32_t>(level));
+    } else {
+      out[c] = between(between(a, b, across), between(d, e, across), down);
+    }
+  }
+  return certain;
+}
+
+// ---------------------------------------------------------------- blurs
+
+// Fills weight[t], t from 0 to the reach, which it returns: weights of both sides add up to 1.
+JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
+  weight[0] = 1.0;
+  if (!(sigma > 0.f)) return 0;
+  const double twice = 2.0 * static_cast<double>(sigma) * static_cast<double>(sigma);
+  double all = 1.0;
+  int32_t reach = 0;
+  for (int32_t t = 1; t <= kernel / 2; ++t) {
+    const double value = exp(-static_cast<double>(t) * t / twice);
+    if (!(value >= 0x1p-60)) break;
+    weight[reach = t] = value;
+    all += 2.0 * value;
+  }
+  for (int32_t t = 0; t <= reach; ++t) weight[t] /= all;
+  return reach;
+}
+
+// The index within [0, size) that i, an index as far out as may be, is reflected to.
+JAXKERN_HD int32_t reflected(int64_t i, int32_t size) {
+  if (size == 1) return 0;
+  const int64_t period = 2 * (static_cast<int64_t>(size) - 1);
+  i = (i < 0 ? -i : i) % period;
+  return static_cast<int32_t>(i < size ? i : period - i);
+}
+
+}  // namespace jaxkern::image
+
+#endif  // JAXKERN_IMAGE_PIXEL_H_
