@@ -177,8 +177,8 @@ class Compose:
             labels = checked_labels(labels, batch.images)
         output_dtype = self._output_dtype(batch.dtype)
         layout = Layout[self.layout]
-        groups = _grouped(_linear_first(steps))
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
+        groups = _grouped(_linear_first(_spread(steps, chain.size)))
         pixels = images
         for place, (fused, stage, between) in enumerate(groups):
             last = place == len(groups) - 1
@@ -291,6 +291,17 @@ def _sample_once(transform: Transform, keys: Any, place: int, size: Any) -> dict
         return _sample_each(transform, keys, place, size)
     drawn = transform.sample(jax.random.fold_in(keys[0], place), size)
     return {name: jnp.broadcast_to(value, (count,)) for name, value in drawn.items()}
+
+
+def _spread(steps: _Steps, size: Any) -> _Steps:
+    """What each transform is made of; `size` is that before the first."""
+    if all(type(transform)._spread is Transform._spread for transform, _ in steps):
+        return steps
+    spread: _Steps = []
+    for transform, given in steps:
+        spread += transform._spread(given, size)
+        size = transform.output_size(size)
+    return spread
 
 
 def _linear_first(steps: _Steps) -> _Steps:

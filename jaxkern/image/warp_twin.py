@@ -128,8 +128,8 @@ def _seen(
         for right in (False, True):
             weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
             tap, inside = _tap(pixels, row + lower, column + right, part, working)
-            part = inside[..., None] & (weight > 0.0)
-            value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
+            counts = inside[..., None] & (weight > 0.0)
+            value = value + jnp.where(counts, weight, 0.0) * jnp.where(counts, tap, 0.0)
             mask = mask + jnp.where(inside[..., None], weight, 0.0)
     if fill is not None:
         wanted = jnp.asarray(fill, working)
