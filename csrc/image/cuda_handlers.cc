@@ -1,11 +1,12 @@
 // The CUDA handlers of the image ops: enqueue what operands.h has checked of shapes, dtypes and
-// attributes. Values in device memory are checked there, see cuda_chain.h.
+// attributes. Values in device memory are checked there, see cuda_chain.h and cuda_program.h.
 #include <optional>
 #include <string>
 #include <type_traits>
 
 #include "core/handler.h"
 #include "image/cuda.h"
+#include "image/cuda_program.h"
 #include "image/cuda_segments.h"
 #include "image/operands.h"
 #include "image/ops.h"
@@ -63,11 +64,28 @@ ffi::Error run_chain(const ChainOperands& operands, cudaStream_t stream,
                                       }));
 }
 
+ffi::Error run_program(const ImageProgram& op, cudaStream_t stream,
+                       ffi::ScratchAllocator& allocator) {
+  const ProgramCall& work = op.work;
+  const size_t bytes =
+      static_cast<size_t>(program_blocks(work)) * static_cast<size_t>(program_memory(work).bytes);
+  if (bytes == 0) return ffi::Error::Success();
+  const std::optional<void*> memory = allocator.Allocate(bytes, 256);
+  if (!memory.has_value()) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                      op.call.op() + ": no device memory for " + std::to_string(bytes) +
+                          " bytes beside the images; use smaller images or a smaller batch");
+  }
+  return status_of(op.call, launch_program(work, static_cast<char*>(*memory), stream));
+}
+
 template <typename Op>
 ffi::Error on_cuda(const Op& op, cudaStream_t stream, ffi::ScratchAllocator allocator) {
   if (!op.call.ok()) return op.call.error();
   if constexpr (std::is_base_of_v<ChainOperands, Op>) {
     return run_chain(op, stream, allocator);
+  } else if constexpr (std::is_same_v<ImageProgram, Op>) {
+    return run_program(op, stream, allocator);
   } else {
     return status_of(op.call, launch(op.work, stream));
   }

@@ -7,10 +7,11 @@
 #define JAXKERN_IMAGE_OPS(OP)                           \
   OP(ImageChain, "jaxkern.image_chain.v1")              \
   OP(ImageChainRagged, "jaxkern.image_chain_ragged.v1") \
-  OP(ImageMix, "jaxkern.image_mix.v1")
+  OP(ImageMix, "jaxkern.image_mix.v1")                  \
+  OP(ImageProgram, "jaxkern.image_program.v1")
 
 // On the CPU alone.
-#define JAXKERN_IMAGE_CPU_OPS(OP) OP(ImageProgram, "jaxkern.image_program.v1")
+#define JAXKERN_IMAGE_CPU_OPS(OP)
 
 // On the CPU alone, and where libjpeg-turbo was found.
 #define JAXKERN_IMAGE_JPEG_OPS(OP) OP(ImageDecodeJpeg, "jaxkern.image_decode_jpeg.v1")

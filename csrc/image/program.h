@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "core/batch_set.h"
+#include "core/host_device.h"
 #include "core/simd_dispatch.h"
 #include "image/blur.h"
 #include "image/plan.h"
@@ -75,8 +76,12 @@ struct ProgramCall {
   void* output;  // may be the images themselves
   int64_t samples;
 
-  int64_t elements() const { return static_cast<int64_t>(height) * width * channels; }
-  int64_t image_bytes() const { return elements() * (dtype == Dtype::kU8 ? 1 : 4); }
+  JAXKERN_HD_MEMBER int64_t elements() const {
+    return static_cast<int64_t>(height) * width * channels;
+  }
+  JAXKERN_HD_MEMBER int64_t image_bytes() const {
+    return elements() * (dtype == Dtype::kU8 ? 1 : 4);
+  }
 
   bool may_draw(Code code) const {
     int32_t codes = 0;

@@ -103,7 +103,6 @@ program = Op(
         bytes=2 * images.size * np.dtype(images.dtype).itemsize,
     ),
     aliases={0: 0},
-    platforms=("cpu",),
 )
 
 decode_jpeg = Op(

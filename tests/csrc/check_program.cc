@@ -1,6 +1,6 @@
-// Image programs with hostile codes and values at every instruction-set level: the same bytes at
-// all of them, whatever the code, and images that end where their memory ends, so that a sanitizer
-// sees the first byte beyond:
+// Image programs with hostile codes and values at every instruction-set level, and the CUDA
+// kernel's body thread by thread: the same bytes at all of them, whatever the code, and images that
+// end where their memory ends, so that a sanitizer sees the first byte beyond:
 //   check_program [rounds] [seed]
 #include <cmath>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/simd_level.h"
+#include "image/cuda_program.h"
 #include "image/program.h"
 
 namespace {
@@ -42,6 +43,41 @@ int32_t hostile_code(Random& random) {
 struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
+
+// A block whose threads run one after the other, or the other way round: what one needs of another
+// before the next barrier shows.
+struct HostBlock {
+  int32_t threads;
+  bool forward;
+  template <typename Body>
+  void run(const Body& body) {
+    for (int32_t k = 0; k < threads; ++k) body(forward ? k : threads - 1 - k);
+  }
+  template <typename Number>
+  void add(Number* where, Number value) {
+    *where += value;
+  }
+};
+
+template <typename T, int C>
+void run_block(const ProgramCall& call, int32_t threads) {
+  // As on the device, a block's memory holds garbage at first.
+  const size_t bytes = static_cast<size_t>(program_memory(call).bytes);
+  const std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(256, bytes)));
+  const std::unique_ptr<ProgramShared> shared(new ProgramShared);
+  memset(scratch.get(), 0xff, bytes);
+  memset(static_cast<void*>(shared.get()), 0xff, sizeof(ProgramShared));
+  HostBlock block = {threads, threads % 2 == 0};
+  ProgramBody<T, C, HostBlock> body = {call, *shared, block, scratch.get()};
+  for (int64_t i = 0; i < call.samples; ++i) body.run(i);
+}
+
+template <typename T>
+void run_blocks(const ProgramCall& call, int32_t threads) {
+  if (call.channels == 1) run_block<T, 1>(call, threads);
+  if (call.channels == 3) run_block<T, 3>(call, threads);
+  if (call.channels == 4) run_block<T, 4>(call, threads);
+}
 
 struct Case {
   ProgramCall call = {};
@@ -99,7 +135,27 @@ struct Case {
     program_samples.at(level)(call, 0, call.samples, scratch.get());
     return output;
   }
+
+  std::unique_ptr<char[]> run_cuda(int32_t threads) {
+    std::unique_ptr<char[]> output(new char[bytes]);
+    call.output = output.get();
+    (call.dtype == Dtype::kU8 ? run_blocks<uint8_t> : run_blocks<float>)(call, threads);
+    return output;
+  }
 };
+
+// Whether the order of additions decides: the mean of an image in which huge values cancel.
+bool order_decides(const Case& c) {
+  if (c.call.dtype == Dtype::kU8) return false;
+  bool contrast = false, huge = false;
+  for (const int32_t op : c.ops) contrast |= op == static_cast<int32_t>(Code::kContrast);
+  for (size_t k = 0; k < c.bytes; k += 4) {
+    float x;
+    memcpy(&x, &c.images[k], 4);
+    huge |= !(std::fabs(x) < 1e6f);
+  }
+  return contrast && huge;
+}
 
 bool same(const Case& c, const char* a, const char* b) {
   if (c.call.dtype == Dtype::kU8) return memcmp(a, b, c.bytes) == 0;
@@ -131,6 +187,13 @@ int main(int argc, char** argv) {
                     simd_level_name(static_cast<SimdLevel>(level)));
         return 1;
       }
+    }
+    const int32_t threads = kProgramValues + random.below(kProgramThreads - kProgramValues + 1);
+    if (const std::unique_ptr<char[]> got = c.run_cuda(threads);
+        !order_decides(c) && !same(c, got.get(), wanted.get())) {
+      std::printf("seed %u: the body of the CUDA kernel differs with %d threads\n",
+                  seed + static_cast<unsigned>(round), threads);
+      return 1;
     }
   }
   std::printf("%d programs agree\n", rounds);
