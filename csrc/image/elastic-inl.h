@@ -26,11 +26,10 @@ inline void elastic_field(const Warp& warp, const Elastic& elastic, char* blur_s
                             reinterpret_cast<double*>(memory + 2 * plane + blurred)};
   uint32_t word[2][kCounterBlock];
   for (int64_t first = 0; first < pixels; first += kCounterBlock) {
-    random_words(elastic.key, first, word[0], word[1]);
+    random_block(elastic.key, first, word[0], word[1]);
     const int64_t left = pixels - first, count = left < kCounterBlock ? left : kCounterBlock;
     for (int32_t axis = 0; axis < 2; ++axis) {
-      for (int64_t k = 0; k < count; ++k)
-        uniform[axis][first + k] = static_cast<float>(word[axis][k] >> 8) * 0x1p-23f - 1.f;
+      for (int64_t k = 0; k < count; ++k) uniform[axis][first + k] = uniform_number(word[axis][k]);
     }
   }
   for (int32_t axis = 0; axis < 2; ++axis) {

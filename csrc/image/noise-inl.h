@@ -1,18 +1,5 @@
-// Normal noise of an image program, added or painted: see random-inl.h. Included by
+// Normal noise of an image program, added or painted: see random.h. Included by
 // program_levels.cc in the level's unnamed namespace.
-
-// A level and its noise, which is truncated to whole levels, as torchvision's is; `clip` keeps the
-// sum a level, else it wraps.
-inline uint8_t noisy(uint8_t x, double noise, bool clip) {
-  const double least = noise > -32768.0 ? noise : -32768.0;
-  const int32_t sum = x + static_cast<int32_t>(least < 32767.0 ? least : 32767.0);
-  if (!clip) return static_cast<uint8_t>(sum & 255);
-  return static_cast<uint8_t>(sum < 0 ? 0 : (sum > 255 ? 255 : sum));
-}
-inline float noisy(float x, double noise, bool clip) {
-  const float sum = x + static_cast<float>(noise);
-  return clip ? unit_of(sum) : sum;
-}
 
 // x + mean + sigma n, in units of the largest value; alpha is left alone.
 template <typename T, int C>
@@ -27,10 +14,6 @@ void add_noise(T* image, int64_t pixels, NoiseKey key, float mean, float sigma, 
     }
   });
 }
-
-struct Box {
-  int32_t top, left, bottom, right;  // the last two are not in it
-};
 
 // Paints a box of an image with `fill`; where its first is NaN, each value with the normal number
 // of its place, which levels truncate.

@@ -2,14 +2,6 @@
 
 namespace {
 
-// The key at the end of a step's values.
-inline NoiseKey key_of(const float* values) {
-  uint32_t part[4];
-  for (int32_t k = 0; k < 4; ++k)
-    part[k] = static_cast<uint32_t>(whole_of(values[kProgramValues - 4 + k], 0, 0xFFFF));
-  return {{part[0] | part[1] << 16, part[2] | part[3] << 16}};
-}
-
 // An image in work, and memory for what cannot be done in place.
 template <typename T, int C>
 struct Work {
@@ -144,13 +136,7 @@ void noise_step(Work<T, C>& work, const ProgramStep& step, Code code, const floa
     return add_noise<T, C>(work.image, work.pixels, key_of(values), values[0], values[1],
                            values[2] != 0.f);
   }
-  const auto clamped = [](int64_t at, int32_t side) {
-    return static_cast<int32_t>(at < 0 ? 0 : (at < side ? at : side));
-  };
-  int64_t side[4];
-  for (int32_t k = 0; k < 4; ++k) side[k] = whole_of(values[k], -kMaxSize, kMaxSize);
-  const Box box = {clamped(side[0], work.height), clamped(side[1], work.width),
-                   clamped(side[0] + side[2], work.height), clamped(side[1] + side[3], work.width)};
+  const Box box = box_of(values, work.height, work.width);
   erase_box<T, C>(work.image, work.width, box, key_of(values), step.fill);
 }
 

@@ -5,6 +5,7 @@
 #include "image/blur.h"
 #include "image/pixel.h"
 #include "image/program.h"
+#include "image/random.h"
 #include "image/warp.h"
 
 namespace jaxkern::image::JAXKERN_LEVEL {
