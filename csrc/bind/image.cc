@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,24 +19,26 @@ namespace {
 
 using Integers = std::vector<int32_t>;
 
-Plan plan_of(const Integers& filter, const Integers& size, const Integers& erasures,
-             const Integers& rounding, int32_t layout, int32_t channels, int32_t source_dtype,
-             int32_t output_dtype) {
-  Plan plan{};
-  if (!set_segments(filter, size, erasures, rounding, &plan)) {
-    throw nb::value_error(("the plan describes " + std::to_string(filter.size()) +
-                           " segments with " + std::to_string(size.size()) + " sizes, " +
-                           std::to_string(erasures.size()) + " erasure counts and " +
-                           std::to_string(rounding.size()) +
-                           " roundings; wanted 1 to 8 segments, two sizes each and one of the "
-                           "rest")
-                              .c_str());
+// The attributes of the ops of stages (image/stage_operands.h), and the source.
+Stages stages_of(const Integers& filter, const Integers& size, const Integers& erasures,
+                 const Integers& rounding, const Integers& segments, const Integers& steps,
+                 const Integers& dtype, const Integers& codes, const Integers& interpolation,
+                 const Integers& kernel, const std::vector<float>& warp_fill, int32_t layout,
+                 int32_t channels, int32_t source_dtype, int32_t height, int32_t width) {
+  const auto list = [](const auto& values) {
+    return Slice<typename std::decay_t<decltype(values)>::value_type>{values.data(), values.size()};
+  };
+  const StagesAttributes given = {list(filter),   list(size),      list(erasures),
+                                  list(rounding), list(segments),  list(steps),
+                                  list(dtype),    list(codes),     list(interpolation),
+                                  list(kernel),   list(warp_fill), layout,
+                                  channels,       source_dtype,    height,
+                                  width};
+  Stages stages;
+  if (const std::string wrong = set_stages(given, &stages); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
   }
-  plan.channels = channels;
-  plan.source_dtype = static_cast<Dtype>(source_dtype);
-  plan.output_dtype = static_cast<Dtype>(output_dtype);
-  plan.layout = static_cast<Layout>(layout);
-  return plan;
+  return stages;
 }
 
 nb::object in_capsule(const JaxkernProducer* made) {
@@ -52,18 +55,11 @@ nb::object in_capsule(const JaxkernProducer* made) {
   return nb::steal(capsule);
 }
 
-nb::object chain_producer(const Integers& filter, const Integers& size, const Integers& erasures,
-                          const Integers& rounding, int32_t layout, int32_t channels,
-                          int32_t source_dtype, int32_t output_dtype, int32_t height,
-                          int32_t width) {
-  return in_capsule(make_chain_producer(
-      plan_of(filter, size, erasures, rounding, layout, channels, source_dtype, output_dtype),
-      height, width));
+nb::object chain_producer(const Stages& stages, int32_t height, int32_t width) {
+  return in_capsule(make_chain_producer(stages, height, width));
 }
 
-nb::object encoded_producer(const Integers& filter, const Integers& size, const Integers& erasures,
-                            const Integers& rounding, int32_t layout, int32_t channels,
-                            int32_t source_dtype, int32_t output_dtype,
+nb::object encoded_producer(const Stages& stages,
                             const std::vector<std::pair<uintptr_t, size_t>>& blobs, bool in_files,
                             int32_t codec, int64_t max_pixels, bool scaled) {
   EncodedSource source;
@@ -74,25 +70,27 @@ nb::object encoded_producer(const Integers& filter, const Integers& size, const 
   source.codec = static_cast<Codec>(codec);
   source.max_pixels = max_pixels;
   source.scaled = scaled;
-  return in_capsule(make_encoded_producer(
-      plan_of(filter, size, erasures, rounding, layout, channels, source_dtype, output_dtype),
-      std::move(source)));
+  return in_capsule(make_encoded_producer(stages, std::move(source)));
 }
 
 }  // namespace
 
 void define_chain_producer(nb::module_& module) {
-  module.def("image_chain_producer", &chain_producer, nb::kw_only(), nb::arg("filter"),
-             nb::arg("size"), nb::arg("erasures"), nb::arg("rounding"), nb::arg("layout"),
-             nb::arg("channels"), nb::arg("source_dtype"), nb::arg("output_dtype"),
+  nb::class_<Stages>(module, "ImageStages", "Checked stages, which producers run.");
+  module.def("image_stages", &stages_of, nb::kw_only(), nb::arg("filter"), nb::arg("size"),
+             nb::arg("erasures"), nb::arg("rounding"), nb::arg("segments"), nb::arg("steps"),
+             nb::arg("dtype"), nb::arg("codes"), nb::arg("interpolation"), nb::arg("kernel"),
+             nb::arg("warp_fill"), nb::arg("layout"), nb::arg("channels"), nb::arg("source_dtype"),
              nb::arg("height"), nb::arg("width"),
-             "A capsule of core/producer.h that runs this plan on images of this size.");
-  module.def("image_encoded_producer", &encoded_producer, nb::kw_only(), nb::arg("filter"),
-             nb::arg("size"), nb::arg("erasures"), nb::arg("rounding"), nb::arg("layout"),
-             nb::arg("channels"), nb::arg("source_dtype"), nb::arg("output_dtype"),
+             "Stages of an op's attributes; height and width of the source matter where a program "
+             "is first.");
+  module.def("image_chain_producer", &chain_producer, nb::arg("stages"), nb::arg("height"),
+             nb::arg("width"),
+             "A capsule of core/producer.h that runs these stages on images of this size.");
+  module.def("image_encoded_producer", &encoded_producer, nb::arg("stages"), nb::kw_only(),
              nb::arg("blobs"), nb::arg("in_files"), nb::arg("codec"), nb::arg("max_pixels"),
              nb::arg("scaled"),
-             "A capsule of core/producer.h that runs this plan on encoded images. `blobs` are "
+             "A capsule of core/producer.h that runs these stages on encoded images. `blobs` are "
              "(address, bytes) of memory that outlives its use.");
 }
 

@@ -11,6 +11,11 @@ inline Floats splat(float x) { return _mm256_set1_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
+// x in [0, high]; 0 for NaN.
+inline Floats limit(Floats x, Floats high) {
+  return _mm256_min_ps(_mm256_max_ps(x, _mm256_setzero_ps()), high);
+}
+
 inline Ints load_windows(const uint8_t* row, const int32_t* offset) {
   const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + offset[0]));
   const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + offset[1]));

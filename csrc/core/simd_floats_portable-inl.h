@@ -26,6 +26,15 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return c;
 }
 
+// x in [0, high]; 0 for NaN.
+inline Floats limit(Floats x, Floats high) {
+  for (int i = 0; i < kFloats; ++i) {
+    x.v[i] = x.v[i] > 0.f ? x.v[i] : 0.f;
+    x.v[i] = x.v[i] < high.v[i] ? x.v[i] : high.v[i];
+  }
+  return x;
+}
+
 inline Ints load_windows(const uint8_t* row, const int32_t* offset) {
   Ints r;
   memcpy(&r, row + offset[0], sizeof r);

@@ -86,6 +86,75 @@ JAXKERN_HD int64_t antialias_total(const AntialiasWindow& window) {
   return total;
 }
 
+JAXKERN_HD bool is_bicubic(Filter filter) { return filter >= Filter::kBicubic; }
+JAXKERN_HD bool keeps_levels(Filter filter) { return filter >= Filter::kBicubicLevels; }
+JAXKERN_HD bool has_antialias(Filter filter) {
+  return filter == Filter::kAntialias || filter == Filter::kBicubicAntialias ||
+         filter == Filter::kBicubicAntialiasLevels;
+}
+
+// Keys' cubic convolution kernel at x >= 0, in the form that is exactly 0 at 1 and from 2 on.
+JAXKERN_HD float bicubic_kernel(float a, float x) {
+  const float inner = 1.f - x * x * (a + 3.f - (a + 2.f) * x);
+  const float outer = a * (x - 1.f) * (x - 2.f) * (x - 2.f);
+  return x < 1.f ? inner : x < 2.f ? outer : 0.f;
+}
+
+// The taps of output i under a bicubic filter: inputs j in [begin, end) with bicubic_weight, whose
+// total is 1 but under antialias. Some of the weights may be 0.
+struct BicubicWindow {
+  int32_t begin, end;
+  int32_t last;    // of the box
+  int64_t center;  // as in AntialiasWindow
+  int64_t resampled;
+  float one;  // an argument of 1 of the kernel on that scale
+  float a;
+  bool antialias;
+};
+
+JAXKERN_HD BicubicWindow bicubic_window(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+  BicubicWindow window;
+  window.antialias = has_antialias(filter);
+  window.a = window.antialias ? -.5f : -.75f;
+  window.last = box - 1;
+  window.center = (2 * static_cast<int64_t>(i) + 1) * box;
+  window.resampled = resampled;
+  const int64_t denominator = 2 * static_cast<int64_t>(resampled);
+  const int64_t one = window.antialias ? 2 * larger(box, resampled) : denominator;
+  window.one = static_cast<float>(one);
+  const int64_t low = window.center - 2 * one + resampled;
+  const int64_t high = window.center + 2 * one + resampled - 1;
+  window.begin = static_cast<int32_t>(larger(low, 0) / denominator);
+  window.end = static_cast<int32_t>(smaller(high / denominator, box));
+  return window;
+}
+
+JAXKERN_HD float bicubic_weight(const BicubicWindow& window, int32_t j) {
+  const int64_t offset = (2 * static_cast<int64_t>(j) + 1) * window.resampled - window.center;
+  const float x = static_cast<float>(offset) / window.one;
+  float weight = bicubic_kernel(window.a, fabsf(x));
+  if (!window.antialias && (j == 0 || j == window.last)) {
+    // Those beyond the box.
+    for (int k = 1; k <= 2; ++k) {
+      if (j == 0) weight += bicubic_kernel(window.a, fabsf(x - static_cast<float>(k)));
+      if (j == window.last) weight += bicubic_kernel(window.a, fabsf(x + static_cast<float>(k)));
+    }
+  }
+  return weight;
+}
+
+JAXKERN_HD float bicubic_total(const BicubicWindow& window) {
+  if (!window.antialias) return 1.f;
+  float total = 0.f;
+  for (int32_t j = window.begin; j < window.end; ++j) total += bicubic_weight(window, j);
+  return total;
+}
+
+JAXKERN_HD float clamp_level(float value) {
+  const float positive = value > 0.f ? value : 0.f;
+  return positive < 255.f ? positive : 255.f;
+}
+
 // The inputs of output i under any filter.
 JAXKERN_HD Range tap_range(Filter filter, int32_t i, int32_t box, int32_t resampled) {
   if (filter == Filter::kNone) return {i, i + 1};
@@ -95,6 +164,10 @@ JAXKERN_HD Range tap_range(Filter filter, int32_t i, int32_t box, int32_t resamp
   }
   if (filter == Filter::kAntialias) {
     const AntialiasWindow window = antialias_window(i, box, resampled);
+    return {window.begin, window.end};
+  }
+  if (is_bicubic(filter)) {
+    const BicubicWindow window = bicubic_window(filter, i, box, resampled);
     return {window.begin, window.end};
   }
   const int32_t index = nearest_index(i, box, resampled);
@@ -108,26 +181,58 @@ JAXKERN_HD int64_t mapped_index(int32_t offset, int32_t step, int32_t y) {
   return static_cast<int64_t>(offset) + static_cast<int64_t>(step) * y;
 }
 
+// The index in [0, resampled) that stands for index i; i itself where that is inside.
+JAXKERN_HD int32_t folded_index(Padding padding, int64_t i, int32_t resampled) {
+  if (i >= 0 && i < resampled) return static_cast<int32_t>(i);
+  if (padding == Padding::kEdge || resampled == 1) return i < 0 ? 0 : resampled - 1;
+  const int32_t twice = padding == Padding::kSymmetric ? 1 : 0;  // the outermost are there twice
+  const int64_t period = 2 * (static_cast<int64_t>(resampled) - 1 + twice);
+  const int64_t within = (i % period + period) % period;
+  return static_cast<int32_t>(within < resampled ? within : period - twice - within);
+}
+
+// The resampled index that valid output index y shows.
+JAXKERN_HD int32_t shown_index(Padding padding, int32_t offset, int32_t step, int32_t resampled,
+                               int32_t y) {
+  return folded_index(padding, mapped_index(offset, step, y), resampled);
+}
+
 // The outputs in [0, size) of one axis that are valid: a range, since the step is 1 or -1.
-JAXKERN_HD Range valid_range(int32_t offset, int32_t step, int32_t resampled, int32_t valid_begin,
-                             int32_t valid_end, int32_t size) {
+JAXKERN_HD Range valid_range(Padding padding, int32_t offset, int32_t step, int32_t resampled,
+                             int32_t valid_begin, int32_t valid_end, int32_t size) {
   const int64_t wide = offset;
-  const int64_t begin = step > 0 ? -wide : wide - resampled + 1;
-  const int64_t end = step > 0 ? resampled - wide : wide + 1;
+  const bool fill = padding == Padding::kFill;
+  const int64_t begin = !fill ? 0 : step > 0 ? -wide : wide - resampled + 1;
+  const int64_t end = !fill ? size : step > 0 ? resampled - wide : wide + 1;
   Range range;
   range.begin = static_cast<int32_t>(smaller(larger(larger(begin, valid_begin), 0), size));
   range.end = static_cast<int32_t>(larger(smaller(smaller(end, valid_end), size), range.begin));
   return range;
 }
 
-JAXKERN_HD Range valid_rows(const Geometry& g, int32_t height) {
-  return valid_range(g.row_offset, g.row_step, g.resampled_height, g.valid_top, g.valid_bottom,
-                     height);
+JAXKERN_HD Range valid_rows(const Geometry& g, const Segment& segment) {
+  return valid_range(segment.padding, g.row_offset, g.row_step, g.resampled_height, g.valid_top,
+                     g.valid_bottom, segment.height);
 }
 
-JAXKERN_HD Range valid_columns(const Geometry& g, int32_t width) {
-  return valid_range(g.column_offset, g.column_step, g.resampled_width, g.valid_left, g.valid_right,
-                     width);
+JAXKERN_HD Range valid_columns(const Geometry& g, const Segment& segment) {
+  return valid_range(segment.padding, g.column_offset, g.column_step, g.resampled_width,
+                     g.valid_left, g.valid_right, segment.width);
+}
+
+JAXKERN_HD int32_t shown_row(const Segment& segment, const Geometry& g, int32_t y) {
+  return shown_index(segment.padding, g.row_offset, g.row_step, g.resampled_height, y);
+}
+
+JAXKERN_HD int32_t shown_column(const Segment& segment, const Geometry& g, int32_t x) {
+  return shown_index(segment.padding, g.column_offset, g.column_step, g.resampled_width, x);
+}
+
+// Whether outputs [range.begin, range.end) show indices outside, which others stand for.
+JAXKERN_HD bool leaves(int32_t offset, int32_t step, int32_t resampled, Range range) {
+  const int64_t first = mapped_index(offset, step, range.begin);
+  const int64_t last = mapped_index(offset, step, range.end - 1);
+  return smaller(first, last) < 0 || larger(first, last) >= resampled;
 }
 
 // The part of [0, size) that an erase box's side covers.

@@ -1,4 +1,4 @@
-// A plan with shares, run record by record.
+// Stages with shares, run record by record.
 #include "image/chain_state.h"
 
 #include <cstdio>
@@ -12,21 +12,26 @@
 
 namespace jaxkern::image {
 
-ChainState::ChainState(const Plan& plan) : plan_(plan) {
+ChainState::ChainState(const Stages& stages) : stages_(stages) {
   if (const char* problem = simd_problem()) throw std::invalid_argument(problem);
-  if (const Problem problem = check_plan(plan); problem.argument != nullptr) {
+  for (int32_t k = 0; k < stages.count; ++k) {
+    const Stage& stage = stages.stage[k];
+    if (stage.chain.segments == 0 && stage.program.steps > 0) continue;
+    const Problem problem = check_plan(stage.chain);
+    if (problem.argument == nullptr) continue;
     throw std::invalid_argument(std::string("the plan's '") + problem.argument + "' in segment " +
-                                std::to_string(problem.segment) + " is out of range; wanted " +
-                                problem.wanted);
+                                std::to_string(stage.first_segment + problem.segment) +
+                                " is out of range; wanted " + problem.wanted);
   }
-  const int64_t segments = plan.segments, channels = plan.channels;
-  int64_t erasures = 0;
-  for (int32_t s = 0; s < plan.segments; ++s) erasures += plan.segment[s].erasures;
+  const int64_t segments = stages.segments(), channels = plan_.channels;
+  const int64_t erasures = stages.erasures();
   parameter_bytes_[kGeometry] = segments * static_cast<int64_t>(sizeof(Geometry));
   parameter_bytes_[kAffine] = segments * 2 * channels * 4;
   parameter_bytes_[kFill] = segments * channels * 4;
   parameter_bytes_[kEraseBox] = erasures * static_cast<int64_t>(sizeof(EraseBox));
   parameter_bytes_[kEraseValue] = erasures * channels * 4;
+  parameter_bytes_[kOps] = int64_t{stages.steps()} * 4;
+  parameter_bytes_[kValues] = int64_t{stages.steps()} * kProgramValues * 4;
   abi_.version = JAXKERN_PRODUCER_VERSION;
   abi_.size = sizeof(JaxkernProducer);
   abi_.state = this;
@@ -35,26 +40,30 @@ ChainState::ChainState(const Plan& plan) : plan_(plan) {
     auto* shared = static_cast<ChainState*>(self);
     if (--shared->shares_ == 0) delete shared;
   };
-  abi_.output_bytes = static_cast<int64_t>(output_bytes(plan));
-  abi_.operands = kChainParameters;
+  abi_.output_bytes = stages.output_bytes();
+  abi_.operands = stages.has_programs() ? kParameters : kOps;
   abi_.operand_bytes = parameter_bytes_;
   abi_.run = &ChainState::run;
 }
 
-void ChainState::add_parameter(int64_t bytes) {
-  parameter_bytes_[kChainParameters] = bytes;
-  abi_.operands = kChainParameters + 1;
+int64_t ChainState::add_parameter(int64_t bytes) {
+  const int64_t place = abi_.operands++;
+  parameter_bytes_[place] = bytes;
+  return place;
 }
 
 void ChainState::read_geometry(const JaxkernRecords& records, int64_t i,
-                               Geometry (&out)[kMaxSegments]) const {
+                               Geometry (&out)[kMaxStageSegments]) const {
+  if (stages_.segments() == 0) return;  // no array then
   std::memcpy(out, parameter<Geometry>(records, kGeometry, i),
-              sizeof(Geometry) * static_cast<size_t>(plan_.segments));
+              sizeof(Geometry) * static_cast<size_t>(stages_.segments()));
 }
 
-Sample ChainState::checked_sample(const JaxkernRecords& records, int64_t i,
-                                  const Geometry* geometry, int32_t height, int32_t width) const {
-  Sample sample{};
+StagesSample ChainState::checked_sample(const JaxkernRecords& records, int64_t i,
+                                        const Geometry* geometry, int32_t height,
+                                        int32_t width) const {
+  StagesSample all{};
+  Sample& sample = all.chain;
   sample.height = height;
   sample.width = width;
   sample.geometry = geometry;
@@ -62,12 +71,17 @@ Sample ChainState::checked_sample(const JaxkernRecords& records, int64_t i,
   sample.fill = parameter<float>(records, kFill, i);
   sample.erase_box = parameter<EraseBox>(records, kEraseBox, i);
   sample.erase_value = parameter<float>(records, kEraseValue, i);
-  if (const Problem problem = check_sample(plan_, sample, i); problem.argument != nullptr) {
+  if (stages_.has_programs()) {
+    all.op = parameter<int32_t>(records, kOps, i);
+    all.values = parameter<float>(records, kValues, i);
+  }
+  if (const Problem problem = check_stages_sample(stages_, sample, i);
+      problem.argument != nullptr) {
     throw std::invalid_argument("'" + std::string(problem.argument) + "' in segment " +
                                 std::to_string(problem.segment) + " is out of range; wanted " +
                                 problem.wanted);
   }
-  return sample;
+  return all;
 }
 
 int32_t ChainState::run(void* self, const JaxkernRecords* records, char* message, size_t size) {

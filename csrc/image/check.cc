@@ -26,6 +26,7 @@ constexpr const char* kWanted[] = {
     "a resampled size of 1 to 2^24",
     "a resampled size equal to the box, since nothing resamples",
     "row and column steps of 1 or -1",
+    "row and column offsets of a padding within 2^25 of 0",
 };
 
 }  // namespace
@@ -42,8 +43,10 @@ Problem check_plan(const Plan& plan) {
   int32_t erasures = 0;
   for (int32_t s = 0; s < plan.segments; ++s) {
     const Segment& segment = plan.segment[s];
-    if (!within(segment.filter, Filter::kAntialias))
-      return {"filter", 0, s, "none, nearest, bilinear or antialias"};
+    if (!within(segment.filter, Filter::kBicubicAntialiasLevels))
+      return {"filter", 0, s, "none, nearest, bilinear, antialias or one of four bicubic ones"};
+    if (!within(segment.padding, Padding::kSymmetric))
+      return {"filter", 0, s, "a padding of fill, edge, reflect or symmetric in its higher bits"};
     if (!within(segment.rounding, Rounding::kTruncate))
       return {"rounding", 0, s, "keep, nearest or truncate"};
     if (!is_size(segment.height)) return {"height", 0, s, "an output height of 1 to 2^24"};

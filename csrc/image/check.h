@@ -21,6 +21,7 @@ enum class Fault : int32_t {
   kResampledSize,
   kWindowSize,
   kStep,
+  kOffset,
 };
 
 struct SampleFault {
@@ -30,6 +31,7 @@ struct SampleFault {
 
 JAXKERN_HD bool is_size(int32_t value) { return value >= 1 && value <= kMaxSize; }
 JAXKERN_HD bool is_step(int32_t value) { return value == 1 || value == -1; }
+JAXKERN_HD bool is_offset(int32_t value) { return value >= -kMaxOffset && value <= kMaxOffset; }
 
 JAXKERN_HD bool fits(int32_t start, int32_t length, int32_t size) {
   return start >= 0 && length >= 1 && length <= size && start <= size - length;
@@ -50,6 +52,9 @@ JAXKERN_HD SampleFault first_fault(const Plan& plan, const Geometry* geometry, i
         (g.resampled_height != g.box_height || g.resampled_width != g.box_width))
       return {Fault::kWindowSize, s};
     if (!is_step(g.row_step) || !is_step(g.column_step)) return {Fault::kStep, s};
+    if (plan.segment[s].padding != Padding::kFill &&
+        (!is_offset(g.row_offset) || !is_offset(g.column_offset)))
+      return {Fault::kOffset, s};
     height = plan.segment[s].height;
     width = plan.segment[s].width;
   }

@@ -79,7 +79,6 @@ void permute(T* image, int64_t pixels, const int32_t* source) {
 // The mean of luma, or of the only channel. Bytes are added exactly.
 template <typename T, int C>
 float mean_luma(const T* image, int64_t pixels) {
-  const float each = 1.f / static_cast<float>(pixels);
   if constexpr (sizeof(T) == 1) {
     int64_t sum = 0;
     for (int64_t start = 0; start < pixels; start += 1 << 16) {
@@ -95,7 +94,7 @@ float mean_luma(const T* image, int64_t pixels) {
       }
       sum += part;
     }
-    return static_cast<float>(sum) * each;
+    return static_cast<float>(sum) / static_cast<float>(pixels);
   } else {
     double sum = 0;
     for (int64_t i = 0; i < pixels; ++i) {

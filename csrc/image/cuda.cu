@@ -57,6 +57,11 @@ cudaError_t start_filter(const ChainCall& call, cudaStream_t stream) {
       return start_chain<C, source, Filter::kBilinear>(call, stream);
     case Filter::kAntialias:
       return start_chain<C, source, Filter::kAntialias>(call, stream);
+    case Filter::kBicubic:
+    case Filter::kBicubicAntialias:
+    case Filter::kBicubicLevels:
+    case Filter::kBicubicAntialiasLevels:
+      return start_chain<C, source, Filter::kBicubic>(call, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -67,6 +67,8 @@ struct alignas(16) AxisTaps {
   float weight;         // bilinear: of `last`; `first` has the rest
   uint32_t inside;      // bit k: the segment's erase box k; kValid: valid
   // Antialias: input first + t has weight max(reach - |start + t * step|, 0) * unit.
+  // Bicubic: bicubic_kernel(a, |start + t * step|) * unit, the first `weight` more and the last
+  // `reach` more, which is what those beyond the box have.
   float start, step, reach, unit;
 };
 
@@ -77,8 +79,41 @@ JAXKERN_HD float tap_weight(const AxisTaps& taps, int32_t t) {
   return height > 0.f ? height * taps.unit : 0.f;
 }
 
+JAXKERN_HD float bicubic_tap_weight(const AxisTaps& taps, float a, int32_t t) {
+  const float inside =
+      bicubic_kernel(a, fabsf(taps.start + static_cast<float>(t) * taps.step)) * taps.unit;
+  return inside + (t == 0 ? taps.weight : 0.f) + (t == taps.last - taps.first ? taps.reach : 0.f);
+}
+
+JAXKERN_HD AxisTaps bicubic_axis_taps(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+  AxisTaps taps = {};
+  const BicubicWindow window = bicubic_window(filter, i, box, resampled);
+  const int64_t start = (2 * static_cast<int64_t>(window.begin) + 1) * resampled - window.center;
+  taps.first = window.begin;
+  taps.last = window.end - 1;
+  taps.start = static_cast<float>(start) / window.one;
+  taps.step = static_cast<float>(2 * static_cast<int64_t>(resampled)) / window.one;
+  taps.unit = 1.f;
+  const int32_t count = taps.last - taps.first + 1;
+  if (window.antialias) {
+    float total = 0.f;
+    for (int32_t t = 0; t < count; ++t) total += bicubic_tap_weight(taps, window.a, t);
+    taps.unit = 1.f / total;
+    return taps;
+  }
+  const float stop = taps.start + static_cast<float>(count);
+  for (int k = 0; k < 2; ++k) {
+    const float beyond = static_cast<float>(k);
+    if (taps.first == 0) taps.weight += bicubic_kernel(window.a, fabsf(taps.start - 1.f - beyond));
+    if (taps.last == window.last) taps.reach += bicubic_kernel(window.a, fabsf(stop + beyond));
+  }
+  return taps;
+}
+
+// A kernel of kBicubic is for all bicubic filters, of which `kind` is one.
 template <Filter filter>
-JAXKERN_HD AxisTaps axis_taps(int32_t i, int32_t box, int32_t resampled) {
+JAXKERN_HD AxisTaps axis_taps(Filter kind, int32_t i, int32_t box, int32_t resampled) {
+  if constexpr (filter == Filter::kBicubic) return bicubic_axis_taps(kind, i, box, resampled);
   AxisTaps taps = {};
   if constexpr (filter == Filter::kBilinear) {
     const BilinearTaps two = bilinear_taps(i, box, resampled);
@@ -114,6 +149,7 @@ struct ChainTile {
   int32_t row_stride;        // values between rows of the input
   int32_t row_step;          // of the geometry
   Range valid;               // rows of the output
+  bool folds;                // some rows of the tile stand for others, which padding mirrors
   const float* fill;         // [C]
   const float* erase_value;  // [erasures of the segment, C]
 };
@@ -168,13 +204,13 @@ struct ChainBody {
     const EraseBox* erase =
         reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kEraseBox)) +
         call.erasures_before;
-    const Range valid_row = valid_rows(g, segment.height);
+    const Range valid_row = valid_rows(g, segment);
     for (int32_t k = thread; k < kTileRows; k += threads) {
       const int32_t y = tile.row + k;
       const bool valid = inside(valid_row, y);
       // Where nothing is valid, index 0 stands in: its loads are safe and their values are dropped.
-      const int32_t i = valid ? static_cast<int32_t>(mapped_index(g.row_offset, g.row_step, y)) : 0;
-      AxisTaps taps = axis_taps<filter>(i, g.box_height, g.resampled_height);
+      const int32_t i = valid ? shown_row(segment, g, y) : 0;
+      AxisTaps taps = axis_taps<filter>(segment.filter, i, g.box_height, g.resampled_height);
       taps.inside = valid ? kValid : 0;
       for (int32_t e = 0; e < segment.erasures; ++e)
         if (inside(erased_range(erase[e].top, erase[e].height, segment.height), y))
@@ -183,10 +219,9 @@ struct ChainBody {
     }
 
     const int32_t x = tile.column + thread;
-    const bool valid = state.active && inside(valid_columns(g, segment.width), x);
-    const int32_t i =
-        valid ? static_cast<int32_t>(mapped_index(g.column_offset, g.column_step, x)) : 0;
-    state.column = axis_taps<filter>(i, g.box_width, g.resampled_width);
+    const bool valid = state.active && inside(valid_columns(g, segment), x);
+    const int32_t i = valid ? shown_column(segment, g, x) : 0;
+    state.column = axis_taps<filter>(segment.filter, i, g.box_width, g.resampled_width);
     state.column.inside = valid ? kValid : 0;
     for (int32_t e = 0; e < segment.erasures; ++e)
       if (inside(erased_range(erase[e].left, erase[e].width, segment.width), x))
@@ -210,6 +245,9 @@ struct ChainBody {
       shared.row_stride = width * C;
       shared.row_step = g.row_step;
       shared.valid = valid_row;
+      shared.folds =
+          segment.padding != Padding::kFill &&
+          leaves(g.row_offset, g.row_step, g.resampled_height, {tile.row, tile.row + tile.rows});
       shared.fill = call.operands.at<float>(at, kFill) + call.segment * C;
       shared.erase_value = call.operands.at<float>(at, kEraseValue) + call.erasures_before * C;
     }
@@ -226,8 +264,8 @@ struct ChainBody {
       for (int32_t r = 0; r < staging.rows; ++r)
         for (int c = 0; c < C; ++c)
           column[r * staging.row_pitch + c * staging.channel_pitch] = value;
-    } else if constexpr (filter == Filter::kAntialias) {
-      compute_antialias(call, shared, state, pass, column);
+    } else if constexpr (filter == Filter::kAntialias || filter == Filter::kBicubic) {
+      compute_windows(call, shared, state, pass, column);
     } else {
       const AxisTaps* const row = shared.row + pass * kPassRows;
       for (int32_t r = 0; r < staging.rows; r += kTogether) {
@@ -304,47 +342,77 @@ struct ChainBody {
     }
   }
 
-  // Every input row of the pass is resampled along its columns once, and added to the output rows
-  // that it reaches; those are a window that moves one way over the pass.
-  JAXKERN_HD void compute_antialias(const ChainCall& call, const ChainTile& shared,
-                                    const Thread& state, int32_t pass, float* column) {
+  JAXKERN_HD float weight_of(const AxisTaps& taps, float a, int32_t t) {
+    if constexpr (filter == Filter::kBicubic) return bicubic_tap_weight(taps, a, t);
+    return tap_weight(taps, t);
+  }
+
+  // Every input row of rows [begin, end) of the pass is resampled along its columns once, and added
+  // to the output rows that it reaches; those are a window that moves one way over them.
+  JAXKERN_HD void add_windows(const ChainTile& shared, const Thread& state, Filter kind,
+                              const AxisTaps* row, const Staging& staging, int32_t begin,
+                              int32_t end, float* column) {
+    const int32_t pitch = staging.row_pitch, channel_pitch = staging.channel_pitch;
+    const int32_t row_stride = shared.row_stride;
+    const float a = has_antialias(kind) ? -.5f : -.75f;
+    // In ascending order of inputs: rows [done, started) of the pass are the ones that j reaches.
+    const int32_t step = shared.row_step, from = step > 0 ? begin : end - 1;
+    const int32_t count = end - begin, taps = state.column.last - state.column.first + 1;
+    const int32_t last = row[step > 0 ? end - 1 : begin].last;
+    int32_t started = 0, done = 0;
+    for (int32_t j = row[from].first; j <= last; ++j) {
+      while (started < count && row[from + step * started].first <= j) ++started;
+      while (done < started && row[from + step * done].last < j) ++done;
+      float sum[C] = {};
+      const Value* const at = state.pixels + static_cast<int64_t>(j) * row_stride;
+      for (int32_t t = 0; t < taps; ++t) {
+        const float weight = weight_of(state.column, a, t);
+        if constexpr (filter == Filter::kBicubic) {
+          if (weight == 0.f) continue;  // it may be NaN
+        }
+        JAXKERN_UNROLL
+        for (int c = 0; c < C; ++c) sum[c] += weight * read_only<source>(at + t * C + c);
+      }
+      if constexpr (filter == Filter::kBicubic) {
+        JAXKERN_UNROLL
+        for (int c = 0; c < C; ++c) sum[c] = keeps_levels(kind) ? clamp_level(sum[c]) : sum[c];
+      }
+      for (int32_t k = done; k < started; ++k) {
+        const AxisTaps& reached = row[from + step * k];
+        const float weight = weight_of(reached, a, j - reached.first);
+        if constexpr (filter == Filter::kBicubic) {
+          if (weight == 0.f) continue;
+        }
+        float* const to = column + (from + step * k) * pitch;
+        JAXKERN_UNROLL
+        for (int c = 0; c < C; ++c) to[c * channel_pitch] += weight * sum[c];
+      }
+    }
+  }
+
+  JAXKERN_HD void compute_windows(const ChainCall& call, const ChainTile& shared,
+                                  const Thread& state, int32_t pass, float* column) {
     const Staging& staging = shared.pass[pass];
     const AxisTaps* const row = shared.row + pass * kPassRows;
+    const Filter kind = call.plan.segment[call.segment].filter;
     const int32_t pitch = staging.row_pitch, channel_pitch = staging.channel_pitch;
-    const int32_t rows = staging.rows, row_stride = shared.row_stride;
+    const int32_t rows = staging.rows;
     const int32_t top = shared.tile.row + pass * kPassRows;
     const int32_t begin = static_cast<int32_t>(larger(shared.valid.begin - top, 0));
     const int32_t end = static_cast<int32_t>(smaller(shared.valid.end - top, rows));
     for (int32_t r = 0; r < rows; ++r)
       for (int c = 0; c < C; ++c) column[r * pitch + c * channel_pitch] = 0.f;
-    if (begin < end) {
-      // In ascending order of inputs: rows [done, started) of the pass are the ones that j reaches.
-      const int32_t step = shared.row_step, from = step > 0 ? begin : end - 1;
-      const int32_t count = end - begin, taps = state.column.last - state.column.first + 1;
-      const int32_t last = row[step > 0 ? end - 1 : begin].last;
-      int32_t started = 0, done = 0;
-      for (int32_t j = row[from].first; j <= last; ++j) {
-        while (started < count && row[from + step * started].first <= j) ++started;
-        while (done < started && row[from + step * done].last < j) ++done;
-        float sum[C] = {};
-        const Value* const at = state.pixels + static_cast<int64_t>(j) * row_stride;
-        for (int32_t t = 0; t < taps; ++t) {
-          const float weight = tap_weight(state.column, t);
-          JAXKERN_UNROLL
-          for (int c = 0; c < C; ++c) sum[c] += weight * read_only<source>(at + t * C + c);
-        }
-        for (int32_t k = done; k < started; ++k) {
-          const AxisTaps& reached = row[from + step * k];
-          const float weight = tap_weight(reached, j - reached.first);
-          float* const to = column + (from + step * k) * pitch;
-          JAXKERN_UNROLL
-          for (int c = 0; c < C; ++c) to[c * channel_pitch] += weight * sum[c];
-        }
-      }
-    }
+    // Mirrored rows go both ways, so each by itself.
+    const int32_t together = shared.folds ? 1 : kPassRows;
+    for (int32_t r = begin; r < end; r += together)
+      add_windows(shared, state, kind, row, staging, r,
+                  static_cast<int32_t>(smaller(r + together, end)), column);
     for (int32_t r = 0; r < rows; ++r) {
       float value[C];
-      for (int c = 0; c < C; ++c) value[c] = column[r * pitch + c * channel_pitch];
+      for (int c = 0; c < C; ++c) {
+        value[c] = column[r * pitch + c * channel_pitch];
+        if (filter == Filter::kBicubic && keeps_levels(kind)) value[c] = clamp_level(value[c]);
+      }
       finish(call, shared, state, row[r].inside, value, column + r * pitch, channel_pitch);
     }
   }

@@ -63,7 +63,7 @@ struct ProgramBody {
         erase(call.step[s]);
       } else if (code == Code::kBlur) {
         blur(call.step[s]);
-      } else if (code == Code::kWarp || code == Code::kTurn) {
+      } else if (code == Code::kWarp || code == Code::kPerspective || code == Code::kTurn) {
         warp(call.step[s], code);
       } else if (code == Code::kElastic) {
         elastic(call.step[s]);
@@ -213,7 +213,7 @@ struct ProgramBody {
       block.run([&](int32_t thread) {
         if (thread != 0) return;
         const int64_t sum = static_cast<int64_t>(shared.luma);
-        shared.mean = static_cast<float>(sum) * (1.f / static_cast<float>(pixels));
+        shared.mean = static_cast<float>(sum) / static_cast<float>(pixels);
       });
     } else {
       block.run([&](int32_t thread) {
@@ -401,24 +401,33 @@ struct ProgramBody {
   }
 
   JAXKERN_HD_MEMBER void warp(const ProgramStep& step, Code code) {
-    double matrix[kWarpCoefficients];
+    float matrix[kWarpCoefficients];
     for (int32_t k = 0; k < kWarpCoefficients; ++k) matrix[k] = shared.values[k];
-    int32_t in_height = height, in_width = width;
+    Warp warp = warp_of(step);
+    warp.perspective = code == Code::kPerspective;
     if (code == Code::kTurn) {
       matrix[6] = matrix[7] = 0;
-      in_width = whole_of(shared.values[6], 1, width);
-      in_height = whole_of(shared.values[7], 1, height);
+      warp.in_width = whole_of(shared.values[6], 1, width);
+      warp.in_height = whole_of(shared.values[7], 1, height);
       // Its rows one behind the other.
-      const int64_t row = static_cast<int64_t>(in_width) * C;
-      each(row * in_height, [&](int64_t i) { other[i] = image[i / row * width * C + i % row]; });
+      const int64_t row = static_cast<int64_t>(warp.in_width) * C;
+      each(row * warp.in_height,
+           [&](int64_t i) { other[i] = image[i / row * width * C + i % row]; });
       swap();
     }
-    const bool perspective = !(matrix[6] == 0.0 && matrix[7] == 0.0);
-    seen(step, in_height, in_width, [&](int64_t i) {
-      const double x = static_cast<double>(i % width) + 0.5,
-                   y = static_cast<double>(i / width) + 0.5;
-      return perspective ? warp_point<true>(matrix, x, y) : warp_point<false>(matrix, x, y);
+    const WarpMap map = warp_map(warp, matrix);
+    seen(warp, [&](int32_t column, int32_t row) {
+      return warp.perspective ? warp_point<true>(map, column, row)
+                              : warp_point<false>(map, column, row);
     });
+  }
+
+  JAXKERN_HD_MEMBER Warp warp_of(const ProgramStep& step) const {
+    constexpr Dtype kDtype = kBytes ? Dtype::kU8 : Dtype::kF32;
+    const Filter filter = step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear;
+    Warp warp = {kDtype, C, height, width, height, width, filter, false, {}};
+    for (int32_t c = 0; c < C; ++c) warp.fill[c] = step.fill[c];
+    return warp;
   }
 
   JAXKERN_HD_MEMBER void elastic(const ProgramStep& step) {
@@ -439,52 +448,38 @@ struct ProgramBody {
     }
     const double alpha_x = 0.5 * static_cast<double>(shared.values[0]);
     const double alpha_y = 0.5 * static_cast<double>(shared.values[1]);
-    seen(step, height, width, [&](int64_t i) {
-      return WarpPoint{static_cast<double>(i % width) + alpha_x * field[i],
-                       static_cast<double>(i / width) + alpha_y * field[pixels + i]};
+    seen(warp_of(step), [&](int32_t column, int32_t row) {
+      const int64_t i = static_cast<int64_t>(row) * width + column;
+      return elastic_point(column, row, alpha_x * field[i], alpha_y * field[pixels + i]);
     });
   }
 
-  // Each pixel i shows the image, of these sides, at the point to_point(i).
+  // Each pixel (column, row) shows the image, of the warp's sides, at to_point(column, row).
   template <typename ToPoint>
-  JAXKERN_HD_MEMBER void seen(const ProgramStep& step, int32_t in_height, int32_t in_width,
-                              const ToPoint& to_point) {
-    constexpr Dtype kDtype = kBytes ? Dtype::kU8 : Dtype::kF32;
-    const bool nearest = step.interpolation == 0;
-    Warp warp = {kDtype,
-                 C,
-                 in_height,
-                 in_width,
-                 height,
-                 width,
-                 nearest ? Filter::kNearest : Filter::kBilinear,
-                 {}};
+  JAXKERN_HD_MEMBER void seen(const Warp& warp, const ToPoint& to_point) {
+    const bool nearest = warp.filter == Filter::kNearest;
+    const int32_t in_height = warp.in_height, in_width = warp.in_width;
     T outside[C];
-    const bool filled = step.fill[0] == step.fill[0];
-    for (int32_t c = 0; c < C; ++c) {
-      warp.fill[c] = step.fill[c];
-      outside[c] = stored_value<T>(filled ? step.fill[c] : 0.0);
-    }
+    const bool filled = warp.fill[0] == warp.fill[0];
+    for (int32_t c = 0; c < C; ++c) outside[c] = stored_value<T>(filled ? warp.fill[c] : 0.0);
     each(pixels, [&](int64_t i) {
-      const WarpPoint at = to_point(i);
+      const int32_t to_row = static_cast<int32_t>(i / width);
+      const int32_t to_column = static_cast<int32_t>(i - static_cast<int64_t>(to_row) * width);
+      const WarpPoint at = to_point(to_column, to_row);
       T* const to = other + i * C;
-      const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
+      const float px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
+      const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
+      const int32_t column = static_cast<int32_t>(fx), row = static_cast<int32_t>(fy);
+      const T* const upper = image + (static_cast<int64_t>(row) * in_width + column) * C;
       if (nearest) {
-        const int32_t column = static_cast<int32_t>(rint(px)), row = static_cast<int32_t>(rint(py));
         const bool inside = warp_inside(column, row, in_width, in_height);
-        const int64_t from = static_cast<int64_t>(row) * in_width + column;
-        return put_pixel<T, C>(inside ? image + from * C : outside, to);
+        return put_pixel<T, C>(inside ? upper : outside, to);
       }
       // As the CPU's: in float32 where all four pixels are there and it tells the level.
-      const double fx = floor(px), fy = floor(py);
-      const int32_t column = static_cast<int32_t>(fx), row = static_cast<int32_t>(fy);
-      if (warp_inside(column, row, in_width - 1, in_height - 1)) {
-        const T* const upper = image + (static_cast<int64_t>(row) * in_width + column) * C;
-        const T* const lower = upper + static_cast<int64_t>(in_width) * C;
-        if (blend_inside<T, C>(upper, lower, static_cast<float>(px - fx),
-                               static_cast<float>(py - fy), to))
-          return;
-      }
+      if (warp_inside(column, row, in_width - 1, in_height - 1) &&
+          blend_inside<T, C>(upper, upper + static_cast<int64_t>(in_width) * C, px - fx, py - fy,
+                             to))
+        return;
       blend_pixel<T, C>(warp, image, at, outside, to);
     });
     swap();

@@ -60,9 +60,10 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
     for (int32_t column = 0; column < warp.width; ++column) {
       const int64_t at = static_cast<int64_t>(row) * warp.width + column;
       Element* const to = out + at * kChannels;
-      const WarpPoint point = {column + alpha_x * field_x[at], row + alpha_y * field_y[at]};
-      const double px = clamped_point(point.x, width), py = clamped_point(point.y, height);
-      const double fx = nearest ? rint(px) : floor(px), fy = nearest ? rint(py) : floor(py);
+      const WarpPoint point =
+          elastic_point(column, row, alpha_x * field_x[at], alpha_y * field_y[at]);
+      const float px = clamped_point(point.x, width), py = clamped_point(point.y, height);
+      const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
       const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
       const int32_t last_x = nearest ? width : width - 1, last_y = nearest ? height : height - 1;
       if (!warp_inside(x, y, last_x, last_y)) {
@@ -76,9 +77,7 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
       const Element* const upper = in + y * in_row + static_cast<int64_t>(x) * kChannels;
       if (nearest) {
         put_pixel<Element, kChannels>(upper, to);
-      } else if (!blend_inside<Element, kChannels>(upper, upper + in_row,
-                                                   static_cast<float>(px - fx),
-                                                   static_cast<float>(py - fy), to)) {
+      } else if (!blend_inside<Element, kChannels>(upper, upper + in_row, px - fx, py - fy, to)) {
         blend_pixel<Element, kChannels>(warp, in, point, outside, to);
       }
     }

@@ -62,10 +62,10 @@ std::string named(const std::string& path, const std::string& problem) {
 
 class EncodedChain final : public ChainState {
  public:
-  EncodedChain(const Plan& plan, EncodedSource source)
-      : ChainState(plan), source_(std::move(source)) {
+  EncodedChain(const Stages& stages, EncodedSource source)
+      : ChainState(stages), source_(std::move(source)) {
     set_row_bytes(sizeof(Place));
-    add_parameter(sizeof(Size));
+    size_ = add_parameter(sizeof(Size));
   }
 
  private:
@@ -83,11 +83,13 @@ class EncodedChain final : public ChainState {
   void run_zeros(const Sample& sample, void* output) const;
   int32_t shrink(Size* size, Geometry* geometry) const;
   bool in_bands(const Region& region) const {
-    return plan_.segments == 1 &&
+    // Mirrored rows would be read backwards.
+    return plan_.segments == 1 && plan_.segment[0].padding == Padding::kFill &&
            int64_t{region.height()} * region.width() * plan_.channels / 2 > source_.band_bytes;
   }
 
   const EncodedSource source_;
+  int64_t size_;  // which parameter
 };
 
 void EncodedChain::make(const JaxkernRecords& records, int64_t i, void* output) const {
@@ -95,24 +97,26 @@ void EncodedChain::make(const JaxkernRecords& records, int64_t i, void* output) 
   Place place;
   std::memcpy(&place, records.rows[i], sizeof place);
   Size drawn;
-  std::memcpy(&drawn, parameter<char>(records, kChainParameters, i), sizeof drawn);
-  Geometry geometry[kMaxSegments];
+  std::memcpy(&drawn, parameter<char>(records, size_, i), sizeof drawn);
+  Geometry geometry[kMaxStageSegments];
   read_geometry(records, i, geometry);
-  const Sample sample = checked_sample(records, i, geometry, drawn.height, drawn.width);
+  const StagesSample sample = checked_sample(records, i, geometry, drawn.height, drawn.width);
   Workspace& workspace = thread_workspace();
   std::string name;  // of the file
   const Blob bytes = bytes_at(place, &name, &workspace);
+  void* const image = first_target(stages_, output);
   try {
     if (source_.codec == Codec::kRaw) {
-      run_raw(bytes, drawn, sample, output);
+      run_raw(bytes, drawn, sample.chain, image);
     } else {
-      run_jpeg(bytes, drawn, sample, output, &workspace);
+      run_jpeg(bytes, drawn, sample.chain, image, &workspace);
     }
   } catch (const BadImage& error) {
     if (records.valid == nullptr) throw std::runtime_error(named(name, error.what()));
     records.valid[i] = 0;
-    run_zeros(sample, output);
+    run_zeros(sample.chain, image);
   }
+  run_rest(stages_, sample, image, output);
   workspace.shrink();
 }
 
@@ -212,7 +216,7 @@ int32_t EncodedChain::shrink(Size* size, Geometry* geometry) const {
   Geometry& g = *geometry;
   const Filter filter = plan_.segment[0].filter;
   int32_t denominator = 1;
-  if (filter != Filter::kAntialias && filter != Filter::kBilinear) return denominator;
+  if (filter == Filter::kNone || filter == Filter::kNearest) return denominator;
   while (denominator < 8 && g.box_height / (2 * denominator) >= g.resampled_height &&
          g.box_width / (2 * denominator) >= g.resampled_width) {
     denominator *= 2;
@@ -318,8 +322,12 @@ void EncodedChain::run_zeros(const Sample& given, void* output) const {
 
 }  // namespace
 
-const JaxkernProducer* make_encoded_producer(const Plan& plan, EncodedSource source) {
-  if (plan.source_dtype != Dtype::kU8) {
+const JaxkernProducer* make_encoded_producer(const Stages& stages, EncodedSource source) {
+  const Plan& first = stages.stage[0].chain;
+  if (first.segments == 0) {
+    throw std::invalid_argument("a program is first; wanted a chain, which reads encoded images");
+  }
+  if (first.source_dtype != Dtype::kU8) {
     throw std::invalid_argument("decoded images are u8 and the plan takes another dtype");
   }
   if (source.codec != Codec::kJpeg && source.codec != Codec::kRaw) {
@@ -335,7 +343,7 @@ const JaxkernProducer* make_encoded_producer(const Plan& plan, EncodedSource sou
       throw std::invalid_argument("a blob has no memory");
     }
   }
-  return (new EncodedChain(plan, std::move(source)))->abi();
+  return (new EncodedChain(stages, std::move(source)))->abi();
 }
 
 }  // namespace jaxkern::image

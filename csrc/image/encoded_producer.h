@@ -1,5 +1,5 @@
 // A producer of records (core/producer.h) from encoded images: reads a file or bytes in memory,
-// decodes what the chain needs of it, and runs the chain on that, in the calling thread.
+// decodes what the first chain needs of it, and runs the stages on that, in the calling thread.
 #ifndef JAXKERN_IMAGE_ENCODED_PRODUCER_H_
 #define JAXKERN_IMAGE_ENCODED_PRODUCER_H_
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/producer.h"
-#include "image/plan.h"
+#include "image/stages.h"
 
 namespace jaxkern::image {
 
@@ -36,9 +36,10 @@ struct EncodedSource {
 // refused, as one that is broken; where the caller has `valid` flags it is made of zeros and its
 // flag is 0. A file that cannot be read is always an error.
 //
-// The result is the chain's on the whole image, bit for bit, except with `scaled`. Ownership and
-// errors as for `make_chain_producer`; std::invalid_argument also where the codec is missing.
-const JaxkernProducer* make_encoded_producer(const Plan& plan, EncodedSource source);
+// The result is the stages' on the whole image, bit for bit, except with `scaled`. Ownership and
+// errors as for `make_chain_producer`; std::invalid_argument also where the codec is missing, and
+// where no chain is first.
+const JaxkernProducer* make_encoded_producer(const Stages& stages, EncodedSource source);
 
 }  // namespace jaxkern::image
 

@@ -30,6 +30,7 @@ struct Fast {
   uint8_t* guard;  // a row with room to read past its end
   float* staged;   // [planes, width * together]
   Pattern affine[kMaxChannels], plain;
+  float most;  // of levels under a bicubic filter: 255 in fixed point; else 0
   FinishRow store, stage;
   Resample resample;
 };
@@ -82,8 +83,7 @@ struct RowWalk {
     set();
   }
   static int32_t index(const Fast& fast, int32_t y) {
-    return static_cast<int32_t>(
-        mapped_index(fast.geometry->row_offset, fast.geometry->row_step, y));
+    return shown_row(*fast.segment, *fast.geometry, y);
   }
   void set() {
     const Geometry& g = *fast.geometry;
@@ -102,7 +102,11 @@ struct RowWalk {
   }
   void advance() {
     ++y;
-    bilinear.advance();
+    if (fast.segment->padding == Padding::kFill)
+      bilinear.advance();
+    else
+      bilinear = BilinearWalk(index(fast, y), 1, fast.geometry->box_height,
+                              fast.geometry->resampled_height);
     set();
   }
 };
@@ -110,7 +114,7 @@ struct RowWalk {
 inline RowTaps plane_of(const Fast& fast, const RowTaps& taps, int32_t plane, const float** row) {
   if (plane == 0) return taps;
   for (int32_t t = 0; t < taps.count; ++t) row[t] = taps.row[t] + plane * fast.stride;
-  return {taps.count, row, taps.weight, taps.bytes};
+  return {taps.count, row, taps.weight, taps.bytes, taps.most};
 }
 
 inline char* output_row(const Fast& fast, void* output, int32_t plane, int32_t y) {
@@ -184,17 +188,19 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
   fast.channels = channels;
   fast.planes = planar ? channels : 1;
   fast.together = planar ? 1 : channels;
-  fast.rows = valid_rows(g, segment.height);
-  fast.columns = valid_columns(g, segment.width);
+  fast.rows = valid_rows(g, segment);
+  fast.columns = valid_columns(g, segment);
   if (fast.columns.begin == fast.columns.end) fast.rows.end = fast.rows.begin;
   fast.row_bytes = static_cast<int64_t>(sample.width) * channels;
   const uint8_t* pixels = static_cast<const uint8_t*>(sample.pixels);
   fast.end = pixels + sample.height * fast.row_bytes;
   fast.box = pixels + g.top * fast.row_bytes + static_cast<int64_t>(g.left) * channels;
-  fast.bytes = segment.filter == Filter::kNone && g.column_step == 1 && !planar;
+  fast.bytes = segment.filter == Filter::kNone && g.column_step == 1 && !planar &&
+               !leaves(g.column_offset, 1, g.resampled_width, fast.columns);
   fast.staged = arena.take<float>(static_cast<int64_t>(segment.width) * channels + 4 * kFloats);
   if (!fast.staged) return false;
   float unit = 1.f;
+  fast.most = 0;
   if (fast.bytes) {
     fast.box += (static_cast<int64_t>(g.column_offset) + fast.columns.begin) * channels;
   } else if (fast.rows.begin < fast.rows.end) {
@@ -202,11 +208,10 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
     const int64_t right = static_cast<int64_t>(sample.width) - g.left;
     const int32_t columns = right < g.box_width ? static_cast<int32_t>(right) : g.box_width;
     fast.there = {g.left < 0 ? -g.left * channels : 0, columns * channels};
-    if (!prepare(segment.filter, g, fast.columns, fast.together, channels, arena, fast.taps))
-      return false;
+    if (!prepare(segment, g, fast.columns, fast.together, channels, arena, fast.taps)) return false;
     unit = fast.taps.unit;
-    const int64_t window =
-        segment.filter == Filter::kAntialias ? longest_window(g.box_height, g.resampled_height) : 2;
+    if (keeps_levels(segment.filter)) fast.most = 255.f / unit;
+    const int64_t window = longest_window(segment.filter, g.box_height, g.resampled_height);
     if (window > kFastRing) return false;
     for (fast.ring_size = 2; fast.ring_size < window;) fast.ring_size *= 2;
     fast.resample = choose_resample(fast.taps);
@@ -223,9 +228,9 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
                  fast.together);
   const float one = 1.f, zero = 0.f;
   fill_pattern(fast.plain, &one, &zero, 1.f, 1);
-  const bool stream = static_cast<int64_t>(segment.height) * segment.width * channels *
-                          dtype_bytes(plan.output_dtype) >=
-                      kStreamBytes;
+  const bool stream = !plan.kept && static_cast<int64_t>(segment.height) * segment.width *
+                                            channels * dtype_bytes(plan.output_dtype) >=
+                                        kStreamBytes;
   fast.store = choose_finish(plan.output_dtype, segment.rounding, stream);
   fast.stage = choose_finish(Dtype::kF32, Rounding::kKeep, false);
   return true;
@@ -237,7 +242,7 @@ inline void run_valid_rows(Fast& fast, void* output) {
   const float* shifted[kFastRing];
   RowWalk walk(fast, fast.rows.begin);
   for (int32_t y = fast.rows.begin; y < fast.rows.end; ++y, walk.advance()) {
-    RowTaps taps = {walk.range.end - walk.range.begin, row, walk.weight, nullptr};
+    RowTaps taps = {walk.range.end - walk.range.begin, row, walk.weight, nullptr, fast.most};
     if (fast.bytes)
       taps.bytes = fast.box + walk.range.begin * fast.row_bytes;
     else

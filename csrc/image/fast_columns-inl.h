@@ -29,6 +29,7 @@ struct Columns {
   int32_t windows;  // 1 or 2 a lane, or 0: one for all lanes
   int64_t reach;    // bytes, from the box's first column, that a row's loads may touch
   float unit;       // what a fixed-point one is worth
+  bool levels;      // results are clamped to [0, 255]
   int32_t* offset;  // [windows, vectors, kLanes] byte offset of each window
   uint8_t* mask;    // [windows, vectors, 16 kLanes]
   int16_t* weight;  // [pairs, vectors, 8 kLanes]
@@ -45,14 +46,17 @@ struct ColumnTaps {
 constexpr int32_t kWeightBits = 14;  // 1 << 14 still fits a signed word, and one is exact
 
 inline int32_t pack_pair(int32_t low, int32_t high) {
-  return static_cast<int32_t>(static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16);
+  const uint32_t first = static_cast<uint32_t>(low) & 0xffffu;
+  return static_cast<int32_t>(first | static_cast<uint32_t>(high) << 16);
 }
 
-inline void lookup_taps(Filter filter, const Geometry& g, int32_t begin, ColumnTaps& taps) {
+inline void lookup_taps(const Segment& segment, const Geometry& g, int32_t begin,
+                        ColumnTaps& taps) {
   taps.bits = kWeightBits;
   for (int32_t k = 0; k < taps.count; ++k) {
-    const int32_t i = g.column_offset + g.column_step * (begin + k);
-    taps.first[k] = filter == Filter::kNone ? i : nearest_index(i, g.box_width, g.resampled_width);
+    const int32_t i = shown_column(segment, g, begin + k);
+    taps.first[k] =
+        segment.filter == Filter::kNone ? i : nearest_index(i, g.box_width, g.resampled_width);
     taps.pair[k] = 1 << kWeightBits;
   }
 }
@@ -94,8 +98,8 @@ struct BilinearWalk {
   }
 };
 
-__attribute__((noinline)) void bilinear_column_taps(const Geometry& g, int32_t begin,
-                                                    ColumnTaps& taps) {
+__attribute__((noinline)) void bilinear_column_taps(const Segment& segment, const Geometry& g,
+                                                    int32_t begin, ColumnTaps& taps) {
   constexpr int32_t kOne = 1 << kWeightBits;
   taps.bits = kWeightBits;
   BilinearWalk walk(g.column_offset + g.column_step * begin, g.column_step, g.box_width,
@@ -103,7 +107,10 @@ __attribute__((noinline)) void bilinear_column_taps(const Geometry& g, int32_t b
   const int32_t last = walk.last;
   // A second tap must exist for the shuffle: at the right edge the pair moves left.
   const int32_t edge = last > 0 ? last - 1 : 0, edge_weight = last > 0 ? kOne : 0;
+  const bool folded = segment.padding != Padding::kFill;
   for (int32_t k = 0; k < taps.count; ++k, walk.advance()) {
+    if (folded)
+      walk = BilinearWalk(shown_column(segment, g, begin + k), 1, g.box_width, g.resampled_width);
     int32_t first = walk.first;
     int32_t weight = static_cast<int32_t>(walk.weight() * kOne + .5f);
     weight = first < 0 ? 0 : first >= last ? edge_weight : weight;
@@ -113,24 +120,43 @@ __attribute__((noinline)) void bilinear_column_taps(const Geometry& g, int32_t b
   }
 }
 
-inline bool antialias_column_taps(const Geometry& g, int32_t begin, ColumnTaps& taps, Arena arena) {
+// The first tap of resampled column i and its weights, of which `room` is more than enough.
+// Returns their total.
+inline float window_weights(const Segment& segment, const Geometry& g, int32_t i, int32_t room,
+                            int32_t& first, float* own) {
+  if (is_bicubic(segment.filter)) {
+    const BicubicWindow window = bicubic_window(segment.filter, i, g.box_width, g.resampled_width);
+    float total = 0;
+    first = window.begin;
+    for (int32_t t = 0; t < room; ++t) {
+      const int32_t j = window.begin + t;
+      own[t] = j < window.end ? bicubic_weight(window, j) : 0.f;
+      total += own[t];
+    }
+    return total;
+  }
+  const AntialiasWindow window = antialias_window(i, g.box_width, g.resampled_width);
+  int64_t total = 0;
+  first = window.begin;
+  for (int32_t t = 0; t < room; ++t) {
+    const int32_t j = window.begin + t;
+    const int64_t height = j < window.end ? antialias_height(window, j) : 0;
+    own[t] = static_cast<float>(height);
+    total += height;
+  }
+  return static_cast<float>(total);
+}
+
+inline bool window_column_taps(const Segment& segment, const Geometry& g, int32_t begin,
+                               ColumnTaps& taps, Arena arena) {
   const int32_t room = 2 * taps.pairs;
   float* weight = arena.take<float>(static_cast<int64_t>(taps.count) * room);
   if (!weight) return false;
   float largest = 0;
   for (int32_t k = 0; k < taps.count; ++k) {
-    const AntialiasWindow window = antialias_window(g.column_offset + g.column_step * (begin + k),
-                                                    g.box_width, g.resampled_width);
-    taps.first[k] = window.begin;
     float* own = weight + static_cast<int64_t>(k) * room;
-    int64_t total = 0;
-    for (int32_t t = 0; t < room; ++t) {
-      const int32_t j = window.begin + t;
-      const int64_t height = j < window.end ? antialias_height(window, j) : 0;
-      own[t] = static_cast<float>(height);
-      total += height;
-    }
-    const float scale = 1.f / static_cast<float>(total);
+    const float scale = 1.f / window_weights(segment, g, shown_column(segment, g, begin + k), room,
+                                             taps.first[k], own);
     for (int32_t t = 0; t < room; ++t) {
       own[t] *= scale;
       largest = own[t] > largest ? own[t] : largest;
@@ -220,27 +246,31 @@ inline bool arrange_any(const ColumnTaps& taps, int32_t channels, Columns& colum
          arrange<kTogether, 2>(taps, channels, columns);
 }
 
-// The most taps that an output has under the antialias filter.
-inline int64_t longest_window(int32_t box, int32_t resampled) {
-  if (box <= resampled) return 2;
-  return (2 * static_cast<int64_t>(box) + resampled - 1) / resampled;
+// The most taps that an output has under a filter.
+inline int64_t longest_window(Filter filter, int32_t box, int32_t resampled) {
+  const int64_t least = is_bicubic(filter) ? 4 : 2;
+  if (!has_antialias(filter) || box <= resampled) return least;
+  return (least * box + resampled - 1) / resampled;
 }
 
 // The horizontal half of output columns [range.begin, range.end); false when it does not fit the
 // memory or the shuffles.
-inline bool prepare(Filter filter, const Geometry& g, Range range, int32_t together,
+inline bool prepare(const Segment& segment, const Geometry& g, Range range, int32_t together,
                     int32_t channels, Arena& arena, Columns& columns) {
   ColumnTaps taps;
   taps.count = range.end - range.begin;
   taps.pairs = 1;
-  if (filter == Filter::kAntialias) {
-    const int64_t longest = longest_window(g.box_width, g.resampled_width);
+  const Filter filter = segment.filter;
+  const bool windows = filter == Filter::kAntialias || is_bicubic(filter);
+  if (windows) {
+    const int64_t longest = longest_window(filter, g.box_width, g.resampled_width);
     if (longest > 64) return false;
     taps.pairs = static_cast<int32_t>(longest + 1) / 2;
   }
   columns.values = taps.count * together;
   columns.vectors = (columns.values + kFloats - 1) / kFloats;
   columns.pairs = taps.pairs;
+  columns.levels = keeps_levels(filter);
   const int64_t lanes = static_cast<int64_t>(columns.vectors) * kLanes;
   columns.offset = arena.take<int32_t>(2 * lanes);
   columns.mask = arena.take<uint8_t>(2 * 16 * lanes);
@@ -251,10 +281,10 @@ inline bool prepare(Filter filter, const Geometry& g, Range range, int32_t toget
   if (!columns.offset || !columns.mask || !columns.weight || !taps.first || !taps.pair)
     return false;
   if (filter == Filter::kBilinear)
-    bilinear_column_taps(g, range.begin, taps);
-  else if (filter != Filter::kAntialias)
-    lookup_taps(filter, g, range.begin, taps);
-  else if (!antialias_column_taps(g, range.begin, taps, temporary))
+    bilinear_column_taps(segment, g, range.begin, taps);
+  else if (!windows)
+    lookup_taps(segment, g, range.begin, taps);
+  else if (!window_column_taps(segment, g, range.begin, taps, temporary))
     return false;
   if (together == 1) return arrange_any<1>(taps, channels, columns);
   if (together == 3) return arrange_any<3>(taps, channels, columns);
@@ -291,22 +321,30 @@ struct WindowLoop {
 
 // `row` is at the box's first column (and, in a plane, at the channel); columns.reach bytes of it
 // are readable. Writes whole vectors.
-template <int kWindows, int kPairs>
+template <int kWindows, int kPairs, bool kLevels = false>
 __attribute__((noinline)) void resample_windows(const Columns& columns, const uint8_t* row,
                                                 int32_t channels, float* __restrict out) {
   const WindowLoop<kWindows> loop(columns);
   const int64_t pairs = kPairs > 0 ? kPairs : columns.pairs;
   const int64_t advance = 2 * channels;
+  const Floats most = splat(255.f / columns.unit);
   for (int64_t v = 0; v < loop.vectors; ++v) {
     Ints sum = loop.product(row, v, 0);
     for (int64_t k = 1; k < pairs; ++k) sum = add_ints(sum, loop.product(row + advance * k, v, k));
-    store(out + v * kFloats, ints_to_floats(sum));
+    const Floats values = ints_to_floats(sum);
+    store(out + v * kFloats, kLevels ? limit(values, most) : values);
   }
 }
 
 using Resample = void (*)(const Columns&, const uint8_t*, int32_t, float*);
 
 inline Resample choose_resample(const Columns& columns) {
+  if (columns.levels) {
+    if (columns.windows == 2) return resample_windows<2, 0, true>;
+    if (columns.windows == 0) return resample_windows<0, 0, true>;
+    if (columns.pairs == 2) return resample_windows<1, 2, true>;
+    return columns.pairs == 3 ? resample_windows<1, 3, true> : resample_windows<1, 0, true>;
+  }
   if (columns.windows == 2) return resample_windows<2, 0>;
   if (columns.windows == 0)
     return columns.pairs == 1 ? resample_windows<0, 1> : resample_windows<0, 0>;

@@ -56,6 +56,43 @@ struct Blend {
   }
 };
 
+// The same of levels, whose weighted sum is clamped to [0, most] before the scale.
+template <int kTaps>
+struct LevelBlend {
+  const float* const* row;
+  const float* weight;
+  int32_t taps;
+  float most;
+
+  struct Scaled {
+    LevelBlend blend;
+    Floats weight[kTaps > 0 ? kTaps : 1];
+    Floats scale, bias, most;
+    const float* row[kTaps > 0 ? kTaps : 1];
+
+    Floats at(int32_t i) const {
+      const int32_t taps = kTaps > 0 ? kTaps : blend.taps;
+      const auto weighted = [&](int32_t t) {
+        return kTaps > 0 ? weight[t] : splat(blend.weight[t]);
+      };
+      const auto values = [&](int32_t t) { return load((kTaps > 0 ? row[t] : blend.row[t]) + i); };
+      Floats sum = multiply(weighted(0), values(0));
+      for (int32_t t = 1; t < taps; ++t) sum = multiply_add(weighted(t), values(t), sum);
+      return multiply_add(limit(sum, most), scale, bias);
+    }
+    Floats at_end(int32_t i, int32_t) const { return at(i); }
+  };
+
+  Scaled scaled(const float* scale, const float* bias) const {
+    Scaled result = {*this, {}, load(scale), load(bias), splat(most), {}};
+    for (int t = 0; t < kTaps; ++t) {
+      result.weight[t] = splat(weight[t]);
+      result.row[t] = row[t];
+    }
+    return result;
+  }
+};
+
 struct Bytes {
   const uint8_t* row;
 
@@ -164,12 +201,25 @@ struct RowTaps {
   const float** row;
   float* weight;
   const uint8_t* bytes;  // instead of rows: one row of bytes as it is
+  float most = 0;        // of levels: what their sums are clamped to
 };
+
+template <typename Sink>
+inline void finish_levels(const RowTaps& taps, const Pattern& pattern, int32_t together,
+                          int32_t count, typename Sink::Value* out) {
+  const auto finish = [&](auto blend) {
+    finish_values<Sink>(blend, pattern, together, count, out);
+  };
+  if (taps.count == 4) return finish(LevelBlend<4>{taps.row, taps.weight, 4, taps.most});
+  if (taps.count == 5) return finish(LevelBlend<5>{taps.row, taps.weight, 5, taps.most});
+  finish(LevelBlend<0>{taps.row, taps.weight, taps.count, taps.most});
+}
 
 template <typename Sink>
 inline void finish_row(const RowTaps& taps, const Pattern& pattern, int32_t together, int32_t count,
                        void* output) {
   auto* out = static_cast<typename Sink::Value*>(output);
+  if (taps.most > 0) return finish_levels<Sink>(taps, pattern, together, count, out);
   if (taps.bytes) return finish_values<Sink>(Bytes{taps.bytes}, pattern, together, count, out);
   if (taps.count == 1)
     return finish_values<Sink>(Blend<1>{taps.row, taps.weight, 1}, pattern, together, count, out);

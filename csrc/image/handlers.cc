@@ -10,6 +10,7 @@
 #include "image/levels.h"
 #include "image/operands.h"
 #include "image/ops.h"
+#include "image/stage_operands.h"
 
 namespace jaxkern::image {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 struct Places {
   int64_t offset = 0;
   int32_t height = 0, width = 0;
-  Geometry geometry[kMaxSegments];
+  Geometry geometry[kMaxStageSegments];
 };
 
 // A read that the compiler does not repeat.
@@ -28,63 +29,86 @@ T read_once(const Operand& operand, int64_t i) {
   return *static_cast<const volatile T*>(operand.at<T>(i));
 }
 
-void read_places(const ChainOperands& chain, int64_t i, Places* places) {
-  memcpy(places->geometry, chain.geometry.at<Geometry>(i),
-         sizeof(Geometry) * static_cast<size_t>(chain.plan.segments));
-  if (chain.ragged) {
-    const bool wide = chain.offset.dtype == ffi::S64;
-    places->offset =
-        wide ? read_once<int64_t>(chain.offset, i) : read_once<int32_t>(chain.offset, i);
-    places->height = read_once<int32_t>(chain.height, i);
-    places->width = read_once<int32_t>(chain.width, i);
+int32_t segments_of(const ChainOperands& op) { return op.plan.segments; }
+int32_t segments_of(const StageOperands& op) { return op.stages.segments(); }
+
+template <typename Op>
+void read_places(const Op& op, int64_t i, Places* places) {
+  if (segments_of(op) > 0) {
+    memcpy(places->geometry, op.geometry.template at<Geometry>(i),
+           sizeof(Geometry) * static_cast<size_t>(segments_of(op)));
+  }
+  if (op.ragged) {
+    const bool wide = op.offset.dtype == ffi::S64;
+    places->offset = wide ? read_once<int64_t>(op.offset, i) : read_once<int32_t>(op.offset, i);
+    places->height = read_once<int32_t>(op.height, i);
+    places->width = read_once<int32_t>(op.width, i);
   } else {
-    places->height = static_cast<int32_t>(chain.pixels.core[0]);
-    places->width = static_cast<int32_t>(chain.pixels.core[1]);
+    places->height = static_cast<int32_t>(op.pixels.core[0]);
+    places->width = static_cast<int32_t>(op.pixels.core[1]);
   }
 }
 
 // One sample at checked places.
-Sample sample_at(const ChainOperands& chain, const Places& places, int64_t i) {
-  return {chain.pixels.at<char>(i) + places.offset,
+template <typename Op>
+Sample sample_at(const Op& op, const Places& places, int64_t i) {
+  return {op.pixels.template at<char>(i) + places.offset,
           places.height,
           places.width,
           places.geometry,
-          chain.affine.at<float>(i),
-          chain.fill.at<float>(i),
-          chain.erase_box.at<EraseBox>(i),
-          chain.erase_value.at<float>(i)};
+          op.affine.template at<float>(i),
+          op.fill.template at<float>(i),
+          op.erase_box.template at<EraseBox>(i),
+          op.erase_value.template at<float>(i)};
 }
 
+Problem check(const ChainOperands& op, const Sample& sample, int64_t i) {
+  return check_sample(op.plan, sample, i);
+}
+Problem check(const StageOperands& op, const Sample& sample, int64_t i) {
+  return check_stages_sample(op.stages, sample, i);
+}
+
+int32_t channels_of(const ChainOperands& op) { return op.plan.channels; }
+int32_t channels_of(const StageOperands& op) { return op.stages.last().chain.channels; }
+
 // What is wrong with a sample; empty where nothing is.
-std::string problem_of(const ChainOperands& chain, const Places& places, int64_t i) {
-  if (chain.ragged && !lies_in_buffer(places.offset, places.height, places.width,
-                                      chain.plan.channels, chain.buffer_size)) {
+template <typename Op>
+std::string problem_of(const Op& op, const Places& places, int64_t i) {
+  if (op.ragged && !lies_in_buffer(places.offset, places.height, places.width, channels_of(op),
+                                   op.buffer_size)) {
     return "image " + std::to_string(i) + " of " + std::to_string(places.height) + " x " +
-           std::to_string(places.width) + " x " + std::to_string(chain.plan.channels) +
+           std::to_string(places.width) + " x " + std::to_string(channels_of(op)) +
            " bytes at offset " + std::to_string(places.offset) +
-           " does not lie inside operand 'buffer' of " + std::to_string(chain.buffer_size) +
-           " bytes";
+           " does not lie inside operand 'buffer' of " + std::to_string(op.buffer_size) + " bytes";
   }
-  const Problem problem = check_sample(chain.plan, sample_at(chain, places, i), i);
+  const Problem problem = check(op, sample_at(op, places, i), i);
   if (problem.argument == nullptr) return {};
   return std::string("operand or attribute '") + problem.argument + "' of sample " +
          std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) +
          " is out of range; wanted " + problem.wanted;
 }
 
+void run(const ChainOperands& op, const Sample& sample, int64_t i) {
+  run_sample(op.plan, sample, op.out.at<char>(i), thread_scratch<kScratchBytes>());
+}
+void run(const StageOperands& op, const Sample& sample, int64_t i) {
+  run_stages(op.stages, {sample, op.op.at<int32_t>(i), op.values.at<float>(i)}, op.out.at<char>(i));
+}
+
 // The problem of the first sample that has one; the others are run.
-std::string run_chain(const ChainOperands& chain, const Executor& executor) {
+template <typename Op>
+std::string run_checked(const Op& op, const Executor& executor) {
   std::mutex mutex;
-  int64_t first = chain.call.samples();
+  int64_t first = op.call.samples();
   std::string problem;
-  parallel_for(executor, chain.call.samples(), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(executor, op.call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Places places;
-      read_places(chain, i, &places);
-      std::string found = problem_of(chain, places, i);
+      read_places(op, i, &places);
+      std::string found = problem_of(op, places, i);
       if (found.empty()) {
-        run_sample(chain.plan, sample_at(chain, places, i), chain.out.at<char>(i),
-                   thread_scratch<kScratchBytes>());
+        run(op, sample_at(op, places, i), i);
         continue;
       }
       const std::lock_guard<std::mutex> lock(mutex);
@@ -104,8 +128,8 @@ ffi::Error on_cpu(const Op& op, ffi::ThreadPool pool) {
   if (!call.ok()) return call.error();
   advise_results(op.result);
   const Executor executor = executor_of(pool);
-  if constexpr (std::is_base_of_v<ChainOperands, Op>) {
-    if (const std::string problem = run_chain(op, executor); !problem.empty()) call.fail(problem);
+  if constexpr (std::is_base_of_v<SourceOperands, Op>) {
+    if (const std::string problem = run_checked(op, executor); !problem.empty()) call.fail(problem);
   } else if (op.result.element_count() != 0) {
     parallel_for(executor, call.samples(), 1,
                  [&](int64_t begin, int64_t end) { op.run_samples(begin, end); });

@@ -5,10 +5,7 @@
 #define JAXKERN_IMAGE_OPERANDS_H_
 
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
-#include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -16,7 +13,7 @@
 #include "image/check.h"
 #include "image/mix.h"
 #include "image/plan.h"
-#include "image/program.h"
+#include "image/program_call.h"
 
 namespace jaxkern::image {
 
@@ -72,19 +69,48 @@ struct ChainParameters {
   }
 };
 
-// The checked call of a chain. `pixels` is either dense [batch..., H, W, C], or, for ragged images,
-// one flat buffer [1..., B] with a place and a size for each sample.
-struct ChainOperands {
+// The images of a call: `pixels` is either dense [batch..., H, W, C], or, for ragged images, one
+// flat buffer [1..., B] with a place and a size for each sample.
+struct SourceOperands {
   Call call;
   ffi::AnyBuffer result;
-  Plan plan = {};
   Operand pixels, offset, height, width;
-  Operand geometry, affine, fill, erase_box, erase_value, out;
   bool ragged = false;
   int64_t buffer_size = 0;  // of a ragged buffer
 
  protected:
-  ChainOperands(const char* op, ChainParameters in) : call(op, *in.out, 3), result(*in.out) {
+  SourceOperands(const char* op, ffi::AnyBuffer out) : call(op, out, 3), result(out) {}
+
+  Dtype read_images(In images, int64_t channels) {
+    pixels = call.operand("images", images, ffi::DataType::INVALID, {kAnySize, kAnySize, channels});
+    const Dtype dtype = to_dtype(call, "operand 'images'", images.element_type());
+    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+    if (pixels.core[0] > kLimit || pixels.core[1] > kLimit) {
+      call.fail("operand 'images' has shape " + shape_text(images.dimensions()) +
+                "; wanted a height and width below 2^31");
+    }
+    return dtype;
+  }
+
+  Dtype read_buffer(In buffer, In offsets, In heights, In widths) {
+    ragged = true;
+    pixels = call.operand("buffer", buffer, ffi::U8, {kAnySize});
+    buffer_size = pixels.core[0];
+    const bool wide = offsets.element_type() == ffi::S64;
+    offset = call.operand("offset", offsets, wide ? ffi::S64 : ffi::S32, {});
+    height = call.operand("height", heights, ffi::S32, {});
+    width = call.operand("width", widths, ffi::S32, {});
+    return Dtype::kU8;
+  }
+};
+
+// The checked call of a chain.
+struct ChainOperands : SourceOperands {
+  Plan plan = {};
+  Operand geometry, affine, fill, erase_box, erase_value, out;
+
+ protected:
+  ChainOperands(const char* op, ChainParameters in) : SourceOperands(op, *in.out) {
     if (call.ok()) read_plan(in);
   }
 
@@ -155,14 +181,7 @@ struct ImageChain : ChainOperands {
       : ImageChain(images, ChainParameters{std::move(rest)...}) {}
 
   ImageChain(In images, const ChainParameters& in) : ChainOperands("jaxkern.image_chain", in) {
-    pixels =
-        call.operand("images", images, ffi::DataType::INVALID, {kAnySize, kAnySize, plan.channels});
-    plan.source_dtype = to_dtype(call, "operand 'images'", images.element_type());
-    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-    if (pixels.core[0] > kLimit || pixels.core[1] > kLimit) {
-      call.fail("operand 'images' has shape " + shape_text(images.dimensions()) +
-                "; wanted a height and width below 2^31");
-    }
+    plan.source_dtype = read_images(images, plan.channels);
     read_parameters(in);
   }
 };
@@ -183,14 +202,7 @@ struct ImageChainRagged : ChainOperands {
 
   ImageChainRagged(In buffer, In offsets, In heights, In widths, const ChainParameters& in)
       : ChainOperands("jaxkern.image_chain_ragged", in) {
-    ragged = true;
-    plan.source_dtype = Dtype::kU8;
-    pixels = call.operand("buffer", buffer, ffi::U8, {kAnySize});
-    buffer_size = pixels.core[0];
-    const bool wide = offsets.element_type() == ffi::S64;
-    offset = call.operand("offset", offsets, wide ? ffi::S64 : ffi::S32, {});
-    height = call.operand("height", heights, ffi::S32, {});
-    width = call.operand("width", widths, ffi::S32, {});
+    plan.source_dtype = read_buffer(buffer, offsets, heights, widths);
     read_parameters(in);
   }
 };
@@ -298,45 +310,17 @@ struct ImageProgram {
     work.height = static_cast<int32_t>(h);
     work.width = static_cast<int32_t>(w);
     work.channels = static_cast<int32_t>(c);
-    work.steps = static_cast<int32_t>(steps);
     work.samples = call.samples();
     for (int k = 0; k < kProgramOperands; ++k) {
       work.operands.set(k, operands[k].data, operands[k].map);
     }
-    for (size_t s = 0; s < codes.size(); ++s) {
-      ProgramStep& step = work.step[s];
-      step = {codes[s], interpolation[s], kernel[2 * s], kernel[2 * s + 1], {}};
-      for (int64_t k = 0; k < c; ++k)
-        step.fill[k] = fill[s * static_cast<size_t>(c) + static_cast<size_t>(k)];
-      if (step.interpolation != 0 && step.interpolation != 1) {
-        call.fail("attribute 'interpolation' holds " + std::to_string(step.interpolation) +
-                  "; wanted 0 (nearest) or 1 (bilinear)");
-      }
-      for (const int32_t size : {step.kernel_x, step.kernel_y}) {
-        if (size < 1 || size % 2 == 0 || size > kMaxBlurKernel) {
-          call.fail("attribute 'kernel' holds " + std::to_string(size) + "; wanted odd sizes to " +
-                    std::to_string(kMaxBlurKernel));
-        }
-      }
+    if (const std::string wrong = set_steps(codes, interpolation, kernel, fill, &work);
+        !wrong.empty()) {
+      call.fail("attribute " + wrong);
     }
   }
 
-  void run_samples(int64_t begin, int64_t end) const {
-    const size_t bytes = program_scratch_bytes(work);
-    if (bytes <= kKeptScratchBytes) {
-      return program_samples(work, begin, end, thread_scratch<kKeptScratchBytes>());
-    }
-    struct Free {
-      void operator()(char* memory) const { std::free(memory); }
-    };
-    const std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, bytes)));
-    if (!scratch) throw std::bad_alloc();
-    program_samples(work, begin, end, scratch.get());
-  }
-
- private:
-  // What a thread keeps; larger images have theirs for the call.
-  static constexpr size_t kKeptScratchBytes = size_t{8} << 20;
+  void run_samples(int64_t begin, int64_t end) const { run_program_samples(work, begin, end); }
 };
 
 }  // namespace jaxkern::image

@@ -11,7 +11,9 @@
   OP(ImageProgram, "jaxkern.image_program.v1")
 
 // On the CPU alone.
-#define JAXKERN_IMAGE_CPU_OPS(OP)
+#define JAXKERN_IMAGE_CPU_OPS(OP)            \
+  OP(ImageStages, "jaxkern.image_stages.v1") \
+  OP(ImageStagesRagged, "jaxkern.image_stages_ragged.v1")
 
 // On the CPU alone, and where libjpeg-turbo was found.
 #define JAXKERN_IMAGE_JPEG_OPS(OP) OP(ImageDecodeJpeg, "jaxkern.image_decode_jpeg.v1")

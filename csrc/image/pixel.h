@@ -143,22 +143,50 @@ JAXKERN_HD uint8_t unit_level(float x) { return static_cast<uint8_t>(level_of(x 
 // ---------------------------------------------------------------- warps
 
 struct WarpPoint {
-  double x, y;  // in pixels of the input: (0, 0) is the centre of the first
+  float x, y;  // in pixels of the input: (0, 0) is the centre of the first
 };
 
+// What makes points of output pixels: c0 to c5 in units of half the input's sides.
+struct WarpMap {
+  float c[kWarpCoefficients];
+  float half_width, half_height;
+  float first_x, first_y;  // of the first output pixel
+};
+
+JAXKERN_HD WarpMap warp_map(const Warp& warp, const float* coefficients) {
+  WarpMap map;
+  map.half_width = 0.5f * static_cast<float>(warp.in_width);
+  map.half_height = 0.5f * static_cast<float>(warp.in_height);
+  for (int32_t k = 0; k < 3; ++k) {
+    map.c[k] = coefficients[k] / map.half_width;
+    map.c[k + 3] = coefficients[k + 3] / map.half_height;
+  }
+  map.c[6] = coefficients[6];
+  map.c[7] = coefficients[7];
+  map.first_x = warp.perspective ? 0.5f : static_cast<float>(1 - warp.width) * 0.5f;
+  map.first_y = warp.perspective ? 0.5f : static_cast<float>(1 - warp.height) * 0.5f;
+  return map;
+}
+
 template <bool kPerspective>
-JAXKERN_HD WarpPoint warp_point(const double* c, double x, double y) {
-  const double across = c[0] * x + (c[1] * y + c[2]);
-  const double down = c[3] * x + (c[4] * y + c[5]);
-  if constexpr (!kPerspective) return {across - 0.5, down - 0.5};
-  const double near = 1.0 / (c[6] * x + (c[7] * y + 1.0));
-  return {across * near - 0.5, down * near - 0.5};
+JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row) {
+  const float x = static_cast<float>(column) + map.first_x;
+  const float y = static_cast<float>(row) + map.first_y;
+  float across = (map.c[0] * x + map.c[1] * y) + map.c[2];
+  float down = (map.c[3] * x + map.c[4] * y) + map.c[5];
+  if constexpr (kPerspective) {
+    const float depth = (map.c[6] * x + map.c[7] * y) + 1.f;
+    across = across / depth - 1.f;
+    down = down / depth - 1.f;
+  }
+  return {(across + 1.f) * map.half_width - 0.5f, (down + 1.f) * map.half_height - 0.5f};
 }
 
 // NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
-JAXKERN_HD double clamped_point(double x, int32_t side) {
-  x = x > -2.0 ? x : -2.0;
-  return x < side + 1.0 ? x : side + 1.0;
+JAXKERN_HD float clamped_point(float x, int32_t side) {
+  const float beyond = static_cast<float>(side) + 1.f;
+  x = x > -2.f ? x : -2.f;
+  return x < beyond ? x : beyond;
 }
 
 JAXKERN_HD bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height) {
@@ -186,7 +214,8 @@ JAXKERN_HD void put_pixel(const Element* pixel, Element* out) {
 template <typename Element, int32_t kChannels>
 JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
                                   const Element* outside, Element* out) {
-  const double px = clamped_point(at.x, warp.in_width), py = clamped_point(at.y, warp.in_height);
+  const double px = static_cast<double>(clamped_point(at.x, warp.in_width));
+  const double py = static_cast<double>(clamped_point(at.y, warp.in_height));
   const double fx = floor(px), fy = floor(py);
   const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
   double value[kChannels] = {}, all = 0;
@@ -214,7 +243,7 @@ JAXKERN_HD float between(float a, float b, float weight) {
 }
 
 // Above the error of a blend in float32: six roundings of values and differences up to 255, half a
-// unit of 2^-16 each, and those of two weights.
+// unit of 2^-16 each.
 constexpr float kBlendError = 0x1p-13f;
 
 // One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.

@@ -6,8 +6,10 @@
 //   1. crop       the box (top, left, box_height, box_width) of its input; the box lies inside it
 //   2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
 //   3. map        output row y shows resampled row  row_offset + row_step * y,  row_step 1 or -1;
-//                 columns likewise; a pixel is VALID when both indices exist and it lies inside the
-//                 rectangle [valid_top, valid_bottom) x [valid_left, valid_right)
+//                 columns likewise; an index outside the resampled image stands for one inside
+//                 where `padding` says so, else it does not exist; a pixel is VALID when both
+//                 indices exist and it lies inside the rectangle [valid_top, valid_bottom) x
+//                 [valid_left, valid_right)
 //   4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]
 //   5. erase      for each erase box k in order: pixels inside it become erase_value[k][c]
 //   6. round      see Rounding
@@ -31,6 +33,21 @@ enum class Filter : int32_t {
   kNearest = 1,   // index = floor((2 i + 1) * box / (2 * resampled)): torchvision's nearest-exact
   kBilinear = 2,  // two taps at max((2 i + 1) * box / (2 * resampled) - 1/2, 0), the second clamped
   kAntialias = 3,  // triangle of half-width max(box / resampled, 1), weights normalized in the box
+  // Cubic convolution. Its weights may be below 0, so that values go beyond those of the input.
+  kBicubic = 4,           // a = -3/4, four taps; those outside the box are its first or last pixel
+  kBicubicAntialias = 5,  // a = -1/2, half-width 2 max(box / resampled, 1), normalized in the box
+  // The same of levels: columns are resampled first, and each pass is clamped to [0, 255].
+  kBicubicLevels = 6,
+  kBicubicAntialiasLevels = 7,
+};
+
+// What stands for an index outside the n = resampled ones, as numpy.pad names it; offsets are at
+// most kMaxOffset from 0 then.
+enum class Padding : int32_t {
+  kFill = 0,       // nothing: the pixel is `fill`
+  kEdge = 1,       // the nearest: a a | a b c | c c
+  kReflect = 2,    // mirrored about the outermost: c b | a b c | b a
+  kSymmetric = 3,  // mirrored with the outermost twice: b a | a b c | c b
 };
 
 enum class Rounding : int32_t {
@@ -42,6 +59,7 @@ enum class Rounding : int32_t {
 constexpr int kMaxSegments = 8;
 constexpr int kMaxErasures = 16;  // over all segments of a chain
 constexpr int kMaxChannels = 4;
+constexpr int32_t kMaxOffset = 1 << 25;
 
 // What is the same for every sample.
 struct Segment {
@@ -49,6 +67,7 @@ struct Segment {
   int32_t height, width;  // of the output
   int32_t erasures;       // how many erase boxes belong to this segment
   Rounding rounding;
+  Padding padding = Padding::kFill;
 };
 
 struct Plan {
@@ -56,11 +75,13 @@ struct Plan {
   Segment segment[kMaxSegments];
   int32_t channels;  // 1, 3 or 4
   Dtype source_dtype, output_dtype;
-  Layout layout;  // of the output; sources are always [H, W, C]
+  Layout layout;      // of the output; sources are always [H, W, C]
+  bool kept = false;  // the output is read next, so it should stay in the caches
 };
 
 // Sets the segments from arrays, as the ops' attributes hold them: filter, erasures and rounding
-// [S] and size [S * 2], height and width of each output. False where their lengths do not fit.
+// [S] and size [S * 2], height and width of each output. `filter` holds the padding, too: its lower
+// four bits are the filter and those above the padding. False where their lengths do not fit.
 template <typename Integers>
 bool set_segments(const Integers& filter, const Integers& size, const Integers& erasures,
                   const Integers& rounding, Plan* plan) {
@@ -71,8 +92,12 @@ bool set_segments(const Integers& filter, const Integers& size, const Integers& 
   }
   plan->segments = static_cast<int32_t>(segments);
   for (size_t s = 0; s < segments; ++s) {
-    plan->segment[s] = {static_cast<Filter>(filter[s]), size[2 * s], size[2 * s + 1], erasures[s],
-                        static_cast<Rounding>(rounding[s])};
+    plan->segment[s] = {static_cast<Filter>(filter[s] & 15),
+                        size[2 * s],
+                        size[2 * s + 1],
+                        erasures[s],
+                        static_cast<Rounding>(rounding[s]),
+                        static_cast<Padding>(filter[s] >> 4)};
   }
   return true;
 }

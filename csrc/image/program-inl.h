@@ -156,9 +156,10 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
                  work.height,
                  work.width,
                  step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+                 code == Code::kPerspective,
                  {}};
     memcpy(warp.fill, step.fill, sizeof warp.fill);
-    if (code == Code::kWarp) {
+    if (code == Code::kWarp || code == Code::kPerspective) {
       warp_image(warp, work.image, values, work.other);
     } else if (code == Code::kTurn) {
       warp.in_width = whole_of(values[6], 1, work.width);
@@ -223,8 +224,8 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
     if (code == Code::kNone) continue;
     if (code == Code::kNoise || code == Code::kErase) {
       noise_step(work, call.step[s], code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kElastic ||
-               code == Code::kTurn) {
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective ||
+               code == Code::kElastic || code == Code::kTurn) {
       moving_step(work, call.step[s], code, values[s]);
     } else if (code >= Code::kKeep) {
       mean_step(work, mean, code, values[s]);

@@ -42,18 +42,19 @@ enum class Code : int32_t {
   kGrayscale = 10,
   kPermute = 11,  // the source of each of three channels
   kBlur = 12,     // sigma along x and y
-  kWarp = 13,     // c0 to c7
+  kWarp = 13,     // c0 to c5 of an affine map
   // A mean of what several runs of steps make of one image.
-  kKeep = 14,  // weight: the image is kept, and begins a mean
-  kAdd = 15,   // weight: the image joins the mean, and becomes the kept one again
-  kMean = 16,  // the image becomes the mean
+  kKeep = 14,         // weight: the image is kept, and begins a mean
+  kAdd = 15,          // weight: the image joins the mean, and becomes the kept one again
+  kMean = 16,         // the image becomes the mean
+  kPerspective = 17,  // c0 to c7
   // Random ones end in their key: 64 bits in four values, whole numbers below 2^16, low ones first.
-  kNoise = 17,    // mean, sigma, whether sums are clipped; key
-  kErase = 18,    // top, left, height, width; key
-  kElastic = 19,  // alpha along x and y, sigma along x and y; key
-  kTurn = 20,     // c0 to c5, width and height of the image, which is the top left of what is given
+  kNoise = 18,    // mean, sigma, whether sums are clipped; key
+  kErase = 19,    // top, left, height, width; key
+  kElastic = 20,  // alpha along x and y, sigma along x and y; key
+  kTurn = 21,     // c0 to c5, width and height of the image, which is the top left of what is given
 };
-constexpr int kCodes = 21;
+constexpr int kCodes = 22;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further

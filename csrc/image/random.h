@@ -116,6 +116,11 @@ JAXKERN_HD float noisy(float x, double noise, bool clip) {
   return clip ? unit_of(sum) : sum;
 }
 
+// Where an elastic warp takes an output pixel from.
+JAXKERN_HD WarpPoint elastic_point(int32_t column, int32_t row, double x, double y) {
+  return {static_cast<float>(column + x), static_cast<float>(row + y)};
+}
+
 struct Box {
   int32_t top, left, bottom, right;  // the last two are not in it
 };

@@ -15,16 +15,27 @@ struct Region {
   int32_t width() const { return columns.end - columns.begin; }
 };
 
+// The resampled indices that outputs `shown`, which are valid, show, and maybe some between them.
+inline Range shown_range(Padding padding, int32_t offset, int32_t step, int32_t resampled,
+                         Range shown) {
+  const int64_t first = mapped_index(offset, step, shown.begin);
+  const int64_t last = mapped_index(offset, step, shown.end - 1);
+  const int64_t low = smaller(first, last), high = larger(first, last);
+  if (low <= -resampled || high >= 2 * static_cast<int64_t>(resampled)) return {0, resampled};
+  const int32_t a = folded_index(padding, low, resampled);
+  const int32_t b = folded_index(padding, high, resampled);
+  // What lies beyond an end stands for indices from that end on.
+  return {low < 0 ? 0 : static_cast<int32_t>(smaller(a, b)),
+          high >= resampled ? resampled : static_cast<int32_t>(larger(a, b)) + 1};
+}
+
 // The inputs of one axis that outputs `shown`, which are valid, are made of. Taps move one way.
-inline Range read_range(Filter filter, int32_t start, int32_t box, int32_t resampled,
+inline Range read_range(const Segment& segment, int32_t start, int32_t box, int32_t resampled,
                         int32_t offset, int32_t step, Range shown) {
   if (shown.end <= shown.begin) return {0, 0};
-  const auto taps = [&](int32_t y) {
-    return tap_range(filter, static_cast<int32_t>(mapped_index(offset, step, y)), box, resampled);
-  };
-  const Range first = taps(shown.begin), last = taps(shown.end - 1);
-  return {start + static_cast<int32_t>(smaller(first.begin, last.begin)),
-          start + static_cast<int32_t>(larger(first.end, last.end))};
+  const Range index = shown_range(segment.padding, offset, step, resampled, shown);
+  return {start + tap_range(segment.filter, index.begin, box, resampled).begin,
+          start + tap_range(segment.filter, index.end - 1, box, resampled).end};
 }
 
 inline Range overlap(Range a, Range b) {
@@ -37,9 +48,9 @@ inline Range overlap(Range a, Range b) {
 inline Range read_rows(const Plan& plan, const Geometry* geometry, Range wanted) {
   for (int32_t s = plan.segments - 1; s >= 0; --s) {
     const Geometry& g = geometry[s];
-    const Range shown = overlap(wanted, valid_rows(g, plan.segment[s].height));
-    wanted = read_range(plan.segment[s].filter, g.top, g.box_height, g.resampled_height,
-                        g.row_offset, g.row_step, shown);
+    const Range shown = overlap(wanted, valid_rows(g, plan.segment[s]));
+    wanted = read_range(plan.segment[s], g.top, g.box_height, g.resampled_height, g.row_offset,
+                        g.row_step, shown);
   }
   return wanted;
 }
@@ -50,9 +61,9 @@ inline Range read_columns(const Plan& plan, const Geometry* geometry) {
   Range wanted = {0, plan.segment[plan.segments - 1].width};
   for (int32_t s = plan.segments - 1; s >= 0; --s) {
     const Geometry& g = geometry[s];
-    const Range shown = overlap(wanted, valid_columns(g, plan.segment[s].width));
-    wanted = read_range(plan.segment[s].filter, g.left, g.box_width, g.resampled_width,
-                        g.column_offset, g.column_step, shown);
+    const Range shown = overlap(wanted, valid_columns(g, plan.segment[s]));
+    wanted = read_range(plan.segment[s], g.left, g.box_width, g.resampled_width, g.column_offset,
+                        g.column_step, shown);
   }
   if (wanted.end > wanted.begin)
     wanted.begin = static_cast<int32_t>(larger(wanted.begin - 1, geometry[0].left));
@@ -76,7 +87,7 @@ struct Band {
   Band(const Plan& whole, const Sample& sample, Range rows)
       : plan(whole), geometry(*sample.geometry) {
     const int32_t height = whole.segment[0].height;
-    const Range shown = overlap(rows, valid_rows(geometry, height));
+    const Range shown = overlap(rows, valid_rows(geometry, whole.segment[0]));
     plan.segment[0].height = rows.end - rows.begin;
     geometry.valid_top = shown.end > shown.begin ? shown.begin - rows.begin : 0;
     geometry.valid_bottom = shown.end > shown.begin ? shown.end - rows.begin : 0;

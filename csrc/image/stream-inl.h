@@ -25,6 +25,7 @@ struct Stage {
   // Horizontal taps of the output columns [tile.begin, tile.end), indexed from tile.begin.
   Range tile;
   Range taps[kTile];         // relative to the box
+  Range span;                // of all of them
   int32_t weight_at[kTile];  // where in `weight` the first tap's weight is, or -1
   float weight[kWeights + 1];
 
@@ -42,6 +43,31 @@ struct Chain {
 };
 
 // ---------------------------------------------------------------- taps of one output index
+
+// The weights of an index with many taps, one by one.
+struct TapWeights {
+  AntialiasWindow triangle = {};
+  BicubicWindow cubic = {};
+  double unit = 0;
+  bool bicubic = false;
+
+  TapWeights() = default;
+  TapWeights(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+    bicubic = is_bicubic(filter);
+    if (bicubic) {
+      cubic = bicubic_window(filter, i, box, resampled);
+      unit = 1. / static_cast<double>(bicubic_total(cubic));
+    } else {
+      triangle = antialias_window(i, box, resampled);
+      unit = 1. / static_cast<double>(antialias_total(triangle));
+    }
+  }
+  float at(int32_t j) const {
+    const double height = bicubic ? static_cast<double>(bicubic_weight(cubic, j))
+                                  : static_cast<double>(antialias_height(triangle, j));
+    return static_cast<float>(height * unit);
+  }
+};
 
 // Weights of the taps of resampled index i; `out` has room for the whole tap_range. Returns that
 // range without a second tap of weight zero.
@@ -62,6 +88,9 @@ Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, floa
     for (int32_t j = window.begin; j < window.end; ++j)
       out[j - window.begin] =
           static_cast<float>(static_cast<double>(antialias_height(window, j)) / total);
+  } else if (is_bicubic(filter)) {
+    const TapWeights weights(filter, i, box, resampled);
+    for (int32_t j = range.begin; j < range.end; ++j) out[j - range.begin] = weights.at(j);
   } else {
     out[0] = 1.f;
   }
@@ -71,9 +100,10 @@ Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, floa
 void prepare_columns(Stage& stage, Range tile) {
   const Geometry& g = *stage.geometry;
   stage.tile = tile;
+  stage.span = {INT32_MAX, 0};
   int32_t used = 0;
   for (int32_t x = tile.begin; x < tile.end; ++x) {
-    const int32_t i = static_cast<int32_t>(mapped_index(g.column_offset, g.column_step, x));
+    const int32_t i = shown_column(*stage.segment, g, x);
     const Range range = tap_range(stage.segment->filter, i, g.box_width, g.resampled_width);
     const int32_t k = x - tile.begin;
     if (range.end - range.begin <= kWeights - used) {
@@ -89,6 +119,8 @@ void prepare_columns(Stage& stage, Range tile) {
       stage.taps[k] = range;
       stage.weight_at[k] = -1;
     }
+    if (stage.taps[k].begin < stage.span.begin) stage.span.begin = stage.taps[k].begin;
+    if (stage.taps[k].end > stage.span.end) stage.span.end = stage.taps[k].end;
   }
   for (int32_t slot = 0; slot < kRingRows; ++slot) stage.ring_row[slot] = -1;
 }
@@ -119,8 +151,9 @@ void interpolate_columns(const Stage& stage, const void* input, int32_t start,
 }
 
 // Adds what the input columns [have.begin, have.end) contribute to every output column of the
-// tile. `input` holds those columns (box-relative), C values each.
-template <int C, Dtype dtype>
+// tile. `input` holds those columns (box-relative), C values each. kZeros: weights of 0 leave out
+// what may be NaN.
+template <int C, Dtype dtype, bool kZeros>
 void accumulate_columns(const Stage& stage, const void* input, Range have, float* out) {
   const Geometry& g = *stage.geometry;
   const int32_t count = stage.tile.end - stage.tile.begin;
@@ -133,19 +166,19 @@ void accumulate_columns(const Stage& stage, const void* input, Range have, float
     for (int c = 0; c < C; ++c) sum[c] = out[static_cast<int64_t>(k) * C + c];
     if (stage.weight_at[k] >= 0) {
       const float* weight = stage.weight + stage.weight_at[k] - taps.begin;
-      for (int32_t j = begin; j < end; ++j)
+      for (int32_t j = begin; j < end; ++j) {
+        if (kZeros && weight[j] == 0.f) continue;
         for (int c = 0; c < C; ++c)
           sum[c] +=
               weight[j] * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
+      }
     } else {
-      const int32_t x = stage.tile.begin + k;
-      const AntialiasWindow window =
-          antialias_window(static_cast<int32_t>(mapped_index(g.column_offset, g.column_step, x)),
-                           g.box_width, g.resampled_width);
-      const double unit = 1. / static_cast<double>(antialias_total(window));
+      const TapWeights weights(stage.segment->filter,
+                               shown_column(*stage.segment, g, stage.tile.begin + k), g.box_width,
+                               g.resampled_width);
       for (int32_t j = begin; j < end; ++j) {
-        const float weight =
-            static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
+        const float weight = weights.at(j);
+        if (kZeros && weight == 0.f) continue;
         for (int c = 0; c < C; ++c)
           sum[c] += weight * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
       }
@@ -160,22 +193,22 @@ void pull(Chain& chain, int32_t s, int32_t y, Range wanted, float* out);
 // Columns of the tile from input columns `span`, which hold every tap.
 template <int C, Dtype dtype>
 void resample_columns(const Stage& stage, const void* input, Range span, float* out) {
-  if (stage.segment->filter != Filter::kAntialias)
+  const Filter filter = stage.segment->filter;
+  if (filter != Filter::kAntialias && !is_bicubic(filter))
     return interpolate_columns<C, dtype>(stage, input, span.begin, out);
   const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
   for (int64_t i = 0; i < values; ++i) out[i] = 0.f;
-  accumulate_columns<C, dtype>(stage, input, span, out);
+  if (is_bicubic(filter)) return accumulate_columns<C, dtype, true>(stage, input, span, out);
+  accumulate_columns<C, dtype, false>(stage, input, span, out);
 }
 
-// Resamples box row j of stage s onto the tile's columns.
+// Box row j of stage s on the tile's columns, before what keeps levels is clamped.
 template <int C>
-void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
+void unclamped_row(Chain& chain, int32_t s, int32_t j, float* out) {
   Stage& stage = chain.stage[s];
   const Geometry& g = *stage.geometry;
   const int32_t count = stage.tile.end - stage.tile.begin;
-  const Range first = stage.taps[0], last = stage.taps[count - 1];
-  const Range span = {first.begin < last.begin ? first.begin : last.begin,
-                      first.end > last.end ? first.end : last.end};
+  const Range span = stage.span;
   if (s == 0) {
     const Sample& sample = *chain.sample;
     const int64_t start =
@@ -193,8 +226,21 @@ void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
   for (int32_t begin = span.begin; begin < span.end; begin += kTile) {
     const Range part = {begin, begin + kTile < span.end ? begin + kTile : span.end};
     pull<C>(chain, s - 1, g.top + j, {g.left + part.begin, g.left + part.end}, stage.input);
-    accumulate_columns<C, Dtype::kF32>(stage, stage.input, part, out);
+    if (is_bicubic(stage.segment->filter))
+      accumulate_columns<C, Dtype::kF32, true>(stage, stage.input, part, out);
+    else
+      accumulate_columns<C, Dtype::kF32, false>(stage, stage.input, part, out);
   }
+}
+
+// Resamples box row j of stage s onto the tile's columns.
+template <int C>
+void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
+  unclamped_row<C>(chain, s, j, out);
+  const Stage& stage = chain.stage[s];
+  if (!keeps_levels(stage.segment->filter)) return;
+  const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
+  for (int64_t i = 0; i < values; ++i) out[i] = clamp_level(out[i]);
 }
 
 // ---------------------------------------------------------------- one output row of a stage
@@ -211,22 +257,22 @@ template <int C>
 void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
   Stage& stage = chain.stage[s];
   const Geometry& g = *stage.geometry;
-  const int32_t i = static_cast<int32_t>(mapped_index(g.row_offset, g.row_step, y));
+  const int32_t i = shown_row(*stage.segment, g, y);
   const Filter filter = stage.segment->filter;
   const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
 
   Range range = tap_range(filter, i, g.box_height, g.resampled_height);
   const bool keep = range.end - range.begin <= kRingRows;
   float known[kRingRows];
-  double unit = 0;
-  AntialiasWindow window = {};
-  if (keep) {
+  TapWeights others;
+  if (keep)
     range = tap_weights(filter, i, g.box_height, g.resampled_height, known);
-  } else {
-    window = antialias_window(i, g.box_height, g.resampled_height);
-    unit = 1. / static_cast<double>(antialias_total(window));
-  }
+  else
+    others = TapWeights(filter, i, g.box_height, g.resampled_height);
+  bool started = false;
   for (int32_t j = range.begin; j < range.end; ++j) {
+    const float weight = keep ? known[j - range.begin] : others.at(j);
+    if (weight == 0.f && is_bicubic(filter)) continue;  // it may be NaN
     const int32_t slot = keep ? j % kRingRows : 0;
     float* row = stage.ring + static_cast<int64_t>(slot) * kTile * C;
     if (stage.ring_row[slot] != j) {
@@ -234,14 +280,14 @@ void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
       resample_row<C>(chain, s, j, row);
       stage.ring_row[slot] = j;
     }
-    const float weight =
-        keep ? known[j - range.begin]
-             : static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
-    if (j == range.begin)
+    if (!started)
       for (int64_t v = 0; v < values; ++v) out[v] = weight * row[v];
     else
       for (int64_t v = 0; v < values; ++v) out[v] += weight * row[v];
+    started = true;
   }
+  if (keeps_levels(filter))
+    for (int64_t v = 0; v < values; ++v) out[v] = clamp_level(out[v]);
   for (int64_t v = 0; v < values; v += C)
     for (int c = 0; c < C; ++c)
       out[v + c] = apply_affine(out[v + c], stage.scale[c], stage.bias[c]);
@@ -345,8 +391,8 @@ void run_stream(const Plan& plan, const Sample& sample, void* output, char* scra
     stage.erase_box = sample.erase_box + erasures;
     stage.erase_value = sample.erase_value + erasures * channels;
     erasures += plan.segment[s].erasures;
-    stage.rows = valid_rows(*stage.geometry, stage.segment->height);
-    stage.columns = valid_columns(*stage.geometry, stage.segment->width);
+    stage.rows = valid_rows(*stage.geometry, *stage.segment);
+    stage.columns = valid_columns(*stage.geometry, *stage.segment);
     stage.tile = {0, 0};
     stage.ring = rows;
     rows += static_cast<int64_t>(kRingRows) * kTile * channels;

@@ -1,7 +1,7 @@
 // Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
-// A row is done in tiles of columns. The points of a tile come first, in float64 and in a loop
-// without branches; the columns whose pixels all lie inside are a span, but for perspectives across
+// A row is done in tiles of columns. The points of a tile come first, in a loop without branches;
+// the columns whose pixels all lie inside are a span, but for perspectives across
 // their horizon, and need no test of a pixel. Blends to u8 are made in float32 there; where one
 // comes out so near the middle of two levels that float32 may be wrong about the side, the pixel is
 // done again in float64.
@@ -21,66 +21,77 @@ struct WarpSpan {
 };
 
 #if defined(__AVX2__) && defined(__FMA__)
-// Pixels and weights of four points along one axis, as the loop of fill_tile has them; and which of
-// them lie in [0, inside).
+// Pixels and weights of eight points along one axis, as the loop of fill_tile has them; and which
+// of them lie in [0, inside).
 template <bool kNearest>
-inline __m256d four_points(__m256d point, int32_t side, int32_t inside, int32_t* pixel,
+inline __m256 eight_points(__m256 point, int32_t side, int32_t inside, int32_t* pixel,
                            float* weight) {
   // Of NaN and another the maximum is the other.
-  point = _mm256_max_pd(_mm256_sub_pd(point, _mm256_set1_pd(0.5)), _mm256_set1_pd(-2.0));
-  point = _mm256_min_pd(point, _mm256_set1_pd(side + 1.0));
-  const __m256d whole = _mm256_round_pd(
+  point = _mm256_max_ps(point, _mm256_set1_ps(-2.f));
+  point = _mm256_min_ps(point, _mm256_set1_ps(static_cast<float>(side) + 1.f));
+  const __m256 whole = _mm256_round_ps(
       point, (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(pixel), _mm256_cvttpd_epi32(whole));
-  if constexpr (!kNearest) _mm_storeu_ps(weight, _mm256_cvtpd_ps(_mm256_sub_pd(point, whole)));
-  return _mm256_and_pd(_mm256_cmp_pd(whole, _mm256_setzero_pd(), _CMP_GE_OQ),
-                       _mm256_cmp_pd(whole, _mm256_set1_pd(inside - 1.0), _CMP_LE_OQ));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(pixel), _mm256_cvttps_epi32(whole));
+  if constexpr (!kNearest) _mm256_storeu_ps(weight, _mm256_sub_ps(point, whole));
+  const __m256 last = _mm256_set1_ps(static_cast<float>(inside - 1));
+  return _mm256_and_ps(_mm256_cmp_ps(whole, _mm256_setzero_ps(), _CMP_GE_OQ),
+                       _mm256_cmp_ps(whole, last, _CMP_LE_OQ));
 }
 #endif
 
 // The points of columns [first, first + count) of one row.
 template <bool kPerspective, bool kNearest>
-WarpSpan fill_tile(const Warp& warp, const double* c, int32_t row, int32_t first, int32_t count,
+WarpSpan fill_tile(const Warp& warp, const WarpMap& map, int32_t row, int32_t first, int32_t count,
                    WarpTile* tile) {
   const int32_t in_width = warp.in_width, in_height = warp.in_height;
   // The first of two pixels has its second beside it.
   const int32_t inside_width = kNearest ? in_width : in_width - 1;
   const int32_t inside_height = kNearest ? in_height : in_height - 1;
-  const double y = row + 0.5;
   int32_t inside = 0, k = 0;
 #if defined(__AVX2__) && defined(__FMA__)
-  const auto line = [&](double factor, double start) {
-    return [=](__m256d x) {
-      return _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(factor), x), _mm256_set1_pd(start));
+  const __m256 one = _mm256_set1_ps(1.f);
+  const float y = static_cast<float>(row) + map.first_y;
+  const auto line = [&](const float* c, __m256 start) {
+    return [=](__m256 x) {
+      const __m256 sum =
+          _mm256_add_ps(_mm256_mul_ps(_mm256_set1_ps(c[0]), x), _mm256_set1_ps(c[1] * y));
+      return _mm256_add_ps(sum, start);
     };
   };
-  const auto across = line(c[0], c[1] * y + c[2]), down = line(c[3], c[4] * y + c[5]);
-  const auto depth = line(c[6], c[7] * y + 1.0);
-  for (; k + 4 <= count; k += 4) {
-    const __m256d x = _mm256_add_pd(_mm256_set1_pd(first + k + 0.5), _mm256_setr_pd(0, 1, 2, 3));
-    __m256d px = across(x), py = down(x);
+  const auto across = line(map.c, _mm256_set1_ps(map.c[2]));
+  const auto down = line(map.c + 3, _mm256_set1_ps(map.c[5]));
+  const auto depth = line(map.c + 6, one);
+  const auto in_pixels = [&](__m256 unit, float half) {
+    return _mm256_sub_ps(_mm256_mul_ps(_mm256_add_ps(unit, one), _mm256_set1_ps(half)),
+                         _mm256_set1_ps(0.5f));
+  };
+  for (; k + 8 <= count; k += 8) {
+    const __m256 column = _mm256_add_ps(_mm256_set1_ps(static_cast<float>(first + k)),
+                                        _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m256 x = _mm256_add_ps(column, _mm256_set1_ps(map.first_x));
+    __m256 u = across(x), v = down(x);
     if constexpr (kPerspective) {
-      const __m256d near = _mm256_div_pd(_mm256_set1_pd(1.0), depth(x));
-      px = _mm256_mul_pd(px, near);
-      py = _mm256_mul_pd(py, near);
+      const __m256 d = depth(x);
+      u = _mm256_sub_ps(_mm256_div_ps(u, d), one);
+      v = _mm256_sub_ps(_mm256_div_ps(v, d), one);
     }
-    const __m256d in_x =
-        four_points<kNearest>(px, in_width, inside_width, tile->x + k, tile->across + k);
-    const __m256d in_y =
-        four_points<kNearest>(py, in_height, inside_height, tile->y + k, tile->down + k);
-    const int32_t lanes = _mm256_movemask_pd(_mm256_and_pd(in_x, in_y));
+    const __m256 in_x = eight_points<kNearest>(in_pixels(u, map.half_width), in_width, inside_width,
+                                               tile->x + k, tile->across + k);
+    const __m256 in_y = eight_points<kNearest>(in_pixels(v, map.half_height), in_height,
+                                               inside_height, tile->y + k, tile->down + k);
+    const int32_t lanes = _mm256_movemask_ps(_mm256_and_ps(in_x, in_y));
     inside += __builtin_popcount(static_cast<uint32_t>(lanes));
   }
 #endif
   for (; k < count; ++k) {
-    const WarpPoint at = warp_point<kPerspective>(c, first + k + 0.5, y);
-    const double px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
-    const double fx = kNearest ? rint(px) : floor(px), fy = kNearest ? rint(py) : floor(py);
+    const WarpPoint at = warp_point<kPerspective>(map, first + k, row);
+    const float px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
+    const float fx = kNearest ? rintf(px) : floorf(px), fy = kNearest ? rintf(py) : floorf(py);
     tile->x[k] = static_cast<int32_t>(fx);
     tile->y[k] = static_cast<int32_t>(fy);
     if constexpr (!kNearest) {
-      tile->across[k] = static_cast<float>(px - fx);
-      tile->down[k] = static_cast<float>(py - fy);
+      tile->across[k] = px - fx;
+      tile->down[k] = py - fy;
     }
     inside += warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
   }
@@ -166,7 +177,7 @@ inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const fl
 #endif
 
 template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
-void warp_rows(const Warp& warp, const Element* in, const double* c, Element* out) {
+void warp_rows(const Warp& warp, const Element* in, const WarpMap& map, Element* out) {
   const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
   Element outside[kChannels];
   for (int32_t k = 0; k < kChannels; ++k) {
@@ -177,7 +188,7 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
   for (int32_t row = 0; row < warp.height; ++row) {
     for (int32_t first = 0; first < warp.width; first += kWarpTile) {
       const int32_t count = warp.width - first < kWarpTile ? warp.width - first : kWarpTile;
-      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, c, row, first, count, &tile);
+      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, map, row, first, count, &tile);
       Element* const to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
       const auto pixel = [&](int32_t k) {
         return in + tile.y[k] * in_row + static_cast<int64_t>(tile.x[k]) * kChannels;
@@ -191,7 +202,7 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
         } else if constexpr (kNearest) {
           put_pixel<Element, kChannels>(pixel(k), at);
         } else {
-          const WarpPoint point = warp_point<kPerspective>(c, first + k + 0.5, row + 0.5);
+          const WarpPoint point = warp_point<kPerspective>(map, first + k, row);
           blend_pixel<Element, kChannels>(warp, in, point, outside, at);
         }
       };
@@ -229,27 +240,25 @@ void warp_rows(const Warp& warp, const Element* in, const double* c, Element* ou
 }
 
 template <typename Element, int32_t kChannels>
-void warp_of(const Warp& warp, const void* in, const double* c, void* out) {
+void warp_of(const Warp& warp, const void* in, const WarpMap& map, void* out) {
   const Element* const from = static_cast<const Element*>(in);
   Element* const to = static_cast<Element*>(out);
-  const bool perspective = !(c[6] == 0.0 && c[7] == 0.0);
   if (warp.filter == Filter::kNearest) {
-    if (perspective) return warp_rows<Element, kChannels, true, true>(warp, from, c, to);
-    return warp_rows<Element, kChannels, false, true>(warp, from, c, to);
+    if (warp.perspective) return warp_rows<Element, kChannels, true, true>(warp, from, map, to);
+    return warp_rows<Element, kChannels, false, true>(warp, from, map, to);
   }
-  if (perspective) return warp_rows<Element, kChannels, true, false>(warp, from, c, to);
-  warp_rows<Element, kChannels, false, false>(warp, from, c, to);
+  if (warp.perspective) return warp_rows<Element, kChannels, true, false>(warp, from, map, to);
+  warp_rows<Element, kChannels, false, false>(warp, from, map, to);
 }
 
 }  // namespace
 
 void warp_image(const Warp& warp, const void* in, const float* coefficients, void* out) {
-  double c[kWarpCoefficients];
-  for (int32_t k = 0; k < kWarpCoefficients; ++k) c[k] = coefficients[k];
+  const WarpMap map = warp_map(warp, coefficients);
   const bool bytes = warp.dtype == Dtype::kU8;
   if (warp.channels == 1)
-    return (bytes ? warp_of<uint8_t, 1> : warp_of<float, 1>)(warp, in, c, out);
+    return (bytes ? warp_of<uint8_t, 1> : warp_of<float, 1>)(warp, in, map, out);
   if (warp.channels == 3)
-    return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, c, out);
-  (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, c, out);
+    return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, map, out);
+  (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, map, out);
 }

@@ -1,12 +1,20 @@
 // One image seen through a matrix: affine maps and perspectives, by nearest or bilinear.
 //
-// Output pixel (column, row), whose centre is (x, y) = (column + 1/2, row + 1/2), shows the input
-// at
+// An affine map goes from the middle of the output to the middle of the input, in pixels: the
+// output's pixel (x, y) from there shows the input at (c0 x + c1 y + c2, c3 x + c4 y + c5). A
+// perspective goes from corner to corner: (x, y) = (column + 1/2, row + 1/2) shows
+// ((c0 x + c1 y + c2) / d, (c3 x + c4 y + c5) / d), d = c6 x + c7 y + 1.
 //
-//   ((c0 x + c1 y + c2) / d, (c3 x + c4 y + c5) / d),   d = c6 x + c7 y + 1,
+// Points are made as torchvision makes them, in float32, every step rounded, in units of half the
+// input's sides w and h, about its middle:
 //
-// a point of the same kind; an affine map has c6 = c7 = 0. Positions, weights and what is rounded
-// to u8 are right to float64, so that every implementation of this finds the same u8.
+//   affine       u = (x (c0 / (w/2)) + y (c1 / (w/2))) + c2 / (w/2)
+//   perspective  u = ((x (c0 / (w/2)) + y (c1 / (w/2))) + c2 / (w/2)) / ((x c6 + y c7) + 1) - 1
+//   column       (u + 1) (w/2) - 1/2, of which 0 is the centre of the first
+//
+// and rows with c3 to c5 and h. On noise this is what u8 levels need to be torchvision's: another
+// order moves a point by 1e-5 pixels, and one pixel of 1,000 to another level. What follows is
+// right to float64, so that every implementation of this finds the same u8.
 //
 //   nearest   the pixel whose centre is next, of two the even one; fill outside
 //   bilinear  v = sum of weight * pixel over the up to four next pixels that exist, m = sum of
@@ -35,6 +43,7 @@ struct Warp {
   int32_t in_height, in_width;
   int32_t height, width;     // of the output
   Filter filter;             // kNearest or kBilinear
+  bool perspective;          // or affine, which takes the first six coefficients
   float fill[kMaxChannels];  // fill[0] NaN: no fill, which is 0 outside
 };
 

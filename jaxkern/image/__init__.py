@@ -15,6 +15,13 @@ from jaxkern.image.colour import (
     RandomSolarize,
 )
 from jaxkern.image.compose import Compose
+from jaxkern.image.detection import (
+    RandomIoUCrop,
+    RandomShortestSize,
+    RandomZoomOut,
+    SanitizeBoundingBoxes,
+    ScaleJitter,
+)
 from jaxkern.image.geometric import (
     CenterCrop,
     Pad,
@@ -71,15 +78,20 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomIoUCrop",
     "RandomOrder",
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Resize",
+    "SanitizeBoundingBoxes",
+    "ScaleJitter",
     "ToDtype",
     "Transform",
     "TrivialAugmentWide",

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 Number = Any  # int, or an int32 array [N]
+Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
 def is_static(*values: Number) -> bool:
@@ -149,6 +150,16 @@ class Axis:
     def full(self) -> bool:
         """Whether every output index is valid for every sample, as far as sizes tell."""
         return _same(self.valid_start, 0) and _same(self.valid_stop, self.size)
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether the output is all of the resampled image and nothing else."""
+        return self.full and _same(self.size, self.resampled)
+
+    def extend(self, start: Number, size: Number) -> None:
+        """Shows [start, start + size), where other pixels stand for those outside."""
+        self.offset = plus(self.offset, times(self.step, start))
+        self.valid_start, self.valid_stop, self.size = 0, size, size
 
     def window(self, start: Number, size: Number, inside: bool) -> None:
         """Shows [start, start + size) of the current output; `inside` promises that it exists."""

@@ -36,7 +36,9 @@ def checked_images(images: Any) -> Batch:
     shape = images.shape
     if len(shape) != 4:
         more = "; add a batch axis with images[None]" if len(shape) == 3 else ""
-        raise ValueError(f"images has shape {shape}; wanted [N, H, W, C]{more}")
+        raise ValueError(
+            f"images has shape {shape}; wanted [N, H, W, C], or [N, T, H, W, C] of clips{more}"
+        )
     if shape[3] not in CHANNEL_COUNTS:
         more = "; this looks like NCHW, wanted NHWC" if shape[1] in CHANNEL_COUNTS else ""
         raise ValueError(
@@ -51,6 +53,26 @@ def checked_images(images: Any) -> Batch:
             "convert with images.astype(...)"
         )
     return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
+
+
+def as_frames(images: Any) -> tuple[Any, int | None]:
+    """Clips [N, T, H, W, C] as the images [N T, H, W, C], and T; other images as they are."""
+    if isinstance(images, Ragged) or getattr(images, "ndim", 0) != 5:
+        return images, None
+    clips, frames = images.shape[:2]
+    return images.reshape(clips * frames, *images.shape[2:]), int(frames)
+
+
+def of_frames(params: dict[str, Any], clips: int, frames: int | None) -> dict[str, Any]:
+    """Checked parameters of clips as those of their frames."""
+    if frames is None:
+        return params
+    return {
+        name: value.repeat(frames, axis=0)
+        if hasattr(value, "shape") and value.shape[0] == clips
+        else value
+        for name, value in params.items()
+    }
 
 
 def canonical(images: Any) -> Any:

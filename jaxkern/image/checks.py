@@ -13,6 +13,8 @@ import numpy as np
 from jaxkern.image.plan import MAX_SIZE
 
 INTERPOLATIONS = ("bilinear", "nearest")
+RESAMPLINGS = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("constant", "edge", "reflect", "symmetric")
 
 
 def _is_integer(value: Any) -> bool:
@@ -70,6 +72,34 @@ def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int
     if len(found) == 4:
         return (found[0], found[1], found[2], found[3])
     return (found[0], found[-1], found[0], found[-1])
+
+
+def padding_mode(value: Any, fill: Any) -> str:
+    """A mode of padding, and that a fill of channels goes with a constant one only."""
+    mode = choice(value, "padding_mode", PADDINGS)
+    if mode != "constant" and not isinstance(fill, jax.core.Tracer) and np.size(fill) > 1:
+        raise ValueError(
+            f"padding_mode={mode!r} does not use fill={fill!r}; leave fill out, or give "
+            "padding_mode='constant'"
+        )
+    return mode
+
+
+def mirrored_padding(
+    mode: str, before: tuple[Any, Any], after: tuple[Any, Any], size: tuple[Any, Any], where: str
+) -> None:
+    """Rejects borders that are wider than the image that they mirror, where both are known."""
+    if mode not in ("reflect", "symmetric"):
+        return
+    for first, last, whole, name in zip(before, after, size, ("height", "width"), strict=True):
+        if not all(isinstance(number, int) for number in (first, last, whole)):
+            continue
+        most = whole - 1 if mode == "reflect" else whole
+        if max(first, last) > most:
+            raise ValueError(
+                f"{where}: padding_mode={mode!r} with a border of {max(first, last)} pixels, but "
+                f"the image's {name} is {whole}; wanted at most {most}. Use 'edge', or pad less"
+            )
 
 
 def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxkern.image import checks
 from jaxkern.image.geometric import _set
+from jaxkern.image.moves import Move
 from jaxkern.image.program import Code, Step
 from jaxkern.image.transform import Size, Stage, Transform
 
@@ -75,12 +76,34 @@ class _Container(Transform):
                 )
         return channels
 
-    def _steps(self, params: dict[str, Any], size: Size) -> list[list[Step]]:
-        """The programs of all transforms."""
+    @property
+    def geometric(self) -> bool:  # type: ignore[override]
+        """Whether one of its transforms is."""
+        return any(inner.geometric for inner in self.transforms)
+
+    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Places in transforms in the order they come, and where they are used: bool or [N]."""
+        raise NotImplementedError
+
+    def _given(self, params: dict[str, Any]) -> list[dict[str, Any]]:
+        """The parameters of each transform."""
         return [
-            inner._program({name: params[f"{place}.{name}"] for name in inner.parameters}, size)
+            {name: params[f"{place}.{name}"] for name in inner.parameters}
             for place, inner in enumerate(self.transforms)
         ]
+
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        given = zip(self.transforms, self._given(params), strict=True)
+        programs = [inner._program(of_inner, (size[0], size[1])) for inner, of_inner in given]
+        turns = self._turns(params)
+        return [step for place, used in turns for step in _where(used, programs[place])]
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        given = zip(self.transforms, self._given(params), strict=True)
+        moves = [
+            inner._moves(of_inner, size) if inner.geometric else [] for inner, of_inner in given
+        ]
+        return [move.where(used) for place, used in self._turns(params) for move in moves[place]]
 
 
 _PROBE = (13, 17)  # a size that no transform gives by chance
@@ -126,9 +149,8 @@ class RandomApply(_Container):
         fraction = jax.random.uniform(jax.random.fold_in(key, 0))
         return {"apply": fraction < self.p, **self._sampled(key, size)}
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        steps = [step for inner in self._steps(params, size) for step in inner]
-        return _where(params["apply"], steps)
+    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        return [(place, params["apply"]) for place in range(len(self.transforms))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +194,8 @@ class RandomChoice(_Container):
         choice = jnp.sum(fraction >= jnp.asarray(bounds), dtype=jnp.int32)
         return {"choice": choice, **self._sampled(key, size)}
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return [
-            step
-            for place, inner in enumerate(self._steps(params, size))
-            for step in _where(params["choice"] == place, inner)
-        ]
+    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        return [(place, params["choice"] == place) for place in range(len(self.transforms))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,12 +227,7 @@ class RandomOrder(_Container):
         order = jax.random.permutation(jax.random.fold_in(key, 0), places)
         return {"order": order, **self._sampled(key, size)}
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        # Each turn has the steps of all transforms, of which an image runs those of one.
-        programs, order = self._steps(params, size), params["order"]
-        return [
-            step
-            for turn in range(len(programs))
-            for place, inner in enumerate(programs)
-            for step in _where(order[:, turn] == place, inner)
-        ]
+    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        # Each turn has all transforms, of which an image runs one.
+        places, order = range(len(self.transforms)), params["order"]
+        return [(place, order[:, turn] == place) for turn in places for place in places]

@@ -1,8 +1,10 @@
 """The coefficients of affine maps and perspectives, from what transforms draw.
 
-Output pixel centres (x, y), counted from the corner of the image, show the input at
-((c0 x + c1 y + c2) / d, (c3 x + c4 y + c5) / d) with d = c6 x + c7 y + 1. They are computed in
-float64 and rounded once to float32.
+An affine map goes from the middle of the output to that of the input: (x, y) pixels from the former
+show what is (c0 x + c1 y + c2, c3 x + c4 y + c5) from the latter; c6 and c7 are 0. A perspective
+goes from corner to corner: output pixel centres (x, y), counted from there, show the input at
+((c0 x + c1 y + c2) / d, (c3 x + c4 y + c5) / d) with d = c6 x + c7 y + 1. torchvision has the same,
+so that its float32 coefficients and ours are alike. They are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.transform import Size
+from jaxkern.image.axis import Size
 
 
 def _in_float64(function: Callable[..., list[Any]]) -> Callable[..., jax.Array]:
@@ -43,17 +45,16 @@ def affine_coefficients(
     *,
     size: Size,
     center: Sequence[float] | None = None,
-    output_size: Size | None = None,
 ) -> list[Any]:
     """Coefficients [..., 8] of torchvision's affine: the inverse of T C R(angle) S SHy SHx C^-1.
 
     Args:
       angle, shear_x, shear_y: in degrees, clockwise; translate in pixels; all of one shape [...].
-      size: height and width of the input; output_size: of the output, where it is another.
+      size: height and width of the input.
       center: (x, y) from the corner; None: of the image.
     A scale that is not above 0 makes NaN, which a program leaves alone.
     """
-    (height, width), (out_height, out_width) = size, output_size or size
+    height, width = size
     turn, sx, sy = (jnp.deg2rad(degrees) for degrees in (angle, shear_x, shear_y))
     # R S SHy SHx without the scale: its determinant is 1.
     a = jnp.cos(turn - sy) / jnp.cos(sy)
@@ -62,11 +63,10 @@ def affine_coefficients(
     d = jnp.cos(turn) - c * jnp.tan(sx)
     shrink = 1.0 / jnp.where(scale > 0.0, scale, jnp.nan)
     c0, c1, c3, c4 = d * shrink, -b * shrink, -c * shrink, a * shrink
-    # From the centre of the output, which lies at the centre of the input.
     cx, cy = (0.0, 0.0) if center is None else (center[0] - width / 2, center[1] - height / 2)
-    from_x, from_y = cx + translate_x + out_width / 2, cy + translate_y + out_height / 2
-    c2 = cx + width / 2 - c0 * from_x - c1 * from_y
-    c5 = cy + height / 2 - c3 * from_x - c4 * from_y
+    from_x, from_y = cx + translate_x, cy + translate_y
+    c2 = cx - c0 * from_x - c1 * from_y
+    c5 = cy - c3 * from_x - c4 * from_y
     nothing = jnp.zeros_like(c0)
     return [c0, c1, c2, c3, c4, c5, nothing, nothing]
 
@@ -125,3 +125,44 @@ def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
         (d * h - e * g) / whole,
         (b * g - a * h) / whole,
     ]
+
+
+@_in_float64
+def forward_coefficients(coefficients: Any, affine: Any, *, size: Size) -> list[Any]:
+    """Coefficients [..., 8] of the inverse map: from points of the input to those of the output.
+
+    Args:
+      coefficients: [..., 8], where `affine`, bool [...], of an affine map, else of a perspective.
+      size: (H, W) of input and output.
+    The inverse goes from corner to corner. Maps of the plane that have no inverse, or send the
+    corner of the output nowhere, make values that are not finite.
+    """
+    c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
+    y, x = (side / 2 for side in size)
+    c2 = c2 + affine * (x - c0 * x - c1 * y)
+    c5 = c5 + affine * (y - c3 * x - c4 * y)
+    # The adjugate of [[c0, c1, c2], [c3, c4, c5], [c6, c7, 1]], its last element 1.
+    last = c0 * c4 - c1 * c3
+    return [
+        (c4 - c5 * c7) / last,
+        (c2 * c7 - c1) / last,
+        (c1 * c5 - c2 * c4) / last,
+        (c5 * c6 - c3) / last,
+        (c0 - c2 * c6) / last,
+        (c2 * c3 - c0 * c5) / last,
+        (c3 * c7 - c4 * c6) / last,
+        (c1 * c6 - c0 * c7) / last,
+    ]
+
+
+@_in_float64
+def fitted_sizes(height: Any, width: Any, shortest: Any, *, longest: int | None) -> list[Any]:
+    """Whole [..., 2] height and width of images resized to a shorter side, as Python's floats say.
+
+    Args:
+      longest: what the longer side is at most; None for no bound.
+    """
+    factor = shortest / jnp.minimum(height, width)
+    if longest is not None:
+        factor = jnp.minimum(factor, longest / jnp.maximum(height, width))
+    return [jnp.trunc(height * factor), jnp.trunc(width * factor)]

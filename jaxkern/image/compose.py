@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,16 +16,29 @@ from jaxkern.core.integers import to_int32
 from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
 from jaxkern.image.batch import (
+    as_frames,
     canonical,
     checked_images,
     checked_labels,
     checked_parameters,
     is_single_key,
+    of_frames,
 )
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
-from jaxkern.image.program import Step
 from jaxkern.image.ragged import Ragged
+from jaxkern.image.stages import StagesBuilder
+from jaxkern.image.targets import (
+    checked_boxes,
+    checked_fields,
+    checked_formats,
+    image_sizes,
+    mask_bytes,
+    mask_transforms,
+    moved_targets,
+    passages,
+    passed_boxes,
+)
 from jaxkern.image.transform import Stage, Transform
 from jaxkern.image.values import Normalize, ToDtype
 
@@ -46,7 +61,13 @@ class Compose:
         else float32 where a Normalize meets u8 images; else the images' own dtype.
       layout: of the output, "NHWC" or "NCHW".
       scale: whether u8 levels become x / 255 where a float image is implied.
-    Raises: TypeError for what is no transform or dtype; ValueError for an empty list or layout.
+      boxes: format of boxes: "xyxy", "xywh" or "cxcywh".
+      keypoints: "torchvision", whose flips map x to W - 1 - x and whose other transforms take x as
+        a distance from the edge; or "centers", where whole numbers are centres of pixels
+        everywhere.
+      mask_fill: the label of a mask where it shows what is outside.
+    Raises: TypeError for what is no transform or dtype; ValueError for an empty list, other words
+    and a fill that is no number.
 
     >>> import numpy as np
     >>> from jaxkern.image import CenterCrop, Compose, Normalize
@@ -61,6 +82,10 @@ class Compose:
         dtype: Any = None,
         layout: str = "NHWC",
         scale: bool = True,
+        *,
+        boxes: str = "xyxy",
+        keypoints: str = "torchvision",
+        mask_fill: float = 0,
     ) -> None:
         if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
             raise TypeError(f"transforms is {transforms!r}; wanted a list of transforms")
@@ -75,11 +100,16 @@ class Compose:
         self.dtype = None if dtype is None else ToDtype(dtype).dtype
         self.layout = checks.choice(layout, "layout", ("NHWC", "NCHW"))
         self.scale = bool(scale)
+        self.targets = checked_formats(boxes, keypoints, mask_fill)
 
     def __repr__(self) -> str:
         listed = "".join(f"\n  {transform!r}," for transform in self.transforms)
         dtype = None if self.dtype is None else self.dtype.name
-        return f"Compose([{listed}\n], dtype={dtype}, layout={self.layout!r}, scale={self.scale})"
+        named = "".join(f", {name}={value!r}" for name, value in self.targets._asdict().items())
+        return (
+            f"Compose([{listed}\n], dtype={dtype}, layout={self.layout!r}, scale={self.scale}"
+            f"{named})"
+        )
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -100,9 +130,11 @@ class Compose:
         (224, 224)
         """
         kept = [step for transform in self.transforms for step in transform.eval()]
-        return Compose(kept or [_Identity()], self.dtype, self.layout, self.scale)
+        return Compose(
+            kept or [_Identity()], self.dtype, self.layout, self.scale, **self.targets._asdict()
+        )
 
-    def sample(self, keys: Any, size: Any) -> Params:
+    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
         """Draws each image's parameters: a tuple of one dict of [N] arrays a transform.
 
         What an image gets depends on its key and the transform's position only (mixing apart:
@@ -111,7 +143,10 @@ class Compose:
         Args:
           keys: [N] keys, new-style or uint32 [N, 2]; see jaxkern.random.record_keys.
           size: (height, width) as ints or as int32 arrays [N], or a `Ragged` batch.
-        Raises: TypeError for what is no key array; ValueError for a single key or bad sizes.
+          boxes: [N, K, 4] in the chain's format, and boxes_valid [N, K], for a chain that draws by
+            them: one with a RandomIoUCrop.
+        Raises: TypeError for what is no key array; ValueError for a single key, bad sizes, and
+          without boxes where they are needed.
 
         >>> import jax
         >>> from jaxkern.image import Compose, RandomHorizontalFlip
@@ -122,40 +157,55 @@ class Compose:
         if is_single_key(keys):
             raise ValueError("keys holds one key; wanted one per image: jax.random.split(key, N)")
         height, width = _checked_size(size, keys.shape[0])
-        arrays = (keys, *(side for side in (height, width) if not is_static(side)))
+        objects: tuple[Any, ...] = ()
+        if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
+            objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
+        arrays = (keys, *objects, *(side for side in (height, width) if not is_static(side)))
 
-        def draw(keys: Any, *sides: Any) -> Params:
-            given = iter(sides)
+        def draw(keys: Any, *others: Any) -> Params:
+            given = iter(others[len(objects) :])
             start = (side if is_static(side) else next(given) for side in (height, width))
-            return self._drawn(keys, tuple(start))
+            return self._drawn(keys, tuple(start), others[: len(objects)])
 
         # XLA places what is inside: vmap and single keys need not follow Explicit mode's rules.
         draw = in_auto_mode(draw, batch_sharding(arrays, 1), explicit_axes(arrays))
         return tuple(draw(*arrays))
 
-    def _drawn(self, keys: Any, start: Any) -> Params:
+    def _drawn(self, keys: Any, size: Any, objects: Any = ()) -> Params:
+        """`objects`: boxes [N, K, 4] (left, top, right, bottom) and whether they are valid."""
         drawn: list[dict[str, Any]] = []
-        for place, (transform, at) in enumerate(
-            zip(self.transforms, self._sizes(start), strict=False)
-        ):
+        last = max((k for k, t in enumerate(self.transforms) if t.needs_boxes), default=-1)
+        for place, transform in enumerate(self.transforms):
             if not transform.parameters:
                 drawn.append({})
+            elif transform.per_sample:
+                by = objects if transform.needs_boxes else ()
+                drawn.append(_sample_each(transform, keys, place, size, by))
             else:
-                sampled = _sample_each if transform.per_sample else _sample_once
-                drawn.append(sampled(transform, keys, place, at))
+                drawn.append(_sample_once(transform, keys, place, size))
+            if objects and place < last:
+                (passage,) = passages([transform], drawn[-1:], size)
+                objects = passed_boxes(objects[0], objects[1], passage)
+            if place + 1 < len(self.transforms):
+                size = transform._size_after(size, drawn[-1])
         return tuple(drawn)
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
         """Applies the chain with given parameters; deterministic.
 
         Args:
-          images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4; or a `Ragged` batch.
+          images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4, [N, T, H, W, C] of clips, or
+            a `Ragged` batch; or a dict of them as "image", with what moves with them: "mask"
+            [N, H, W] or [N, H, W, M], "boxes" [N, K, 4] and "boxes_valid" [N, K], "keypoints"
+            [N, K, 2] and "keypoints_visible" [N, K], "label" instead of `labels`.
           params: as from `sample`; a Python or NumPy scalar stands for all images. None where no
             transform has parameters, as after `eval()`.
           labels: one-hot float [N, classes], or None.
         Returns:
           The images [N, h, w, C] (NCHW: [N, C, h, w]); with labels a pair (images, soft labels),
-          where labels are as given if the chain does not mix.
+          where labels are as given if the chain does not mix. Of a dict the dict, other fields as
+          they are; boxes and keypoints as float32 with what is valid and visible of them, and
+          "image_size" i32 [N, 2] where images have sizes of their own on a canvas.
         Raises: TypeError or ValueError that names the argument, at trace time.
 
         >>> import numpy as np
@@ -164,48 +214,35 @@ class Compose:
         >>> Compose([RandomHorizontalFlip()]).apply(images, ({"flip": True},)).tolist()
         [[[[1], [0]], [[3], [2]]]]
         """
-        images = canonical(images)
+        if isinstance(images, dict):
+            return self._apply_fields(images, params, labels)
+        images, frames = as_frames(canonical(images))
         batch = checked_images(images)
-        steps = list(
-            zip(
-                self.transforms,
-                checked_parameters(self.transforms, params, batch.images),
-                strict=True,
-            )
-        )
+        count = batch.images if frames is None else batch.images // max(frames, 1)
+        checked = checked_parameters(self.transforms, params, count)
+        of_each = [of_frames(values, count, frames) for values in checked]
+        steps = list(zip(self.transforms, of_each, strict=True))
         if labels is not None:
-            labels = checked_labels(labels, batch.images)
-        output_dtype = self._output_dtype(batch.dtype)
-        layout = Layout[self.layout]
+            labels = checked_labels(labels, count)
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
-        groups = _grouped(_linear_first(_spread(steps, chain.size)))
         pixels = images
-        for place, (fused, stage, between) in enumerate(groups):
-            last = place == len(groups) - 1
-            for transform, given in fused:
-                transform._fold(chain, given)
-            if stage == "program":
-                folded = chain.finish_rounded()
-            else:
-                folded = chain.finish(output_dtype, layout) if last else chain.finish_open()
-            if folded is not None:
-                plan, operands = folded
-                pixels = _run(pixels, operands, plan)
-            if stage == "program":
-                pixels = _run_programs(between, pixels, chain.size)
-                chain = chain.following(int(pixels.shape[-1]), chain.rounded_dtype)
-                continue
-            group_layout = layout if last else Layout.NHWC
-            size = chain.size
-            for transform, given in between:
-                pixels, labels = _mix(transform, given, pixels, labels, size, group_layout)
-            if not last:
-                chain = chain.following(chain.channels, Dtype.F32)
+        for part in self._passes(steps, chain, self._output_dtype(batch.dtype)):
+            pixels = ops.run_stages(pixels, part.stages)
+            if part.channels is not None:
+                pixels = _with_channels(jnp.asarray(pixels), part.channels)
+            for transform, given in part.mixes:
+                pixels, labels = _mix(
+                    transform, given, pixels, labels, part.size, part.layout, frames or 1
+                )
         pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
+        if frames is not None:
+            pixels = pixels.reshape(count, frames, *pixels.shape[1:])
         return pixels if labels is None else (pixels, labels)
 
     def __call__(self, key_or_keys: Any, images: Any, labels: Any = None) -> Any:
         """Samples, then applies; one key is split over the batch, [N] keys are used as they are.
+
+        `images` and `labels` are those of `apply`, a dict of images and targets among them.
 
         >>> import jax
         >>> import numpy as np
@@ -214,14 +251,77 @@ class Compose:
         >>> Compose([RandomCrop(4)])(jax.random.key(0), images).shape
         (2, 4, 4, 3)
         """
-        images = canonical(images)
-        batch = checked_images(images)
+        fields = images if isinstance(images, dict) else {"image": images}
+        checked_fields(fields, self.transforms)
+        count, size = _counted(fields["image"])
         keys = key_or_keys
         if is_single_key(keys):
-            keys = jax.random.split(keys, batch.images)
-        elif keys.shape[0] != batch.images:
-            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {batch.images} images")
-        return self.apply(images, self.sample(keys, (batch.height, batch.width)), labels)
+            keys = jax.random.split(keys, count)
+        elif keys.shape[0] != count:
+            raise ValueError(f"keys holds {keys.shape[0]} keys and the batch {count} images")
+        params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
+        return self.apply(images, params, labels)
+
+    def _apply_fields(
+        self, fields: dict[str, Any], params: Params | None, labels: Any
+    ) -> dict[str, Any]:
+        checked_fields(fields, self.transforms)
+        if labels is not None:
+            raise ValueError('labels go with images; wanted them in the dict, as its field "label"')
+        mixes = any(transform.stage == "batch" for transform in self.transforms)
+        label = fields.get("label") if mixes else None
+        count, size = _counted(fields["image"])
+        given = checked_parameters(self.transforms, params, count)
+        moved = dict(fields)
+        if fields.get("mask") is not None:
+            moved["mask"] = self._masked(fields["mask"], fields["image"], params)
+        points = any(fields.get(name) is not None for name in ("boxes", "keypoints"))
+        trail = passages(self.transforms, given, size, points)
+        moved |= moved_targets(fields, trail, count, self.targets)
+        sizes = image_sizes(trail[-1].size, count)
+        if sizes is not None:
+            moved["image_size"] = sizes
+        result = self.apply(fields["image"], params, label)
+        if label is None:
+            return {**moved, "image": result}
+        return {**moved, "image": result[0], "label": result[1]}
+
+    def _masked(self, mask: Any, images: Any, params: Params | None) -> Any:
+        """Masks behind the chain: bytes of labels, by nearest, with the images' parameters."""
+        taken = mask_bytes(mask, images, self.targets.mask_fill)
+        steps = mask_transforms(self.transforms, taken.fill)
+        if not steps:
+            return mask
+        chain = Compose([transform for _, transform in steps], np.uint8)
+        given = None if params is None else tuple(params[place] for place, _ in steps)
+        moved = chain.apply(taken.images, given)
+        return taken.restored(moved)
+
+    def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
+        """The chain in passes over the batch; where it ends, of which type and layout it is."""
+        groups = _grouped(_linear_first(_spread(steps, chain.size)))
+        stages = StagesBuilder(chain.channels, chain.source_dtype)
+        for place, (fused, stage, between) in enumerate(groups):
+            last = place == len(groups) - 1
+            for transform, given in fused:
+                transform._fold(chain, given)
+            if stage == "program":
+                stages.chain(chain.finish_rounded())
+                made, channels, size = chain.rounded_dtype, chain.channels, chain.size
+                for transform, given in between:
+                    stages.program(functools.partial(transform._program, size=size), given)
+                    if transform._channels(channels) != channels:
+                        channels = transform._channels(channels)
+                        yield _Pass(stages, size, channels=channels)
+                        stages = StagesBuilder(channels, made)
+                chain = chain.following(channels, made)
+                continue
+            layout = Layout[self.layout] if last else Layout.NHWC
+            stages.chain(chain.finish(dtype, layout) if last else chain.finish_open())
+            yield _Pass(stages, chain.size, layout, mixes=between)
+            if not last:
+                chain = chain.following(chain.channels, Dtype.F32)
+                stages = StagesBuilder(chain.channels, Dtype.F32)
 
     def _sizes(self, size: Any) -> list[Any]:
         """The size before each transform, and after the last."""
@@ -242,6 +342,23 @@ class Compose:
         return result
 
 
+@dataclasses.dataclass
+class _Pass:
+    """What one native call does to a batch, and what is done to it then.
+
+    Attributes:
+      size, layout: of the images behind it.
+      channels: to which it is narrowed or widened, None: as it is.
+      mixes: of the batch.
+    """
+
+    stages: StagesBuilder
+    size: tuple[Any, Any]
+    layout: Layout = Layout.NHWC
+    channels: int | None = None
+    mixes: Sequence[tuple[Transform, dict[str, Any]]] = ()
+
+
 class _Identity(Transform):
     """Changes nothing; what is left of a chain that was all random."""
 
@@ -250,6 +367,14 @@ class _Identity(Transform):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
+
+
+def _counted(images: Any) -> tuple[int, tuple[Any, Any]]:
+    """How many images, or clips, there are, and their height and width."""
+    images = canonical(images)
+    batch = checked_images(as_frames(images)[0])
+    count = batch.images if isinstance(images, Ragged) else int(images.shape[0])
+    return count, (batch.height, batch.width)
 
 
 def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
@@ -271,14 +396,17 @@ def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
     return checked[0], checked[1]
 
 
-def _sample_each(transform: Transform, keys: Any, place: int, size: Any) -> dict[str, Any]:
-    def one(key: Any, *sides: Any) -> dict[str, Any]:
-        return transform.sample(jax.random.fold_in(key, place), sides)
+def _sample_each(
+    transform: Transform, keys: Any, place: int, size: Any, objects: Any = ()
+) -> dict[str, Any]:
+    sides = [side for side in size if not is_static(side)]
 
-    axes = tuple(None if is_static(side) else 0 for side in size)
-    if all(axis is None for axis in axes):
-        return dict(jax.vmap(lambda key: one(key, *size))(keys))
-    return dict(jax.vmap(one, (0, *axes))(keys, *size))
+    def one(key: Any, objects: Any, sides: Any) -> dict[str, Any]:
+        given = iter(sides)
+        of_image = tuple(side if is_static(side) else next(given) for side in size)
+        return transform.sample(jax.random.fold_in(key, place), of_image, *objects)
+
+    return dict(jax.vmap(one)(keys, tuple(objects), sides))
 
 
 def _sample_once(transform: Transform, keys: Any, place: int, size: Any) -> dict[str, Any]:
@@ -336,26 +464,10 @@ def _grouped(steps: _Steps) -> list[tuple[_Steps, Stage, _Steps]]:
     return groups
 
 
-def _run(images: Any, operands: Any, plan: Any) -> Any:
-    if not isinstance(images, Ragged):
-        return ops.run_chain(jnp.asarray(images), operands, plan)
-    return ops.run_ragged(images, operands, plan)
-
-
-def _run_programs(steps: _Steps, pixels: Any, size: tuple[int, int]) -> jax.Array:
-    """Neighbouring programs in one call, but where the number of channels changes."""
-    pixels = jnp.asarray(pixels)
-    waiting: list[Step] = []
-    for transform, given in steps:
-        waiting += transform._program(given, size)
-        channels = transform._channels(int(pixels.shape[-1]))
-        if channels != pixels.shape[-1]:
-            pixels, waiting = ops.run_program(pixels, waiting), []
-            if channels == 1:
-                pixels = pixels[..., :1]
-            else:
-                pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
-    return ops.run_program(pixels, waiting)
+def _with_channels(pixels: jax.Array, channels: int) -> jax.Array:
+    if channels == 1:
+        return pixels[..., :1]
+    return jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
 
 
 def _mix(
@@ -365,19 +477,20 @@ def _mix(
     labels: Any,
     size: tuple[Any, Any],
     layout: Layout,
+    frames: int,
 ) -> tuple[Any, Any]:
     lam, box, share = transform._mixture(params, size)
     pixels = jnp.asarray(pixels)
-    pixels = ops.run_mix(pixels, _partner(pixels), lam, box, layout)
+    pixels = ops.run_mix(pixels, _partner(pixels, frames), lam, box, layout)
     if labels is not None:
-        share = jnp.asarray(share, labels.dtype)[:, None]
-        labels = share * labels + (1 - share) * _partner(labels)
+        share = jnp.asarray(share, labels.dtype)[::frames, None]
+        labels = share * labels + (1 - share) * _partner(labels, 1)
     return pixels, labels
 
 
-def _partner(values: Any) -> Any:
-    """The batch rolled by one: between shards, whose last sample goes to the next one."""
+def _partner(values: Any, count: int) -> Any:
+    """The batch rolled by one sample of so many: between shards, its last one to the next one."""
     roll = in_auto_mode(
-        lambda x: jnp.roll(x, 1, axis=0), jax.typeof(values).sharding, explicit_axes([values])
+        lambda x: jnp.roll(x, count, axis=0), jax.typeof(values).sharding, explicit_axes([values])
     )
     return roll(values)

@@ -24,6 +24,7 @@ from jaxkern.image.plan import (
     Filter,
     Layout,
     Operands,
+    Padding,
     Rounding,
     Segment,
 )
@@ -66,6 +67,7 @@ class _OpenSegment:
         self.may_miss = False  # a crop at run-time places of what is not plain may leave it
         self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
         self.rounding = Rounding.KEEP
+        self.padding = Padding.CONSTANT
 
     def is_identity(self) -> bool:
         """Whether the segment's output is its input (rounding aside)."""
@@ -92,7 +94,9 @@ class ChainBuilder:
     """Collects transforms of one chain. Sizes are ints, or int32 arrays [N] for ragged batches.
 
     `levels` says that values are u8 levels, 0 to 255, and `integral` that they are whole numbers.
-    `scale` decides whether levels become x / 255 where a float image is implied.
+    `scale` decides whether levels become x / 255 where a float image is implied. Where sizes that
+    differ are `bounded`, images lie at the top left of a canvas of that size wherever a common size
+    is needed.
     """
 
     def __init__(
@@ -102,6 +106,8 @@ class ChainBuilder:
         self.source_dtype = dtype
         self.levels = self.integral = dtype is Dtype.U8
         self.scale = scale
+        self.bounded: tuple[int, int] | None = None
+        self.beyond: Values = np.zeros(channels)
         self._done: list[_OpenSegment] = []
         self._open = _OpenSegment(height, width, channels)
 
@@ -117,10 +123,12 @@ class ChainBuilder:
     def _new_segment(self) -> _OpenSegment:
         height, width = self.size
         if not is_static(height, width):
-            raise ValueError(
-                "the images still differ in size at a transform that needs a common size; "
-                "put RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
-            )
+            if self.bounded is None:
+                raise ValueError(
+                    "the images still differ in size at a transform that needs a common size; "
+                    "put RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
+                )
+            self._onto_canvas(self.bounded)
         self._done.append(self._open)
         if len(self._done) >= MAX_SEGMENTS:
             raise ValueError(
@@ -150,12 +158,14 @@ class ChainBuilder:
             or segment.fill is not None
             or segment.erasures
             or segment.rounding is not Rounding.KEEP
+            or segment.padding is not Padding.CONSTANT
             or (kind is Filter.NEAREST and mirrored)  # its ties are not symmetric
         ):
             segment = self._new_segment()
-        segment.filter = kind
+        segment.filter = kind.of_levels() if self.levels else kind
         segment.rows.resample(top, height, size[0])
         segment.columns.resample(left, width, size[1])
+        self.bounded = None
         if kind is not Filter.NEAREST:
             self.integral = False
 
@@ -185,6 +195,23 @@ class ChainBuilder:
         segment.may_miss |= inside and not plain and not is_static(*start)
         segment.rows.window(start[0], size[0], inside)
         segment.columns.window(start[1], size[1], inside)
+        self.bounded = None
+
+    def extend(
+        self, start: tuple[Number, Number], size: tuple[Number, Number], padding: Padding
+    ) -> None:
+        """Shows `size` pixels from `start`; `padding` says which stand for those outside."""
+        if _window_inside(start, size, self.size):
+            self.window(start, size, None)
+            return
+        segment = self._open
+        shows_all = segment.rows.shows_all and segment.columns.shows_all
+        moved = segment.padding is not Padding.CONSTANT
+        if segment.fill is not None or segment.erasures or moved or not shows_all:
+            segment = self._new_segment()
+        segment.padding = padding
+        segment.rows.extend(start[0], size[0])
+        segment.columns.extend(start[1], size[1])
 
     def flip(self, rows: Number, columns: Number) -> None:
         """Mirrors rows and columns where the given 0/1 numbers say so."""
@@ -205,6 +232,26 @@ class ChainBuilder:
         ]
         segment.rows.flip(rows)
         segment.columns.flip(columns)
+
+    @property
+    def limit(self) -> tuple[int, int] | None:
+        """What the current height and width are at most, where that is known."""
+        height, width = self.size
+        return (height, width) if is_static(height, width) else self.bounded
+
+    def bound(self, size: tuple[int, int] | None, beyond: Values | None = None) -> None:
+        """Says what the current height and width are at most, and what the canvas then shows."""
+        self.bounded = size
+        self.beyond = np.zeros(self.channels) if beyond is None else beyond
+
+    def _onto_canvas(self, size: tuple[int, int]) -> None:
+        """Shows the image at the top left of `size` pixels."""
+        segment = self._open
+        if segment.fill is None:
+            segment.fill = self.beyond
+        self._clip_erasures()
+        segment.rows.window(0, size[0], False)
+        segment.columns.window(0, size[1], False)
 
     def _clip_erasures(self) -> None:
         """Before the image moves: what lies outside must not move in, nor out of int32."""
@@ -253,6 +300,9 @@ class ChainBuilder:
     def finish(self, dtype: Dtype, layout: Layout) -> tuple[ChainPlan, Operands] | None:
         """The plan and its operands, or None where the chain returns its input as it is."""
         height, width = self.size
+        if not is_static(height, width) and self.bounded is not None:
+            self._onto_canvas(self.bounded)
+            height, width = self.bounded
         if not is_static(height, width):
             raise ValueError(
                 "the output's size differs from image to image; end the chain with a fixed size: "
@@ -276,7 +326,14 @@ class ChainBuilder:
                 "split it into two Compose objects"
             )
         segments = tuple(
-            Segment(s.filter, int(s.rows.size), int(s.columns.size), len(s.erasures), s.rounding)
+            Segment(
+                s.filter,
+                int(s.rows.size),
+                int(s.columns.size),
+                len(s.erasures),
+                s.rounding,
+                s.padding,
+            )
             for s in opened
         )
         for segment in segments:

@@ -13,7 +13,8 @@ import numpy as np
 from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.plan import Filter
+from jaxkern.image.moves import Move, boxed, mirror
+from jaxkern.image.plan import Filter, Padding
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Transform, as_number
 
@@ -23,6 +24,8 @@ TRIES = 10  # of the rejection loops, as in torchvision
 def _filter(interpolation: str, antialias: bool) -> Filter:
     if interpolation == "nearest":
         return Filter.NEAREST
+    if interpolation == "bicubic":
+        return Filter.BICUBIC_ANTIALIAS if antialias else Filter.BICUBIC
     return Filter.ANTIALIAS if antialias else Filter.BILINEAR
 
 
@@ -54,6 +57,8 @@ def drawn_sizes(
 class _OfFixedSize(Transform):
     size: Any
 
+    geometric = True
+
     def output_size(self, size: Size) -> Size:
         """Always `size`."""
         return self.size[0], self.size[1]
@@ -70,8 +75,10 @@ class RandomResizedCrop(_OfFixedSize):
     Args:
       size: height and width of the output, or one integer for a square.
       scale, ratio: increasing pairs above 0.
-      interpolation: "bilinear", or "nearest" (torchvision's nearest-exact).
-      antialias: widen the bilinear filter where the box shrinks.
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
+      antialias: widen the filter where the box shrinks; as in torchvision, the bicubic kernel's a
+        is -1/2 with it and -3/4 without.
     Parameters an image: top, left, height, width i32.
     Raises: ValueError for sizes below 1, NaN, negative or decreasing ranges, other words.
 
@@ -94,7 +101,7 @@ class RandomResizedCrop(_OfFixedSize):
             size=checks.size_pair(self.size),
             scale=checks.interval(self.scale, "scale", 0.0, open_low=True),
             ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
         )
 
@@ -126,6 +133,13 @@ class RandomResizedCrop(_OfFixedSize):
         resize = Resize(side, self.interpolation, antialias=self.antialias)
         return (resize, CenterCrop(self.size))
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        box = (params["top"], params["left"], params["height"], params["width"])
+        return [boxed(box, self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         names = ("top", "left", "height", "width")
         box = tuple(params[name] for name in names)
@@ -139,9 +153,11 @@ class Resize(Transform):
 
     Args:
       size: (height, width), or an integer for the shorter edge, the other edge following.
-      interpolation: "bilinear", or "nearest" (torchvision's nearest-exact).
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
       max_size: upper bound of the longer edge, only with an integer size.
-      antialias: widen the bilinear filter where the image shrinks.
+      antialias: widen the filter where the image shrinks; as in torchvision, the bicubic kernel's
+        a is -1/2 with it and -3/4 without.
     Raises: ValueError for sizes below 1 or above 2**24, max_size not above size or beside a pair.
 
     >>> from jaxkern.image import Resize
@@ -154,13 +170,15 @@ class Resize(Transform):
     max_size: int | None = None
     antialias: bool = True
 
+    geometric = True
+
     def __post_init__(self) -> None:
         pair = checks.size_pair(self.size)
         shorter = not isinstance(self.size, tuple | list | np.ndarray) or len(self.size) == 1
         _set(
             self,
             size=pair[0] if shorter else pair,
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
         )
         if self.max_size is not None:
@@ -189,6 +207,12 @@ class Resize(Transform):
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height, width = chain.size
         new = self.output_size((height, width))
@@ -215,11 +239,25 @@ class CenterCrop(_OfFixedSize):
     def __post_init__(self) -> None:
         _set(self, size=checks.size_pair(self.size))
 
+    def _start(self, size: Size) -> tuple[Any, Any]:
+        return _center(size[0], self.size[0]), _center(size[1], self.size[1])
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _CenterCropOfMasks(self.size, fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((*self._start(size), *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        start = tuple(
-            _center(whole, size) for whole, size in zip(chain.size, self.size, strict=True)
-        )
-        chain.window((start[0], start[1]), self.size, chain.values(0.0, "fill"))
+        chain.window(self._start(chain.size), self.size, chain.values(0.0, "fill"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCropOfMasks(CenterCrop):
+    fill: Any
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        chain.window(self._start(chain.size), self.size, chain.values(self.fill, "fill"))
 
 
 def _center(whole: Any, size: int) -> Any:
@@ -230,14 +268,26 @@ def _center(whole: Any, size: int) -> Any:
     return half_to_even(maximum(spare, 0)) - maximum(-spare, 0) // 2
 
 
+def _show(chain: ChainBuilder, mode: str, start: Any, size: Any, fill: Any) -> None:
+    """A window of the image that may leave it."""
+    if mode == "constant":
+        chain.window(start, size, chain.values(fill, "fill"))
+    else:
+        chain.extend(start, size, Padding[mode.upper()])
+
+
 @dataclasses.dataclass(frozen=True)
 class Pad(Transform):
-    """Adds a border of a constant.
+    """Adds a border, of a constant or of the image's own pixels.
 
     Args:
       padding: an integer, (left and right, top and bottom), or (left, top, right, bottom).
       fill: a number, or one a channel, in the value space at this point of the chain.
-    Raises: ValueError for negative or ill-shaped padding and other padding modes.
+      padding_mode: "constant", "edge" (the outermost pixels), "reflect" (the image mirrored about
+        them; less padding than pixels) or "symmetric" (mirrored with them twice; at most as much).
+        Images of different sizes in one batch are mirrored as often as it takes.
+    Raises: ValueError for negative or ill-shaped padding, other padding modes, a fill of channels
+      beside one that is not constant, and in `apply` for borders that are too wide to mirror.
 
     >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))
@@ -248,12 +298,14 @@ class Pad(Transform):
     fill: Any = 0
     padding_mode: str = "constant"
 
+    geometric = True
+
     def __post_init__(self) -> None:
         _set(
             self,
             padding=checks.padding_sides(self.padding),
             fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.choice(self.padding_mode, "padding_mode", ("constant",)),
+            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
         )
 
     def output_size(self, size: Size) -> Size:
@@ -265,11 +317,31 @@ class Pad(Transform):
             None if width is None else width + (left + right),
         )
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        _constant_padding(self, self.padding_mode)
+        padded = self.output_size(size)
+        return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if any(self.padding):
-            left, top, _, _ = self.padding
-            size = self.output_size(chain.size)
-            chain.window((-top, -left), size, chain.values(self.fill, "fill"))
+            left, top, right, bottom = self.padding
+            before, after = (top, left), (bottom, right)
+            size, limit = self.output_size(chain.size), chain.limit
+            checks.mirrored_padding(self.padding_mode, before, after, chain.size, "Pad")
+            _show(chain, self.padding_mode, (-top, -left), size, self.fill)
+            chain.bound(None if limit is None else self.output_size(limit))
+
+
+def _constant_padding(transform: Transform, mode: str) -> None:
+    """torchvision, too, moves boxes and keypoints into constant borders only."""
+    if mode != "constant":
+        raise ValueError(
+            f"{transform!r} repeats pixels in its border, and with them what boxes and keypoints "
+            'name; wanted padding_mode="constant" beside boxes or keypoints'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +353,9 @@ class RandomCrop(_OfFixedSize):
       padding: as in Pad; None for none.
       pad_if_needed: pad both sides of an image that is smaller than the crop by what is missing.
       fill: a number, or one a channel, for what was padded.
+      padding_mode: what is padded with, as in Pad.
     Parameters an image: top, left i32, counted in the padded image.
-    Raises: ValueError for bad sizes, and in `apply` for images smaller than the crop.
+    Raises: ValueError for bad sizes and modes, and in `apply` for images smaller than the crop.
 
     >>> from jaxkern.image import RandomCrop
     >>> RandomCrop(32, padding=4).output_size((32, 32))
@@ -304,7 +377,7 @@ class RandomCrop(_OfFixedSize):
             padding=None if self.padding is None else checks.padding_sides(self.padding),
             pad_if_needed=bool(self.pad_if_needed),
             fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.choice(self.padding_mode, "padding_mode", ("constant",)),
+            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
         )
 
     def _padded(self, size: Size) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -341,6 +414,16 @@ class RandomCrop(_OfFixedSize):
         """The central crop, without padding."""
         return (CenterCrop(self.size),)
 
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        if self.padding is not None or self.pad_if_needed:
+            _constant_padding(self, self.padding_mode)
+        before, _ = self._padded(size)
+        start = (params["top"] - before[0], params["left"] - before[1])
+        return [boxed((*start, *self.size), self.size)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         before, padded = self._padded(chain.size)
         top, left = params["top"], params["left"]
@@ -348,8 +431,14 @@ class RandomCrop(_OfFixedSize):
             (top, left, *self.size), padded, ("top", "left", "size", "size"), "RandomCrop"
         )
         pads = not is_static(*before) or any(before) or bool(self.padding and any(self.padding))
-        fill = chain.values(self.fill, "fill") if pads else None
-        chain.window((top - before[0], left - before[1]), self.size, fill)
+        start = (top - before[0], left - before[1])
+        if not pads:
+            chain.window(start, self.size, None)
+            return
+        height, width = chain.size
+        after = (padded[0] - before[0] - height, padded[1] - before[1] - width)
+        checks.mirrored_padding(self.padding_mode, before, after, chain.size, "RandomCrop")
+        _show(chain, self.padding_mode, start, self.size, self.fill)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,9 +446,13 @@ class _RandomFlip(Transform):
     p: float = 0.5
 
     parameters: ClassVar[dict[str, str]] = {"flip": "bool"}
+    geometric = True
 
     def __post_init__(self) -> None:
         _set(self, p=checks.probability(self.p))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is mirrored."""
@@ -384,8 +477,11 @@ class RandomHorizontalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(0, as_number(params["flip"]))
 
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, False, params["flip"])]
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], -1.0, 0.0, size[1], 0.0, 1.0)
+        return self._mirrored(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,5 +496,8 @@ class RandomVerticalFlip(_RandomFlip):
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(as_number(params["flip"]), 0)
 
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [mirror(size, params["flip"], False)]
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0, size[0])
+        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)

@@ -16,9 +16,12 @@ import numpy as np
 
 from jaxkern.image import checks, noise_twin
 from jaxkern.image.geometric import _set
+from jaxkern.image.moves import Move
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_seed, with_key
 from jaxkern.image.transform import Size, Stage, Transform
 from jaxkern.image.warps import MAX_KERNEL, NO_FILL, warp_fill
+
+_TURNS = 8  # to find where a pixel went
 
 
 def _finite(value: Any, name: str, low: float = -math.inf) -> float:
@@ -116,6 +119,7 @@ class ElasticTransform(Transform):
 
     stage: ClassVar[Stage] = "program"
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
+    geometric = True
 
     def __post_init__(self) -> None:
         sigma = _pair(self.sigma, "sigma", 0.0)
@@ -163,6 +167,21 @@ class ElasticTransform(Transform):
                 return (field * jnp.asarray(self.alpha) * 0.5).astype(jnp.float32)
 
         return jax.vmap(one)(self._values(seed))
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        height, width = self._checked_size(size)
+        field = self.displacement(params["seed"], (height, width))
+
+        def forward(points: jax.Array) -> jax.Array:
+            # Of the place y from which y + displacement(y) shows a point, by iteration.
+            place = points
+            for _ in range(_TURNS):
+                column = jnp.clip(jnp.floor(place[..., 0]), 0, width - 1).astype(jnp.int32)
+                row = jnp.clip(jnp.floor(place[..., 1]), 0, height - 1).astype(jnp.int32)
+                place = points - jax.vmap(lambda f, y, x: f[y, x])(field, row, column)
+            return place
+
+        return [Move(forward)]
 
     def _checked_size(self, size: Size) -> tuple[int, int]:
         reach = max(self._kernel) // 2

@@ -1,30 +1,40 @@
-"""The image domain's ops, declared: a chain over dense or ragged images, and mixing."""
+"""The image domain's ops, declared: chains and stages over dense or ragged images, and mixing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.batch import nbytes
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
 from jaxkern.image import pillow, program_twin, twin
-from jaxkern.image.plan import ChainPlan, Filter, Layout, Operands
+from jaxkern.image.plan import ChainPlan, Filter, Layout
 from jaxkern.image.program import INTERPOLATIONS, ProgramStep, Step, program_operands
+from jaxkern.image.ragged import Ragged
+from jaxkern.image.stages import StagesBuilder, StagesPlan, image_stages
+from jaxkern.image.stages import ragged_stages as ragged_image_stages
 
 _Struct = jax.ShapeDtypeStruct
 
 # Multiplies and adds a value of a segment's output: one affine, and the taps of two passes.
-_FLOPS = {Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18}
+_FLOPS = {
+    **{Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18},
+    **dict.fromkeys((Filter.BICUBIC, Filter.BICUBIC_LEVELS), 18),
+    **dict.fromkeys((Filter.BICUBIC_ANTIALIAS, Filter.BICUBIC_ANTIALIAS_LEVELS), 34),
+}
 
 
 def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
     """The attributes of a chain's call: its structure, nothing of a sample."""
     rows = plan.segments
     return {
-        "filter": np.asarray([s.filter for s in rows], np.int32),
+        "filter": np.asarray([s.sampling for s in rows], np.int32),
         "size": np.asarray([(s.height, s.width) for s in rows], np.int32).reshape(-1),
         "erasures": np.asarray([s.erasures for s in rows], np.int32),
         "rounding": np.asarray([s.rounding for s in rows], np.int32),
@@ -32,11 +42,12 @@ def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
     }
 
 
+def _chain_flops(plan: ChainPlan) -> int:
+    return sum(_FLOPS[s.filter] * s.height * s.width * plan.channels for s in plan.segments)
+
+
 def _chain_cost(plan: ChainPlan, pixels: int) -> Cost:
-    values = [s.height * s.width * plan.channels for s in plan.segments]
-    flops = sum(_FLOPS[s.filter] * n for s, n in zip(plan.segments, values, strict=True))
-    item = np.dtype(plan.output().dtype).itemsize
-    return Cost(flops=flops, bytes=pixels + values[-1] * item)
+    return Cost(flops=_chain_flops(plan), bytes=pixels + nbytes(plan.output()))
 
 
 chain = Op(
@@ -105,6 +116,64 @@ program = Op(
     aliases={0: 0},
 )
 
+
+def stages_attributes(plan: StagesPlan, **_: Any) -> dict[str, Any]:
+    """The attributes of a call of stages: their structure, nothing of a sample."""
+    chains = [plan_attributes(chain) for chain in plan.chains]
+    empty, counts = np.zeros(0, np.int32), [stage.chain for stage in plan.stages]
+    joined = {
+        name: np.concatenate([empty, *(chain[name] for chain in chains)])
+        for name in ("filter", "size", "erasures", "rounding")
+    }
+    program = _program_attributes(plan.steps, plan.channels)
+    program["warp_fill"] = program.pop("fill")
+    lengths = {
+        "segments": [0 if chain is None else len(chain.segments) for chain in counts],
+        "steps": [len(stage.steps) for stage in plan.stages],
+        "dtype": [plan.source_dtype if c is None else c.output_dtype for c in counts],
+    }
+    return {
+        **joined,
+        **program,
+        **{name: np.asarray(values, np.int32) for name, values in lengths.items()},
+        "layout": np.int32(plan.chains[-1].layout if chains else Layout.NHWC),
+    }
+
+
+def _stages_cost(plan: StagesPlan, values: int, pixels: int) -> Cost:
+    """Of a source of so many values and bytes."""
+    chains, flops = plan.chains, 0
+    for stage in plan.stages:
+        if stage.chain is not None:
+            flops += _chain_flops(stage.chain)
+            values = math.prod(stage.chain.output().shape)
+        flops += _PROGRAM_FLOPS * len(stage.steps) * values
+    return Cost(flops=flops, bytes=pixels + (nbytes(chains[-1].output()) if chains else pixels))
+
+
+stages = Op(
+    "jaxkern.image_stages",
+    version=1,
+    abstract=lambda pixels, *operands, plan: plan.output(pixels),
+    impl=image_stages,
+    attributes=stages_attributes,
+    cost=lambda pixels, *operands, plan: _stages_cost(plan, pixels.size, nbytes(pixels)),
+    platforms=("cpu",),
+)
+
+ragged_stages = Op(
+    "jaxkern.image_stages_ragged",
+    version=1,
+    abstract=lambda buffer, *operands, plan, max_height, max_width: plan.output(buffer),
+    impl=ragged_image_stages,
+    attributes=stages_attributes,
+    # At most, as of ragged chains.
+    cost=lambda buffer, *operands, plan, max_height, max_width: _stages_cost(
+        plan, *[max_height * max_width * plan.channels] * 2
+    ),
+    platforms=("cpu",),
+)
+
 decode_jpeg = Op(
     "jaxkern.image_decode_jpeg",
     version=1,
@@ -126,14 +195,28 @@ decode_jpeg = Op(
 )
 
 
-def run_chain(pixels: jax.Array, operands: Operands, plan: ChainPlan) -> Any:
-    """Runs a plan over pixels [N, H, W, C]."""
-    return chain(pixels, *operands, batch_dims=1, plan=plan)
+def run_stages(images: Any, builder: StagesBuilder) -> Any:
+    """Runs stages over pixels [N, H, W, C], or a `Ragged` batch.
+
+    On the CPU in one call. Elsewhere there are kernels of chains and of programs: a call for each.
+    """
+    for plan, operands in builder.calls(together=jax.default_backend() == "cpu"):
+        if isinstance(images, Ragged):
+            images = _run_ragged(images, plan, operands)
+        elif isinstance(plan, ChainPlan):
+            images = chain(jnp.asarray(images), *operands, batch_dims=1, plan=plan)
+        elif plan.chains:
+            images = stages(jnp.asarray(images), *operands, batch_dims=1, plan=plan)
+        else:
+            static = {"steps": plan.steps, "channels": plan.channels}
+            images = program(jnp.asarray(images), *operands[5:], batch_dims=1, **static)
+    return images
 
 
-def run_ragged(images: Any, operands: Operands, plan: ChainPlan) -> Any:
-    """Runs a plan over a `Ragged` batch; its buffer is one operand for all samples."""
-    return ragged_chain(
+def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence[Any]) -> Any:
+    """The buffer is one operand for all samples."""
+    call = ragged_chain if isinstance(plan, ChainPlan) else ragged_stages
+    return call(
         images.buffer[None],
         images.offset,
         images.height,
@@ -153,10 +236,7 @@ def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout
 
 def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
     """Runs operations one after the other on images [N, H, W, C] u8 or f32."""
-    if not steps:
-        return images
     op, values, static = program_operands(steps)
-    result: jax.Array = program(
-        images, op, values, batch_dims=1, steps=static, channels=images.shape[-1]
-    )
+    given = {"steps": static, "channels": images.shape[-1]}
+    result: jax.Array = program(images, op, values, batch_dims=1, **given)
     return result

@@ -60,6 +60,38 @@ class Filter(enum.IntEnum):
     NEAREST = 1
     BILINEAR = 2
     ANTIALIAS = 3
+    BICUBIC = 4
+    BICUBIC_ANTIALIAS = 5
+    BICUBIC_LEVELS = 6
+    BICUBIC_ANTIALIAS_LEVELS = 7
+
+    @property
+    def bicubic(self) -> bool:
+        """Whether it is one of the cubic convolutions."""
+        return self >= Filter.BICUBIC
+
+    @property
+    def widened(self) -> bool:
+        """Whether it grows with what the box shrinks."""
+        wide = (Filter.ANTIALIAS, Filter.BICUBIC_ANTIALIAS, Filter.BICUBIC_ANTIALIAS_LEVELS)
+        return self in wide
+
+    def of_levels(self) -> Filter:
+        """The same of u8 levels, which are clamped after each pass of a bicubic one."""
+        kept = {
+            Filter.BICUBIC: Filter.BICUBIC_LEVELS,
+            Filter.BICUBIC_ANTIALIAS: Filter.BICUBIC_ANTIALIAS_LEVELS,
+        }
+        return kept.get(self, self)
+
+
+class Padding(enum.IntEnum):
+    """What a segment shows outside its resampled image; numpy.pad has the words."""
+
+    CONSTANT = 0
+    EDGE = 1
+    REFLECT = 2
+    SYMMETRIC = 3
 
 
 class Rounding(enum.IntEnum):
@@ -79,6 +111,12 @@ class Segment:
     width: int
     erasures: int = 0
     rounding: Rounding = Rounding.KEEP
+    padding: Padding = Padding.CONSTANT
+
+    @property
+    def sampling(self) -> int:
+        """Filter and padding in one number, as the ops' attribute `filter` holds them."""
+        return self.filter + 16 * self.padding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ class _Policy(Transform):
 
     OPS: ClassVar[tuple[str, ...]]
     stage: ClassVar[Stage] = "program"
+    geometric = True
 
     interpolation: str
     fill: Any

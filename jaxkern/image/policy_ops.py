@@ -75,10 +75,11 @@ def program_step(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tup
 
 
 def _coefficients(named: Any, magnitude: Any, whole: Any, size: Size) -> Any:
-    """From a pixel of the result to where it comes from, (x, y) counted from the top left corner.
+    """From a pixel of the result to where it comes from, as coefficients.py has it.
 
-    Shears keep that corner, which torchvision asks of its affine map by shear = atan(magnitude):
-    (x + m y, y) and (x, y + m x). Translations are by whole pixels. Turns keep the middle.
+    Shears keep the top left corner, which torchvision asks of its affine map by shear =
+    atan(magnitude): counted from there, (x + m y, y) and (x, y + m x). Translations are by whole
+    pixels. Turns keep the middle.
     """
     zero = jnp.zeros_like(magnitude)
     # torchvision's rotate turns the other way than its affine.
@@ -86,13 +87,14 @@ def _coefficients(named: Any, magnitude: Any, whole: Any, size: Size) -> Any:
     turn = affine_coefficients(angle, zero, zero, zero + 1, zero, zero, size=size)
     x, y = named("ShearX"), named("ShearY")
     right, down = named("TranslateX"), named("TranslateY")
+    half_height, half_width = (0.5 * side for side in size)
     moved = [
         zero,
         jnp.where(x, magnitude, zero),
-        jnp.where(right, -whole, zero),
+        jnp.where(right, -whole, jnp.where(x, magnitude * half_height, zero)),
         jnp.where(y, magnitude, zero),
         zero,
-        jnp.where(down, -whole, zero),
+        jnp.where(down, -whole, jnp.where(y, magnitude * half_width, zero)),
         zero,
         zero,
     ]

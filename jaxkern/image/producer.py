@@ -19,8 +19,9 @@ from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose, Params
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.ops import plan_attributes
-from jaxkern.image.plan import ChainPlan, Layout, Operands
+from jaxkern.image.ops import stages_attributes
+from jaxkern.image.plan import ChainPlan
+from jaxkern.image.stages import Call, Stage, StagesPlan
 
 # Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -67,7 +68,7 @@ class _SeededChain:
 
 
 class ChainProducer(_SeededChain):
-    """A fused chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
+    """A chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
 
     The pixels are read from the source's rows and written into the batch. The result is what
     ``aug(record_keys(seed, epoch, records), images)`` gives.
@@ -84,7 +85,7 @@ class ChainProducer(_SeededChain):
       capsule: the producer's C interface (core/producer.h); None where the chain changes nothing.
 
     Raises:
-      ValueError: for a chain that mixes images, or that has colours or warps.
+      ValueError: for a chain that mixes images, or that changes the number of their channels.
       RuntimeError: without the native library.
 
     >>> import jax, numpy as np, jaxkern as jk
@@ -132,7 +133,7 @@ class EncodedRows(Protocol):
 
 
 class EncodedProducer(_SeededChain):
-    """A fused chain as native code that decodes records, for `jaxkern.ring.Assembly`.
+    """A chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
     Its rows are ``images.place``. Of each image only the region that the chain needs is decoded,
     and a large one in bands; the result is what the chain gives on a `Ragged` batch of the whole
@@ -147,8 +148,8 @@ class EncodedProducer(_SeededChain):
       struct, capsule: as of `ChainProducer`.
 
     Raises:
-      ValueError: for a chain that mixes images or whose output has no fixed size, and where the
-        native library was built without a decoder.
+      ValueError: for a chain that mixes images, changes the number of their channels or has no
+        fixed size of output, and where the native library was built without a decoder.
       RuntimeError: without the native library.
 
     >>> import numpy as np, jaxkern as jk
@@ -188,7 +189,7 @@ class EncodedProducer(_SeededChain):
                 f"{aug!r} changes nothing, and images of different sizes make no batch"
             )
         self.capsule = _library().image_encoded_producer(
-            **_native(drawing.plan),
+            _native(drawing.plan),
             blobs=[(blob.ctypes.data, blob.nbytes) for blob in self.kept],
             in_files=bool(images.in_files),
             codec=_CODECS.index(images.codec),
@@ -231,7 +232,7 @@ class _Drawing:
         self._shape, self._dtype = shape, dtype
         self._derive = derive
         # The plan follows from shapes alone, so one image says it.
-        plans: list[ChainPlan | None] = []
+        plans: list[ChainPlan | StagesPlan | None] = []
 
         def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
             size = sides or shape[:2]
@@ -247,11 +248,12 @@ class _Drawing:
         if plan is None:
             self.struct = jax.ShapeDtypeStruct(shape, dtype)
         else:
-            self.struct = plan.output()
+            source = jax.ShapeDtypeStruct(shape, dtype)
+            self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
             if not sides:
-                height, width, _ = shape
+                height, width = (int(side) for side in shape[:2] if side is not None)
                 self.capsule = _library().image_chain_producer(
-                    **_native(plan), height=height, width=width
+                    _native(plan, height, width), height, width
                 )
         self.sample = jax.jit(trace)
 
@@ -259,9 +261,7 @@ class _Drawing:
         keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
         return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
 
-    def _fold(
-        self, params: Params, count: int, size: tuple[Any, ...]
-    ) -> tuple[ChainPlan, Operands] | None:
+    def _fold(self, params: Params, count: int, size: tuple[Any, ...]) -> Call | None:
         """The chain's plan and its operands for the parameters of so many records."""
         aug = self._aug
         shape = (count, *(1 if side is None else side for side in self._shape))
@@ -269,9 +269,14 @@ class _Drawing:
         given = checked_parameters(aug.transforms, params, count)
         height, width = size
         chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
-        for transform, values in zip(aug.transforms, given, strict=True):
-            transform._fold(chain, values)
-        return chain.finish(aug._output_dtype(batch.dtype), Layout[aug.layout])
+        steps = list(zip(aug.transforms, given, strict=True))
+        first, *others = aug._passes(steps, chain, aug._output_dtype(batch.dtype))
+        if others:
+            raise ValueError(
+                f"{aug!r} changes the number of channels between its transforms, which native "
+                "threads do not; a pipeline runs the whole Compose as a JAX program instead"
+            )
+        return first.stages.finish()
 
 
 def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any) -> _Drawing:
@@ -281,11 +286,6 @@ def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: A
             raise ValueError(
                 f"{transform!r} mixes the images of a batch, and records are made one by one; "
                 "apply it to the batches in a Compose of its own"
-            )
-        if transform.stage == "program":
-            raise ValueError(
-                f"{transform!r} is no part of one fused chain, which is what native threads run; "
-                "a pipeline runs the whole Compose as a JAX program instead"
             )
     _library()
     wide = bool(jax.config.read("jax_enable_x64"))
@@ -302,14 +302,17 @@ def _library() -> Any:
     return library
 
 
-def _native(plan: ChainPlan) -> dict[str, Any]:
-    """A plan as the library's functions take it."""
-    return {
-        **{name: np.asarray(value).tolist() for name, value in plan_attributes(plan).items()},
-        "channels": plan.channels,
-        "source_dtype": int(plan.source_dtype),
-        "output_dtype": int(plan.output_dtype),
-    }
+def _native(plan: ChainPlan | StagesPlan, height: int = 0, width: int = 0) -> Any:
+    """A plan for images of this size as the library's functions take it."""
+    if isinstance(plan, ChainPlan):
+        plan = StagesPlan((Stage(plan),), plan.channels, plan.source_dtype)
+    return _library().image_stages(
+        **{name: np.asarray(value).tolist() for name, value in stages_attributes(plan).items()},
+        channels=plan.channels,
+        source_dtype=int(plan.source_dtype),
+        height=height,
+        width=width,
+    )
 
 
 # Every pipeline of the same Compose draws by the same program. An evicted one compiles anew.

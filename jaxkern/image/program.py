@@ -34,14 +34,15 @@ class Code(enum.IntEnum):
     GRAYSCALE = 10
     PERMUTE = 11  # the source of each of three channels
     BLUR = 12  # sigma along x and y
-    WARP = 13  # c0 to c7: see program.h
+    WARP = 13  # c0 to c5 of an affine map: see coefficients.py
     KEEP = 14  # weight: the image is kept, and begins a mean
     ADD = 15  # weight: the image joins the mean, and becomes the kept one again
     MEAN = 16  # the image becomes the mean
-    NOISE = 17  # mean, sigma, whether sums are clipped; key
-    ERASE = 18  # top, left, height, width; key
-    ELASTIC = 19  # alpha along x and y, sigma along x and y; key
-    TURN = 20  # c0 to c5, width and height of the image, which is the top left of what is given
+    PERSPECTIVE = 17  # c0 to c7: see coefficients.py
+    NOISE = 18  # mean, sigma, whether sums are clipped; key
+    ERASE = 19  # top, left, height, width; key
+    ELASTIC = 20  # alpha along x and y, sigma along x and y; key
+    TURN = 21  # c0 to c5, width and height of the image, which is the top left of what is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +113,9 @@ def drawn_codes(apply: Any, code: Code) -> Any:
 
 
 def program_operands(steps: Sequence[Step]) -> tuple[Any, Any, tuple[ProgramStep, ...]]:
-    """Codes i32 [N or 1, S] and values f32 [N or 1, S, VALUES] of steps, and what is static.
-
-    Raises:
-      ValueError: for more steps than one call takes.
-    """
-    if len(steps) > MAX_STEPS:
-        raise ValueError(
-            f"{len(steps)} operations follow each other; wanted at most {MAX_STEPS}: split them "
-            "into two Compose objects"
-        )
+    """Codes i32 [N or 1, S] and values f32 [N or 1, S, VALUES] of steps, and what is static."""
+    if not steps:
+        return np.zeros((1, 0), np.int32), np.zeros((1, 0, VALUES), np.float32), ()
     codes = [jnp.atleast_1d(jnp.asarray(code, jnp.int32)) for code, _, _ in steps]
     values = [jnp.asarray(given, jnp.float32).reshape(-1, VALUES) for _, given, _ in steps]
     return (

@@ -87,8 +87,8 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
         return lambda image, values: warp_twin.gaussian_blur(
             image, values[:2], kernel_size=step.kernel
         )
-    if code is Code.WARP:
-        return lambda image, values: _warped(image, values, step)
+    if code in (Code.WARP, Code.PERSPECTIVE):
+        return lambda image, values: _warped(image, values, step, code is Code.PERSPECTIVE)
     if code in _OF_STEPS:
         return lambda image, values: _OF_STEPS[code](image, values, step)
     operation = _OPERATIONS[code]
@@ -109,9 +109,14 @@ def _filled(image: jax.Array, step: ProgramStep) -> tuple[float, ...] | None:
     return None if np.isnan(fill[0]) else tuple(fill.tolist())
 
 
-def _warped(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    fill = _filled(image, step)
-    return warp_twin.warp(image, values, interpolation=step.interpolation, fill=fill)
+def _warped(image: jax.Array, values: jax.Array, step: ProgramStep, perspective: bool) -> jax.Array:
+    return warp_twin.warp(
+        image,
+        values,
+        interpolation=step.interpolation,
+        fill=_filled(image, step),
+        perspective=perspective,
+    )
 
 
 def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
@@ -121,6 +126,7 @@ def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array
         values.at[6:].set(0.0),
         interpolation=step.interpolation,
         fill=_filled(image, step),
+        perspective=False,
         part=(_whole(values[7], 1, height), _whole(values[6], 1, width)),
     )
 
@@ -161,12 +167,7 @@ def _is_levels(image: jax.Array) -> bool:
     return bool(image.dtype == jnp.uint8)
 
 
-def _rounded(product: jax.Array) -> jax.Array:
-    """A product that XLA does not fuse with the sum it goes to, which would round it once less.
-
-    A minimum stands between the two; nothing is below it but what is not finite.
-    """
-    return jnp.maximum(product, jnp.float32(np.finfo(np.float32).min))
+_rounded = warp_twin.rounded
 
 
 def _fused(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
@@ -229,11 +230,11 @@ def _brightness(image: jax.Array, values: jax.Array) -> jax.Array:
 def _contrast(image: jax.Array, values: jax.Array) -> jax.Array:
     factor, rest = _factors(values)
     gray = _luma(image) if image.shape[-1] == 3 else image[..., 0].astype(jnp.float32)
-    each = np.float32(1) / np.float32(gray.size)
     if not _is_levels(image):
         return _unit(image * factor + jnp.mean(gray) * rest)
-    # Added as integers: exact below 2^24 pixels.
-    mean = jnp.sum(gray.astype(jnp.uint32)).astype(jnp.float32) * each
+    # Added as integers: exact below 2^24 pixels. By a constant XLA would divide as a product.
+    total = jnp.sum(gray.astype(jnp.uint32)).astype(jnp.float32)
+    mean = total / lax.optimization_barrier(jnp.where(total < 0.0, total, np.float32(gray.size)))
     return _level(_rounded(image.astype(jnp.float32) * factor) + _rounded(mean * rest))
 
 

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
+from jaxkern.image.axis import Size as Size
 from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.moves import Move, warped
 from jaxkern.image.program import Step
 
 Stage = Literal["image", "program", "batch"]
-Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
 
 
 class Transform:
@@ -24,12 +25,17 @@ class Transform:
       linear: whether it is an affine map of each channel, which commutes with mixing.
       per_sample: whether parameters are drawn for each image; otherwise once for a batch, from the
         first record's key.
+      geometric: whether it moves pixels, and so masks, boxes and keypoints.
+      needs_boxes: whether `sample` also takes the boxes f32 [K, 4] of the image as they are at its
+        place, (left, top, right, bottom), and which of them are valid, bool [K].
     """
 
     parameters: ClassVar[dict[str, str]] = {}
     stage: ClassVar[Stage] = "image"
     linear: ClassVar[bool] = False
     per_sample: bool = True
+    geometric: bool = False
+    needs_boxes: ClassVar[bool] = False
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the parameters of ONE image of `size` (height, width): a dict of scalars."""
@@ -39,6 +45,11 @@ class Transform:
     def output_size(self, size: Size) -> Size:
         """(height, width) after the transform; None stands for what is not known."""
         return size
+
+    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+        """(height, width) after the transform with these parameters, numbers or arrays [N]."""
+        del params
+        return self.output_size(size)
 
     def eval(self) -> tuple[Transform, ...]:
         """What stands for this transform when nothing is random: nothing, where it draws all."""
@@ -63,6 +74,25 @@ class Transform:
     def _channels(self, channels: int) -> int:
         """Of the stage "program": how many channels of so many are left behind it."""
         return channels
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        """Of a geometric transform: how it moves points of images of `size`, in order."""
+        return warped(self._program(params, (size[0], size[1])), (size[0], size[1]))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform | None:
+        """What does to a mask what this transform does to an image; None leaves it as it is.
+
+        It takes the same parameters, picks the nearest label and fills with `fill`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what it does to a mask; wanted a transform of "
+            "jaxkern.image"
+        )
+
+    def _still_valid(self, boxes: Any, valid: Any, size: Size) -> Any:
+        """Which of the valid boxes [N, K, 4], already moved, stay valid in images of `size`."""
+        del boxes, size
+        return valid
 
     def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
         """Of the stage "batch", whose partner is the previous image (a roll by 1).

@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkern.image.plan import ChainPlan, Dtype, Filter, Layout, Rounding, Segment, jax_dtype
+from jaxkern.image.plan import (
+    ChainPlan,
+    Dtype,
+    Filter,
+    Layout,
+    Padding,
+    Rounding,
+    Segment,
+    jax_dtype,
+)
 
 _CHECKED = "promise_in_bounds"  # indices are clamped here already
 
@@ -78,9 +87,14 @@ def _taking_part(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
     return jnp.where(weighted | jnp.isfinite(pixels), pixels, 0.0)
 
 
+def _clamped(value: jax.Array) -> jax.Array:
+    """Values within the levels 0 to 255; 0 for NaN."""
+    return jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0)
+
+
 def _levels(value: jax.Array) -> jax.Array:
     """The nearest of the levels 0 to 255; 0 for NaN."""
-    return jnp.round(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0))
+    return jnp.round(_clamped(value))
 
 
 class _Source(Protocol):
@@ -172,12 +186,22 @@ class _Line:
     """One axis of a segment: the source positions of its outputs, as traced int32 scalars."""
 
     def __init__(
-        self, start: Any, box: Any, resampled: Any, offset: Any, step: Any, limit: Any, size: int
+        self,
+        start: Any,
+        box: Any,
+        resampled: Any,
+        offset: Any,
+        step: Any,
+        limit: Any,
+        size: int,
+        padding: Padding,
     ) -> None:
         self.box = jnp.clip(box, 1, limit)
         self.start = jnp.clip(start, 0, limit - self.box)
         self.resampled = jnp.maximum(resampled, 1)
         index = offset + step * lax.iota(jnp.int32, size)
+        if padding is not Padding.CONSTANT:
+            index = _folded(index, self.resampled, padding)
         self.exists = (index >= 0) & (index < self.resampled)
         self.index = jnp.clip(index, 0, self.resampled - 1)
 
@@ -221,38 +245,84 @@ class _Line:
         fraction = jnp.where(second == first, 0.5, fraction)
         return self.start + first, self.start + second, fraction
 
-    def triangle(self, columns: int) -> jax.Array:
-        """Weights [size, columns] of all source pixels; rows add up to 1."""
+    def weights(self, columns: int, kind: Filter) -> jax.Array:
+        """Weights [size, columns] of all source pixels under a filter with windows."""
+        double = 2 * self.resampled
+        # An argument of 1 of the filter on the scale of `_away`, where all is an integer, so that
+        # a weight is 0 here where it is in the kernels.
+        one = jnp.maximum(2 * self.box, double) if kind.widened else double
+        source = lax.iota(jnp.int32, columns) - self.start
+        inside = (source >= 0) & (source < self.box)
+        if kind is Filter.ANTIALIAS:
+            height = jnp.maximum(one - jnp.abs(self._away(source, one)), 0)
+            weight = _float(jnp.where(inside, height, 0))
+        else:
+            argument = _float(self._away(source, 2 * one)) / _float(one)
+            a = -0.5 if kind.widened else -0.75
+            weight = jnp.where(inside, _keys(a, argument), 0.0)
+        if kind.widened:
+            return weight / jnp.sum(weight, axis=1, keepdims=True)
+        # Those beyond the box are its first and last pixel.
+        for beyond in (1.0, 2.0):
+            below, above = _keys(a, argument - beyond), _keys(a, argument + beyond)
+            weight += jnp.where(source == 0, below, 0.0)
+            weight += jnp.where(source == self.box - 1, above, 0.0)
+        return weight
+
+    def _away(self, source: jax.Array, reach: jax.Array) -> jax.Array:
+        """How far source pixels are from those wanted, in parts of 2 resampled [size, columns].
+
+        What lies beyond the reach, and could leave int32, is somewhere beyond it.
+        """
         whole, rest = self.offset(half=True)
         double = 2 * self.resampled
-        reach = jnp.maximum(2 * self.box, double)
-        source = lax.iota(jnp.int32, columns) - self.start
-        # On a scale where all is an integer, so that a weight is 0 here where it is in the kernels.
-        # What lies beyond the reach could leave int32.
         limit = reach // double + 2
-        away = jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
-        height = jnp.maximum(reach - jnp.abs(away), 0)
-        height = jnp.where((source >= 0) & (source < self.box), height, 0)
-        weight = _float(height)
-        return weight / jnp.sum(weight, axis=1, keepdims=True)
+        return jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
 
 
-def _weighted(weights: jax.Array, pixels: jax.Array, axis: int, finite: bool) -> jax.Array:
+def _keys(a: float, x: jax.Array) -> jax.Array:
+    """Keys' cubic convolution kernel."""
+    x = jnp.abs(x)
+    inner = 1.0 - x * x * (a + 3.0 - (a + 2.0) * x)
+    outer = a * (x - 1.0) * (x - 2.0) * (x - 2.0)
+    return jnp.where(x < 1.0, inner, jnp.where(x < 2.0, outer, 0.0))
+
+
+def _folded(index: jax.Array, count: jax.Array, padding: Padding) -> jax.Array:
+    """The indices in [0, count) that stand for others."""
+    if padding is Padding.EDGE:
+        return jnp.clip(index, 0, count - 1)
+    twice = 1 if padding is Padding.SYMMETRIC else 0  # the outermost are there twice
+    period = jnp.maximum(2 * (count - 1 + twice), 1)
+    within = jnp.mod(index, period)
+    return jnp.where(within < count, within, period - twice - within)
+
+
+def _weighted(
+    weights: jax.Array, pixels: jax.Array, axis: int, finite: bool, signed: bool = False
+) -> jax.Array:
     """Sums of pixels [h, w, C] along an axis; of the weights [outputs, inputs] most are 0."""
 
-    def product(values: jax.Array) -> jax.Array:
+    def product(weights: jax.Array, values: jax.Array) -> jax.Array:
         summed = jnp.tensordot(weights, values, (1, axis), precision=lax.Precision.HIGHEST)
         return jnp.moveaxis(summed, 0, axis)
 
     if finite:
-        return product(pixels)
+        return product(weights, pixels)
     # Infinities are counted apart, NaN as one of each sign, whose sum is NaN again.
     channels = pixels.shape[-1]
     known = jnp.isfinite(pixels)
     up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
     parts = [jnp.where(known, pixels, 0.0), _float(up), _float(down)]
-    summed = product(jnp.concatenate(parts, axis=-1))
-    value, up, down = (summed[..., k * channels : (k + 1) * channels] for k in range(3))
+    if signed:  # a weight below 0 turns them round
+        value = product(weights, parts[0])
+        up, down = (
+            product(jnp.maximum(weights, 0), one) + product(jnp.maximum(-weights, 0), other)
+            for one, other in ((parts[1], parts[2]), (parts[2], parts[1]))
+        )
+    else:
+        summed = product(weights, jnp.concatenate(parts, axis=-1))
+        value, up, down = (summed[..., k * channels : (k + 1) * channels] for k in range(3))
     return value + jnp.where(up > 0, jnp.inf, 0.0) - jnp.where(down > 0, jnp.inf, 0.0)
 
 
@@ -267,8 +337,13 @@ def _resampled(
         return source.separable(rows.bilinear(), columns.bilinear(), finite)
     pixels = source.dense()
     height, width, _ = pixels.shape
-    lines = _weighted(rows.triangle(height), pixels, 0, finite)
-    return _weighted(columns.triangle(width), lines, 1, finite)
+    down, across = rows.weights(height, kind), columns.weights(width, kind)
+    if not kind.bicubic:
+        return _weighted(across, _weighted(down, pixels, 0, finite), 1, finite)
+    levels = kind.of_levels() is kind
+    lines = _weighted(across, pixels, 1, finite, signed=True)
+    value = _weighted(down, _clamped(lines) if levels else lines, 0, finite, signed=True)
+    return _clamped(value) if levels else value
 
 
 def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
@@ -291,8 +366,8 @@ def _segment(
     finite: bool,
 ) -> jax.Array:
     g = geometry
-    rows = _Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height)
-    columns = _Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width)
+    rows = _Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
+    columns = _Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
     value = _resampled(source, segment.filter, rows, columns, finite)
     y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
     rows_valid = rows.exists & (y >= g[6]) & (y < g[8])

@@ -1,8 +1,8 @@
 """Warps and Gaussian blurs of one image in pure JAX: what csrc/image/warp.h and blur.h say.
 
-Of u8 images all is in float64, whatever `jax_enable_x64` says, so that what is rounded is the same
-as the native kernels find. Float images are in float32 and differentiate, with respect to
-coefficients and sigma too.
+Points are in float32, rounded step by step as in the kernels. Of u8 images all else is in float64,
+whatever `jax_enable_x64` says, so that what is rounded is the same as those find. Float images are
+in float32 and differentiate, with respect to coefficients and sigma too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 LEAST_WEIGHT = 2.0**-60  # of a blur, beside the centre's
 
@@ -37,6 +38,7 @@ def warp(
     *,
     interpolation: str,
     fill: tuple[float, ...] | None,
+    perspective: bool,
     size: tuple[int, int] | None = None,
     part: tuple[Any, Any] | None = None,
 ) -> jax.Array:
@@ -46,10 +48,11 @@ def warp(
     beyond the top left `part`, a height and a width, is outside.
     """
     height, width = pixels.shape[:2] if size is None else size
-    working, context = _working_dtype(pixels)
+    _, context = _working_dtype(pixels)
     with context:
-        x, y = _points(coefficients.astype(working), height, width)
-        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=part)
+        of = (pixels.shape[0], pixels.shape[1]) if part is None else part
+        x, y = _points(coefficients, height, width, of, perspective)
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
 
 
 def elastic(
@@ -64,13 +67,12 @@ def elastic(
     height, width = pixels.shape[:2]
     with jax.enable_x64(True):
         moved = 0.5 * alpha.astype(jnp.float64) * field
-        x = jnp.arange(width, dtype=jnp.float64) + moved[..., 0]
-        y = jnp.arange(height, dtype=jnp.float64)[:, None] + moved[..., 1]
-    working, context = _working_dtype(pixels)
+        x = (jnp.arange(width, dtype=jnp.float64) + moved[..., 0]).astype(jnp.float32)
+        y = (jnp.arange(height, dtype=jnp.float64)[:, None] + moved[..., 1]).astype(jnp.float32)
+    _, context = _working_dtype(pixels)
     with context:
-        return _seen(
-            pixels, x.astype(working), y.astype(working), interpolation=interpolation, fill=fill
-        )
+        of = (height, width)
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
 
 
 def elastic_field(
@@ -105,15 +107,14 @@ def _seen(
     *,
     interpolation: str,
     fill: tuple[float, ...] | None,
-    part: tuple[Any, Any] | None = None,
+    part: tuple[Any, Any],
 ) -> jax.Array:
-    """What points [H, W] show of pixels, in the dtype of the points."""
-    working = x.dtype
-    part = (pixels.shape[0], pixels.shape[1]) if part is None else part
+    """What points f32 [H, W] show of the top left `part`, a height and a width, of pixels."""
+    working, _ = _working_dtype(pixels)
     # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
     x, y = (
         jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
-        for at, side in ((x, pixels.shape[1]), (y, pixels.shape[0]))
+        for at, side in ((x, part[1]), (y, part[0]))
     )
     if interpolation == "nearest":
         column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
@@ -121,7 +122,8 @@ def _seen(
         outside = jnp.asarray(0.0 if fill is None else fill, working)
         return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
     first_x, first_y = jnp.floor(x), jnp.floor(y)
-    across, down = (x - first_x)[..., None], (y - first_y)[..., None]
+    across, down = ((x - first_x)[..., None], (y - first_y)[..., None])
+    across, down = across.astype(working), down.astype(working)
     column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
     value, mask = jnp.zeros((), working), jnp.zeros((), working)
     for lower in (False, True):
@@ -137,13 +139,42 @@ def _seen(
     return _stored(value, pixels.dtype)
 
 
-def _points(c: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Where the output's pixels are in the input, in pixels from the centre of the first."""
-    x = (jnp.arange(width, dtype=c.dtype) + 0.5)[None, :]
-    y = (jnp.arange(height, dtype=c.dtype) + 0.5)[:, None]
-    across, down = (c[k] * x + (c[k + 1] * y + c[k + 2]) for k in (0, 3))
-    near = 1.0 / (c[6] * x + (c[7] * y + 1.0))
-    return across * near - 0.5, down * near - 0.5
+def _points(
+    c: jax.Array, height: int, width: int, of: tuple[Any, Any], perspective: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Where the output's pixels are in the input, f32 [height, width], in pixels from the centre of
+    the first; `of` is the input's (H, W)."""
+    # As wide as what it divides: by a scalar XLA would divide as a product with its inverse.
+    sides = [jnp.float32(0.5) * jnp.asarray(side, jnp.float32) for side in (of[1], of[0])]
+    half = jnp.repeat(jnp.stack(sides), 3)
+    c = jnp.concatenate([c[:6] / lax.optimization_barrier(half), c[6:]])
+    first_x, first_y = (
+        np.float32(0.5) if perspective else np.float32(0.5) * (1 - side) for side in (width, height)
+    )
+    x = (np.arange(width, dtype=np.float32) + first_x)[None, :]
+    y = (np.arange(height, dtype=np.float32) + first_y)[:, None]
+
+    def line(k: int, last: Any) -> Any:
+        return rounded(c[k] * x) + rounded(c[k + 1] * y) + last
+
+    units = [line(0, c[2]), line(3, c[5])]
+    if perspective:
+        depth = line(6, np.float32(1))
+        units = [rounded(unit / depth - 1) for unit in units]
+    across, down = (
+        rounded((unit + 1) * side) - np.float32(0.5)
+        for unit, side in zip(units, sides, strict=True)
+    )
+    return across, down
+
+
+def rounded(value: jax.Array) -> jax.Array:
+    """A value that XLA rounds to float32 before it goes to a sum.
+
+    A product would be fused with it, constants would be added to each other. A minimum stands
+    between the two; nothing is below it but what is not finite.
+    """
+    return jnp.maximum(value, np.float32(np.finfo(np.float32).min))
 
 
 def _tap(

@@ -20,6 +20,7 @@ from jaxkern.image.coefficients import (
     turned_size,
 )
 from jaxkern.image.geometric import Pad, RandomCrop, _set, uniform_below
+from jaxkern.image.moves import Move
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Stage, Transform
 
@@ -76,15 +77,16 @@ def _between(fraction: Any, low: float, high: float) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class _Warp(Transform):
     stage: ClassVar[Stage] = "program"
+    geometric = True
 
-    def _warped(self, coefficients: Any, moved: Any = True) -> list[Step]:
+    def _warped(self, coefficients: Any, moved: Any = True, code: Code = Code.WARP) -> list[Step]:
         fill = self.fill  # type: ignore[attr-defined]
         static = ProgramStep(
-            (Code.WARP,),
+            (code,),
             interpolation=self.interpolation,  # type: ignore[attr-defined]
             fill=NO_FILL if fill is None else fill,
         )
-        return [(drawn_codes(moved, Code.WARP), coefficients, static)]
+        return [(drawn_codes(moved, code), coefficients, static)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +162,26 @@ class RandomRotation(_Warp):
         corner = {"top": 0, "left": 0}
         return [(Pad(beyond), {}), (turn, params), (RandomCrop(out), corner)]
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        return self._warped(self._coefficients(params, size, size))
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        moves = super()._moves(params, size)
+        if not self.expand:
+            return moves
+        out = self.output_size(size)
+        # From middle to middle.
+        beyond = np.asarray([out[1] - size[1], out[0] - size[0]], np.float32) / 2
 
-    def _coefficients(self, params: dict[str, Any], size: Size, output_size: Size) -> jax.Array:
+        def onto(move: Move) -> Move:
+            return dataclasses.replace(move, forward=lambda points: move.forward(points) + beyond)
+
+        return [onto(move) for move in moves]
+
+    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        return self._warped(self._coefficients(params, size))
+
+    def _coefficients(self, params: dict[str, Any], size: Size) -> jax.Array:
         angle = jnp.atleast_1d(jnp.asarray(params["angle"], jnp.float32))
         # torchvision's rotate turns the other way than its affine.
-        still = (0.0, 0.0, 1.0, 0.0, 0.0)
-        return affine_coefficients(
-            -angle, *still, size=size, center=self.center, output_size=output_size
-        )
+        return affine_coefficients(-angle, 0.0, 0.0, 1.0, 0.0, 0.0, size=size, center=self.center)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +193,15 @@ class _ExpandedRotation(_Warp):
     output: tuple[int, int]
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        del size
-        found = self.rotation._coefficients(params, self.size, self.output)
-        height, width = self.size
-        values = step_values(*(found[:, k] for k in range(6)), width, height)
+        found = self.rotation._coefficients(params, self.size)
+        c = [found[:, k] for k in range(6)]
+        # From the middle of the canvas, not of the output.
+        down, across = (
+            (of_canvas - side) / 2 for of_canvas, side in zip(size, self.output, strict=True)
+        )
+        c[2] = c[2] + (c[0] * across + c[1] * down)
+        c[5] = c[5] + (c[3] * across + c[4] * down)
+        values = step_values(*c, self.size[1], self.size[0])
         ((_, _, static),) = self.rotation._warped(found)
         return [
             (
@@ -311,7 +328,9 @@ class RandomPerspective(_Warp):
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2))
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
-        reach = (self.distortion_scale * (sides // 2)).astype(jnp.int32) + 1
+        with jax.enable_x64(True):  # of 0.29 and 200 pixels a float32 would make one more
+            share = jnp.asarray(self.distortion_scale, jnp.float64)
+            reach = (share * (sides // 2)).astype(jnp.int32) + 1
         inwards = uniform_below(fraction, reach)
         # As torchvision's: 0 to reach - 1 from the first, side - reach to side - 1 from the last.
         last = jnp.asarray(_LAST)
@@ -324,7 +343,8 @@ class RandomPerspective(_Warp):
         endpoints = jnp.asarray(params["endpoints"]).reshape(-1, 4, 2)
         still = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
         moved = (endpoints != still).any(axis=(1, 2))
-        return self._warped(perspective_coefficients(endpoints, size=size), moved)
+        coefficients = perspective_coefficients(endpoints, size=size)
+        return self._warped(coefficients, moved, Code.PERSPECTIVE)
 
 
 # Whether the x and y of the corners, in the order of endpoints, are the last ones.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,18 @@ class OperatorNode(PipelineNode):
 
     Args:
       op: an `ElementOperator`; a `jaxkern.image.Compose`, which acts on the field "image" (and,
-        where it mixes images, on one-hot floats in "label"), each record with its key of
-        `jaxkern.random.record_keys`; or a JAX function of the batch, a dict, that treats records
-        alike whatever their batch.
+        where it mixes images, on one-hot floats in "label") and moves masks, boxes and keypoints
+        with it, each record with its key of `jaxkern.random.record_keys`; or a JAX function of the
+        batch, a dict, that treats records alike whatever their batch.
       name: in messages, states and explanations.
       on: "device", where JAX computes, as batches are delivered; or "host", on the CPU in the
         worker threads, so that the device gets ready batches; "auto" is "device", but for a
         Compose what is faster, see `Pipeline.explain`.
       image, label: the fields that a Compose acts on.
+      mask, boxes, keypoints: the fields that it moves with the images, where the batch has them
+        with two axes or more a record; None leaves such a field as it is. Beside them come
+        "boxes_valid", "keypoints_visible" and "image_size", see `Compose.apply`, which begin with
+        the names of their fields.
     Raises: TypeError for anything else.
 
     >>> import jaxkern as jk
@@ -46,10 +50,13 @@ class OperatorNode(PipelineNode):
         on: Literal["auto", "device", "host"] = "auto",
         image: str = "image",
         label: str = "label",
+        mask: str | None = "mask",
+        boxes: str | None = "boxes",
+        keypoints: str | None = "keypoints",
     ) -> None:
         if on not in ("auto", "device", "host"):
             raise ValueError(f"on is {on!r}; wanted 'auto', 'device' or 'host'")
-        self.op = as_operator(op, image, label)
+        self.op = as_operator(op, _Fields(image, label, mask, boxes, keypoints))
         self.name = name or named(op)
         either = self.op.on_either and self._is_the_operator
         self.compiled_for = "device" if on == "auto" and not either else on
@@ -254,12 +261,32 @@ class BatchOperator:
         return None
 
 
-def as_operator(op: Any, image: str = "image", label: str = "label") -> BatchOperator:
+class _Fields(NamedTuple):
+    """The fields of a batch that a Compose acts on, and those that move with its images."""
+
+    image: str = "image"
+    label: str = "label"
+    mask: str | None = "mask"
+    boxes: str | None = "boxes"
+    keypoints: str | None = "keypoints"
+
+    def targets(self, batch: Mapping[str, Any], axes: int) -> dict[str, str]:
+        """Compose's names for what the batch has with so many axes: those names -> fields."""
+        named = {"mask": self.mask, "boxes": self.boxes, "keypoints": self.keypoints}
+        found = {name: field for name, field in named.items() if field in batch}
+        return {
+            name: field
+            for name, field in found.items()
+            if field is not None and (is_ragged(batch[field]) or len(batch[field].shape) >= axes)
+        }
+
+
+def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
     """An element operator, a Compose or a JAX function as a `BatchOperator`."""
     if isinstance(op, ElementOperator):
         return _OfElements(op)
     if isinstance(op, Compose):
-        return _OfImages(op, image, label)
+        return _OfImages(op, fields or _Fields())
     if isinstance(op, type) or not callable(op):
         more = ": make one of the class first" if isinstance(op, type) else ""
         raise TypeError(
@@ -291,13 +318,20 @@ class _OfElements(BatchOperator):
         return {**ragged, **self._op.apply_batch(arrays, keys)}
 
 
+# What a Compose says of its targets, and of images that it leaves with sizes of their own.
+_OF_TARGETS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible", "image": "image_size"}
+
+
 class _OfImages(BatchOperator):
     on_either = True
 
-    def __init__(self, op: Compose, image: str, label: str) -> None:
-        self._op, self._image, self._label = op, image, label
+    def __init__(self, op: Compose, fields: _Fields) -> None:
+        self._op, self._fields = op, fields
+        self._image, self._label = fields.image, fields.label
         self.stochastic = any(transform.parameters for transform in op.transforms)
         self._mixes = any(transform.stage == "batch" for transform in op.transforms)
+        names = ("__call__", "sample", "apply")
+        self._own_way = any(getattr(type(op), n) is not getattr(Compose, n) for n in names)
 
     def describe(self) -> str:
         return f"Compose#{digest(repr(self._op))}({self._image})"
@@ -308,6 +342,20 @@ class _OfImages(BatchOperator):
                 f"the batch has no field {self._image!r} but {sorted(batch)}; wanted the images' "
                 "field: OperatorNode(aug, image=...)"
             )
+        names = {"image": self._image, **self._fields.targets(batch, axes=3)}
+        if self._mixes and batch.get(self._label) is not None:
+            names["label"] = self._label
+        if self._own_way and names.keys() <= {"image", "label"}:
+            return self._apply_images(batch, keys)
+        for target, more in _OF_TARGETS.items():
+            if target in names:
+                names[more] = names[target] + more.removeprefix(target)
+        given = {name: batch[field] for name, field in names.items() if field in batch}
+        result = self._op(keys, given) if self.stochastic else self._op.apply(given)
+        return {**batch, **{names[name]: value for name, value in result.items()}}
+
+    def _apply_images(self, batch: Data, keys: Any) -> Data:
+        """Of a subclass, which may know nothing of dicts."""
         images = batch[self._image]
         labels = batch.get(self._label) if self._mixes else None
         if self.stochastic:
@@ -323,9 +371,10 @@ class _OfImages(BatchOperator):
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: Derivation | None,
     ) -> tuple[str, SeededProducer] | None:
-        names = ("__call__", "sample", "apply")
-        own_way = any(getattr(type(self._op), n) is not getattr(Compose, n) for n in names)
-        if own_way or self._mixes or self._image not in fields:
+        if self._own_way or self._mixes or self._image not in fields:
+            return None
+        arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
+        if self._fields.targets(arrays, axes=2):
             return None
         image = fields[self._image]
         make: Any = EncodedProducer if isinstance(image, EncodedImages) else ChainProducer

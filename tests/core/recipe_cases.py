@@ -117,6 +117,39 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
     return make
 
 
+def image_stages(dtype: Any) -> Callable[[], dict[str, Any]]:
+    """A crop, a table, then a flip of the rounded levels, normalized and erased."""
+
+    def make() -> dict[str, Any]:
+        steps: list[tuple[jk.image.Transform, dict[str, Any]]] = [
+            (jk.image.RandomCrop((7, 8)), {"top": np.arange(8) % 3, "left": np.arange(8) % 4}),
+            (jk.image.RandomInvert(), {"apply": np.arange(8) % 2 > 0}),
+            (jk.image.RandomHorizontalFlip(), {"flip": np.arange(8) % 4 > 1}),
+            (jk.image.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]), {}),
+        ]
+        if dtype == np.uint8:
+            box = {"top": 1, "left": 2, "height": 3, "width": 2, "erase": np.arange(8) > 3}
+            steps.append((jk.image.RandomErasing(), box))
+        aug = jk.image.Compose([transform for transform, _ in steps])
+        params = [given for _, given in steps]
+        return _captured(ops.stages, lambda: aug.apply(_images(dtype), params))
+
+    return make
+
+
+def image_stages_ragged() -> dict[str, Any]:
+    """Images of different sizes in one buffer, cut out and inverted."""
+    random = np.random.default_rng(2)
+    sizes = [(9, 8), (5, 12), (7, 7), (12, 4), (6, 6), (8, 9), (4, 5), (10, 11)]
+    images = jk.image.Ragged.from_list(
+        [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
+    )
+    aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.RandomInvert(), jk.image.Pad(1)])
+    place = {"top": np.int32(0), "left": np.int32(0)}
+    params = [place, {"apply": np.arange(len(sizes)) % 2 > 0}, {}]
+    return _captured(ops.ragged_stages, lambda: aug.apply(images, params))
+
+
 def decode_jpeg() -> dict[str, Any]:
     """Files of three sizes in one buffer, each sample its own place, onto a larger canvas; zeros
     where the checks mix the places of several samples."""
@@ -271,6 +304,7 @@ _AUTO_ROWS = [name for name in _ROWS if name != "mesh_explicit"]
 # where the data have half precision or none.
 _KERNEL_ROWS = ["eager_and_jit", "control_flow", "backends"]
 _FORWARD_ROWS, _REVERSE_ROWS = [*_KERNEL_ROWS, "forward"], [*_KERNEL_ROWS, "reverse"]
+_BATCH_ROWS = ["eager_and_jit", "backends", "vmap_mixes", "other_sizes", "shard_map", "mesh_auto"]
 # A build without libjpeg-turbo has Pillow alone; JAXKERN_REQUIRE=jpeg refuses to be one.
 _HAS_JPEG = ops.decode_jpeg.target in jk.export_targets()
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
@@ -291,6 +325,9 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "image_mix-bf16": (image_mix(jnp.bfloat16), _FORWARD_ROWS),
     "image_program-f32": (image_program(np.float32), _ROWS),
     "image_program-u8": (image_program(np.uint8), _KERNEL_ROWS),
+    "image_stages-f32": (image_stages(np.float32), ["reverse"]),
+    "image_stages-u8-f32": (image_stages(np.uint8), _BATCH_ROWS),
+    "image_stages_ragged-u8": (image_stages_ragged, ["eager_and_jit"]),
     **{
         f"{name}-{np.dtype(dtype).name.replace('float', 'f')}": (two_time(name, dtype), rows)
         for name, f64, f32 in (

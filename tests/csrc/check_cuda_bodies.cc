@@ -61,6 +61,11 @@ void run_filter(const ChainCall& call) {
       return run_grid<C, source, Filter::kBilinear>(call);
     case Filter::kAntialias:
       return run_grid<C, source, Filter::kAntialias>(call);
+    case Filter::kBicubic:
+    case Filter::kBicubicAntialias:
+    case Filter::kBicubicLevels:
+    case Filter::kBicubicAntialiasLevels:
+      return run_grid<C, source, Filter::kBicubic>(call);
   }
 }
 
@@ -140,7 +145,8 @@ void corrupt(Random& random, Geometry& g) {
 double tolerance_of(const Plan& plan) {
   double tolerance = 0;
   for (int32_t s = 0; s < plan.segments; ++s) {
-    tolerance += 2e-4 * 255;
+    const double gain = plan.segment[s].filter >= Filter::kBicubic ? 1.6 : 1.;
+    tolerance = tolerance * gain + 2e-4 * 255 * gain;
     if (plan.segment[s].rounding != Rounding::kKeep) tolerance += 1;
   }
   return tolerance;

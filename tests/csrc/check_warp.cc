@@ -77,8 +77,6 @@ Picture<T> random_picture(Random& random, int32_t height, int32_t width, int32_t
   return picture;
 }
 
-// How far a value may move where its point moves by the last bits of a float64, or a point's weight
-// rounds to float32.
 Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Real down,
                        const float* fill, int32_t channel) {
   Real value = 0, mask = 0;
@@ -91,6 +89,32 @@ Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Rea
   if (std::isnan(fill[0])) return value;
   if (mask == 0) return fill[channel];
   return mask * (value - fill[channel]) + fill[channel];
+}
+
+// Rounded to float32, whatever a compiler would rather contract or keep wider.
+float rounded(float value) {
+  volatile float kept = value;
+  return kept;
+}
+
+// Where warp.h says that an output pixel is in the input, step by step.
+void wanted_point(const Warp& warp, const float* c, int32_t column, int32_t row, Real* px,
+                  Real* py) {
+  const float start_x = warp.perspective ? 0.5f : static_cast<float>(1 - warp.width) / 2;
+  const float start_y = warp.perspective ? 0.5f : static_cast<float>(1 - warp.height) / 2;
+  const float x = static_cast<float>(column) + start_x, y = static_cast<float>(row) + start_y;
+  const auto line = [&](float a, float b, float last) {
+    return rounded(rounded(rounded(a * x) + rounded(b * y)) + last);
+  };
+  const float depth = line(c[6], c[7], 1);
+  const auto along = [&](const float* of, int32_t side) {
+    const float half = 0.5f * static_cast<float>(side);
+    float unit = line(rounded(of[0] / half), rounded(of[1] / half), rounded(of[2] / half));
+    if (warp.perspective) unit = rounded(rounded(unit / depth) - 1);
+    return rounded(rounded(rounded(unit + 1) * half) - 0.5f);
+  };
+  *px = along(c, warp.in_width);
+  *py = along(c + 3, warp.in_height);
 }
 
 template <typename T>
@@ -124,7 +148,8 @@ bool check_warp(Random& random) {
                                   : random.within(-1.0, 1.5) * in.width);
   c[5] = static_cast<float>(plain ? 0.5 * static_cast<double>(random.below(9) - 4)
                                   : random.within(-1.0, 1.5) * in.height);
-  const double tilt = random.below(2) == 0 ? 0 : random.below(3) == 0 ? 1 : 0.01;
+  warp.perspective = random.below(2) == 0;
+  const double tilt = random.below(4) == 0 ? 0 : random.below(3) == 0 ? 1 : 0.01;
   c[6] = static_cast<float>(random.within(-tilt, tilt)),
   c[7] = static_cast<float>(random.within(-tilt, tilt));
   const bool hostile = random.below(6) == 0;
@@ -147,19 +172,10 @@ bool check_warp(Random& random) {
     if (hostile) continue;  // that nothing is touched or converted that may not be
     for (int32_t row = 0; row < warp.height; ++row) {
       for (int32_t column = 0; column < warp.width; ++column) {
-        const Real x = column + 0.5L, y = row + 0.5L;
-        const Real d = c[6] * x + c[7] * y + 1;
-        const Real px = (c[0] * x + c[1] * y + c[2]) / d - 0.5L;
-        const Real py = (c[3] * x + c[4] * y + c[5]) / d - 0.5L;
-        if (std::fabs(d) < 1e-6L || !(std::fabs(px) < 1e8L) || !(std::fabs(py) < 1e8L)) continue;
+        Real px, py;
+        wanted_point(warp, c, column, row, &px, &py);
+        if (!(std::fabs(px) < 1e8L) || !(std::fabs(py) < 1e8L)) px = py = -9;  // outside
         const bool nearest = warp.filter == Filter::kNearest;
-        // Where long double and float64 may differ about the pixel.
-        const Real step = nearest ? 0.5L : 0;
-        const auto on_edge = [&](Real p) {
-          const Real off = std::fabs((p + step) - std::rint(p + step));
-          return off != 0 && off < 1e-7L;
-        };
-        if (on_edge(px) || on_edge(py)) continue;
         const Real fx = nearest ? std::rint(px) : std::floor(px);
         const Real fy = nearest ? std::rint(py) : std::floor(py);
         const auto exists = [&](int64_t tx, int64_t ty) {

@@ -45,10 +45,10 @@ Case hostile_case(uint64_t seed) {
   }
   if (random.chance(20)) {
     Segment& segment = c.plan.segment[random.integer(0, c.plan.segments - 1)];
-    int32_t fields[5];
-    static_assert(sizeof fields == sizeof segment, "a segment is five int32");
+    int32_t fields[6];
+    static_assert(sizeof fields == sizeof segment, "a segment is six int32");
     std::memcpy(fields, &segment, sizeof segment);
-    int32_t& field = fields[random.integer(0, 4)];
+    int32_t& field = fields[random.integer(0, 5)];
     field = hostile_integer(random, field);
     std::memcpy(&segment, fields, sizeof segment);
   }

@@ -123,7 +123,9 @@ inline Case random_case(uint64_t seed, const Limits& limits) {
   for (int32_t s = 0; s < c.plan.segments; ++s) {
     Segment& segment = c.plan.segment[s];
     const bool last = s == c.plan.segments - 1;
-    segment.filter = static_cast<Filter>(random.integer(0, 3));
+    segment.filter = static_cast<Filter>(random.integer(0, 7));
+    segment.padding =
+        random.chance(70) ? Padding::kFill : static_cast<Padding>(random.integer(1, 3));
     segment.height = some_size(random, limits.size);
     segment.width = some_size(random, limits.width ? limits.width : limits.size);
     segment.erasures = random.chance(70) ? 0 : random.integer(1, 3);

@@ -50,6 +50,21 @@ struct Weighted {
   double weight;
 };
 
+inline double reference_cubic(double a, double x) {
+  x = std::abs(x);
+  if (x < 1) return (a + 2) * x * x * x - (a + 3) * x * x + 1;
+  return x < 2 ? a * (x * x * x - 5 * x * x + 8 * x - 4) : 0;
+}
+
+// The index that stands for one outside, by walking back.
+inline int64_t reference_index(Padding padding, int64_t i, int32_t count) {
+  if (padding == Padding::kFill) return i;
+  if (padding == Padding::kEdge || count == 1) return std::clamp<int64_t>(i, 0, count - 1);
+  const int64_t twice = padding == Padding::kSymmetric ? 1 : 0;
+  while (i < 0 || i >= count) i = i < 0 ? -i - twice : 2 * (count - 1) + twice - i;
+  return i;
+}
+
 inline std::vector<Weighted> reference_taps(Filter filter, int32_t i, int32_t box,
                                             int32_t resampled) {
   const double scale = static_cast<double>(box) / resampled;
@@ -64,12 +79,21 @@ inline std::vector<Weighted> reference_taps(Filter filter, int32_t i, int32_t bo
     const double weight = position - first;
     return {{first, 1. - weight}, {std::min(first + 1, box - 1), weight}};
   }
-  const double half_width = std::max(scale, 1.), center = (i + .5) * scale;
   std::vector<Weighted> taps;
+  if (filter == Filter::kBicubic || filter == Filter::kBicubicLevels) {
+    const double position = (i + .5) * scale - .5;
+    const int32_t first = static_cast<int32_t>(std::floor(position));
+    for (int32_t j = first - 1; j <= first + 2; ++j)
+      taps.push_back({std::clamp(j, 0, box - 1), reference_cubic(-.75, j - position)});
+    return taps;
+  }
+  const double half_width = std::max(scale, 1.), center = (i + .5) * scale;
+  const bool cubic = filter != Filter::kAntialias;
   double total = 0;
   for (int32_t j = 0; j < box; ++j) {
-    const double weight = 1. - std::abs((j + .5 - center) / half_width);
-    if (weight <= 0) continue;
+    const double away = (j + .5 - center) / half_width;
+    const double weight = cubic ? reference_cubic(-.5, away) : 1. - std::abs(away);
+    if (cubic ? weight == 0 : weight <= 0) continue;
     taps.push_back({j, weight});
     total += weight;
   }
@@ -92,23 +116,32 @@ inline Image reference_segment(const Image& input, const Segment& segment, const
   output.values.resize(static_cast<size_t>(segment.height) * segment.width * channels);
   std::vector<std::vector<Weighted>> across(segment.width);
   for (int32_t x = 0; x < segment.width; ++x) {
-    const int64_t column = g.column_offset + static_cast<int64_t>(g.column_step) * x;
+    const int64_t column =
+        reference_index(segment.padding, g.column_offset + static_cast<int64_t>(g.column_step) * x,
+                        g.resampled_width);
     if (column >= 0 && column < g.resampled_width && x >= g.valid_left && x < g.valid_right)
       across[x] = reference_taps(segment.filter, static_cast<int32_t>(column), g.box_width,
                                  g.resampled_width);
   }
   for (int32_t y = 0; y < segment.height; ++y) {
-    const int64_t row = g.row_offset + static_cast<int64_t>(g.row_step) * y;
+    const int64_t row = reference_index(
+        segment.padding, g.row_offset + static_cast<int64_t>(g.row_step) * y, g.resampled_height);
     std::vector<Weighted> down;
     if (row >= 0 && row < g.resampled_height && y >= g.valid_top && y < g.valid_bottom)
       down = reference_taps(segment.filter, static_cast<int32_t>(row), g.box_height,
                             g.resampled_height);
     for (int32_t x = 0; x < segment.width; ++x)
       for (int32_t c = 0; c < channels; ++c) {
+        const bool levels = segment.filter == Filter::kBicubicLevels ||
+                            segment.filter == Filter::kBicubicAntialiasLevels;
         double value = 0;
-        for (const Weighted& v : down)
+        for (const Weighted& v : down) {
+          double line = 0;
           for (const Weighted& h : across[x])
-            value += v.weight * h.weight * input.at(g.top + v.index, g.left + h.index, c);
+            line += h.weight * input.at(g.top + v.index, g.left + h.index, c);
+          value += v.weight * (levels ? std::clamp(line, 0., 255.) : line);
+        }
+        if (levels) value = std::clamp(value, 0., 255.);
         const bool valid = !down.empty() && !across[x].empty();
         value = valid ? static_cast<double>(affine[c]) * value + affine[channels + c] : fill[c];
         for (int32_t k = 0; k < segment.erasures; ++k) {

@@ -38,11 +38,48 @@ def antialias_matrix(box: int, size: int) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+def cubic(a: float, x: np.ndarray) -> np.ndarray:
+    x = np.abs(x)
+    inner = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    outer = a * (x**3 - 5 * x**2 + 8 * x - 4)
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
+
+
+def bicubic_matrix(box: int, size: int) -> np.ndarray:
+    weights = np.zeros((size, box))
+    for i in range(size):
+        position = (i + 0.5) * box / size - 0.5
+        for j in range(int(np.floor(position)) - 1, int(np.floor(position)) + 3):
+            weights[i, min(max(j, 0), box - 1)] += cubic(-0.75, np.asarray(j - position))
+    return weights
+
+
+def bicubic_antialias_matrix(box: int, size: int) -> np.ndarray:
+    centre = (np.arange(size) + 0.5) * box / size
+    away = (np.arange(box)[None] + 0.5 - centre[:, None]) / max(box / size, 1.0)
+    weights = cubic(-0.5, away)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 MATRICES = {"nearest": nearest_matrix, "bilinear": bilinear_matrix, "antialias": antialias_matrix}
 
 
-def resize(image: np.ndarray, size: tuple[int, int], interpolation: str, antialias: bool):
+SIGNED = {"bicubic": bicubic_matrix, "bicubic antialias": bicubic_antialias_matrix}
+
+
+def resize(
+    image: np.ndarray, size: tuple[int, int], interpolation: str, antialias: bool, levels=False
+):
+    if image.shape[:2] == tuple(size):
+        return image
     kind = "antialias" if interpolation == "bilinear" and antialias else interpolation
+    if interpolation == "bicubic":
+        matrix = SIGNED["bicubic antialias" if antialias else "bicubic"]
+        for axis in (1, 0):
+            lines = np.tensordot(matrix(image.shape[axis], size[axis]), image, (1, axis))
+            image = np.moveaxis(lines, 0, axis)
+            image = np.clip(image, 0, 255) if levels else image
+        return image
     down = MATRICES[kind](image.shape[0], size[0])
     across = MATRICES[kind](image.shape[1], size[1])
     return np.einsum("ih,jw,hwc->ijc", down, across, image, optimize=True)
@@ -56,7 +93,11 @@ def shorter_edge(height: int, width: int, edge: int, limit: int | None) -> tuple
     return (new_short, new_long) if height <= width else (new_long, new_short)
 
 
-def pad(image: np.ndarray, left: int, top: int, right: int, bottom: int, fill) -> np.ndarray:
+def pad(
+    image: np.ndarray, left: int, top: int, right: int, bottom: int, fill, mode="constant"
+) -> np.ndarray:
+    if mode != "constant":
+        return np.pad(image, ((top, bottom), (left, right), (0, 0)), mode)
     height, width, channels = image.shape
     out = np.empty((height + top + bottom, width + left + right, channels))
     out[...] = np.asarray(fill, float)
@@ -101,7 +142,7 @@ class Oracle:
         def one(image, n):
             top, left = p("top", n), p("left", n)
             part = image[top : top + p("height", n), left : left + p("width", n)]
-            return resize(part, t.size, t.interpolation, t.antialias)
+            return resize(part, t.size, t.interpolation, t.antialias, self.levels)
 
         self.each(one)
 
@@ -110,7 +151,7 @@ class Oracle:
             size = t.size
             if not isinstance(size, tuple):
                 size = shorter_edge(*image.shape[:2], size, t.max_size)
-            return resize(image, size, t.interpolation, t.antialias)
+            return resize(image, size, t.interpolation, t.antialias, self.levels)
 
         self.each(one)
 
@@ -118,15 +159,21 @@ class Oracle:
         self.each(lambda image, n: center_crop(image, *t.size))
 
     def Pad(self, t, p):
-        self.each(lambda image, n: pad(image, *t.padding, t.fill))
+        self.each(lambda image, n: pad(image, *t.padding, t.fill, t.padding_mode))
 
     def RandomCrop(self, t, p):
         def one(image, n):
-            image = pad(image, *(t.padding or (0, 0, 0, 0)), t.fill)
+            left, above, right, below = t.padding or (0, 0, 0, 0)
             if t.pad_if_needed:
-                more_h = max(t.size[0] - image.shape[0], 0)
-                more_w = max(t.size[1] - image.shape[1], 0)
-                image = pad(image, more_w, more_h, more_w, more_h, t.fill)
+                more_h = max(t.size[0] - image.shape[0] - above - below, 0)
+                more_w = max(t.size[1] - image.shape[1] - left - right, 0)
+                left, above, right, below = (
+                    side + more
+                    for side, more in zip(
+                        (left, above, right, below), (more_w, more_h) * 2, strict=True
+                    )
+                )
+            image = pad(image, left, above, right, below, t.fill, t.padding_mode)
             top, left = p("top", n), p("left", n)
             return image[top : top + t.size[0], left : left + t.size[1]]
 

@@ -24,6 +24,13 @@ DTYPES = [np.uint8, np.float32, np.float16, jnp.bfloat16]
 CONSTANTS = [0, 1, 0.25]
 
 
+def modes(size, padding):
+    """The modes of padding that a border of (left, top, right, bottom) can have."""
+    room = min(size[k] - max(padding[1 - k], padding[3 - k]) for k in range(2))
+    allowed = ["constant", "edge", *["symmetric"] * (room >= 0), *["reflect"] * (room >= 1)]
+    return st.sampled_from(allowed)
+
+
 @st.composite
 def steps(draw, count, size):
     """One transform with explicit parameters for images of `size`; and the size after it."""
@@ -39,7 +46,7 @@ def steps(draw, count, size):
         return np.asarray([draw(st.booleans()) for _ in range(count)])
 
     sides = st.integers(1, 14)
-    interpolation = draw(st.sampled_from(["bilinear", "nearest"]))
+    interpolation = draw(st.sampled_from(["bilinear", "nearest", "bicubic"]))
     antialias = draw(st.booleans())
     fill = draw(st.sampled_from(CONSTANTS))
     kind = draw(st.sampled_from(KINDS))
@@ -55,14 +62,18 @@ def steps(draw, count, size):
     elif kind == "center_crop":
         t, given = im.CenterCrop((draw(sides), draw(sides))), {}
     elif kind == "pad":
-        t, given = im.Pad([draw(st.integers(0, 3)) for _ in range(4)], fill), {}
+        padding = [draw(st.integers(0, 3)) for _ in range(4)]
+        mode = draw(modes(size, padding))
+        t, given = im.Pad(padding, fill, mode), {}
     elif kind == "crop":
         padding = draw(st.integers(0, 2))
         new = (draw(st.integers(1, height + 3)), draw(st.integers(1, width + 3)))
         padded = [max(side + 2 * padding, 1) for side in size]
         padded = [p + 2 * max(n - p, 0) for p, n in zip(padded, new, strict=True)]
         given = {"top": ints(0, padded[0] - new[0]), "left": ints(0, padded[1] - new[1])}
-        t = im.RandomCrop(new, padding or None, pad_if_needed=True, fill=fill)
+        borders = [(p - side) // 2 for p, side in zip(padded, size, strict=True)]
+        mode = draw(modes(size, [borders[1], borders[0]] * 2))
+        t = im.RandomCrop(new, padding or None, True, fill, mode)
     elif kind == "hflip":
         t, given = im.RandomHorizontalFlip(), {"flip": flags()}
     elif kind == "vflip":
@@ -164,6 +175,30 @@ DIRECTED = {
         (VFLIP, FLIPS),
         (im.RandomCrop(8), {"top": np.asarray([0, 2]), "left": np.asarray([3, 1])}),
         (im.Resize((5, 7)), {}),
+    ],
+    "mirrored, cropped, flipped, padded": [
+        (im.Pad((4, 3, 2, 1), padding_mode="reflect"), {}),
+        (im.RandomCrop((9, 11)), {"top": np.asarray([0, 3]), "left": np.asarray([5, 1])}),
+        (HFLIP, FLIPS),
+        (VFLIP, FLIPS),
+        (im.Pad(2, fill=5), {}),
+        (ERASE, ERASED),
+        (im.Pad(3, padding_mode="symmetric"), {}),
+        (im.Normalize(1, 2), {}),
+    ],
+    "crop of a crop at the edge": [
+        (im.RandomCrop(6), {"top": np.asarray([4, 2]), "left": np.asarray([6, 0])}),
+        (
+            im.RandomCrop(5, padding=4, padding_mode="edge"),
+            {"top": np.asarray([0, 9]), "left": np.asarray([9, 3])},
+        ),
+        (im.Resize((8, 7), "bicubic"), {}),
+    ],
+    "resized, cropped, mirrored": [
+        (im.Resize((7, 9), "bicubic", antialias=False), {}),
+        (HFLIP, FLIPS),
+        (im.RandomCrop(6), {"top": np.asarray([1, 0]), "left": np.asarray([0, 3])}),
+        (im.Pad(5, padding_mode="reflect"), {}),
     ],
     "crop, pad, flip": [(im.CenterCrop(4), {}), (im.Pad((0, 3, 1, 0), 9), {}), (VFLIP, FLIPS)],
 }

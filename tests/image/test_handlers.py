@@ -21,6 +21,8 @@ CHAIN = "jaxkern.image_chain.v1"
 RAGGED = "jaxkern.image_chain_ragged.v1"
 MIX = "jaxkern.image_mix.v1"
 PROGRAM = "jaxkern.image_program.v1"
+STAGES = "jaxkern.image_stages.v1"
+RAGGED_STAGES = "jaxkern.image_stages_ragged.v1"
 
 if CHAIN not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_REQUIRE", ""):
     pytest.skip("this installation has no native image kernels", allow_module_level=True)
@@ -100,11 +102,31 @@ def program(steps: int = 2, dtype: Any = np.uint8, **changed: Any) -> dict:
     } | changed
 
 
+def stages(source: dict | None = None, **changed: Any) -> dict:
+    """Two stages of a segment and a step each, with u8 between them, of dense or other images."""
+    two, steps = chain(segments=2), program()
+    call = source or {"images": two["images"]}
+    call |= {k: two[k] for k in ("geometry", "affine", "fill", "erase_box", "erase_value")}
+    call |= {k: steps[k] for k in ("op", "values", "codes", "interpolation", "kernel")}
+    call |= {k: two[k] for k in ("filter", "size", "erasures", "layout")}
+    call |= {"warp_fill": steps["fill"], "rounding": i32(1, 1), "segments": i32(1, 1)}
+    call |= {"steps": i32(1, 1), "dtype": i32(0, 0)}
+    return call | {"out": jax.ShapeDtypeStruct((BATCH, SIDE, SIDE, 3), np.uint8)} | changed
+
+
+def ragged_stages(**changed: Any) -> dict:
+    names = ("buffer", "offset", "height", "width")
+    return stages({k: v for k, v in ragged().items() if k in names}, **changed)
+
+
 ATTRIBUTES = ("filter", "size", "erasures", "rounding", "layout")
 PROGRAM_ATTRIBUTES = ("codes", "interpolation", "kernel", "fill")
+STAGE_ATTRIBUTES = (*ATTRIBUTES, "segments", "steps", "dtype", *PROGRAM_ATTRIBUTES[:3], "warp_fill")
 
 
 def attributes_of(target: str) -> tuple[str, ...]:
+    if target in (STAGES, RAGGED_STAGES):
+        return STAGE_ATTRIBUTES
     return PROGRAM_ATTRIBUTES if target == PROGRAM else ATTRIBUTES
 
 
@@ -232,6 +254,23 @@ def test_program_codes_and_values(codes, values, dtype):
     assert survives(PROGRAM, call) is OK
 
 
+@FEW
+@given(
+    st.lists(st.tuples(st.integers(0, 1), FIELDS), min_size=1, max_size=2),
+    st.lists(edged(13), min_size=2 * BATCH, max_size=2 * BATCH),
+    st.lists(FLOATS, min_size=32, max_size=32),
+)
+def test_geometry_and_codes_of_stages(edits, codes, values):
+    call = stages()
+    for segment, fields in edits:
+        for sample, field, value in fields:
+            call["geometry"][sample, segment, field] = value
+    call["op"] = i32(*codes).reshape(BATCH, 2)
+    call["values"] = np.array(values, np.float32).reshape(BATCH, 2, 8)
+    text = survives(STAGES, call)
+    assert text is OK or "'geometry' of sample" in text
+
+
 # ---------------------------------------------------------------- structure: a program each
 
 SHAPES = [
@@ -265,13 +304,22 @@ REALS = st.lists(FLOATS, max_size=10).map(lambda v: np.array(v, np.float32))
 SCALARS = st.sampled_from([INT_MIN, -1, 0, 1, 2, 7, INT_MAX]).map(np.int32)
 
 
+MAKERS = {
+    CHAIN: chain,
+    RAGGED: ragged,
+    MIX: mix,
+    PROGRAM: program,
+    STAGES: stages,
+    RAGGED_STAGES: ragged_stages,
+}
+
+
 @settings(FEW, max_examples=120)
-@given(st.data(), st.sampled_from([CHAIN, RAGGED, MIX, PROGRAM]))
+@given(st.data(), st.sampled_from([*MAKERS]))
 def test_structure(data, target):
-    call = {CHAIN: chain, RAGGED: ragged, MIX: mix, PROGRAM: program}[target]()
+    call = MAKERS[target]()
     kinds = dict.fromkeys(attributes_of(target), LISTS) | {"out": RESULTS, "layout": SCALARS}
-    if target == PROGRAM:
-        kinds["fill"] = REALS
+    kinds |= {name: REALS for name in ("fill", "warp_fill") if name in kinds}
     for name in data.draw(st.lists(st.sampled_from(sorted(call)), min_size=1, max_size=2)):
         call[name] = data.draw(kinds.get(name, ARRAYS))
     survives(target, call)
@@ -296,6 +344,44 @@ CASES = {
         PROGRAM,
         program(dtype=np.float16),
         "jaxkern.image_program: the result has dtype float16; wanted uint8 or float32",
+    ),
+    "counts of stages": (
+        STAGES,
+        stages(steps=i32(1, 2)),
+        "jaxkern.image_stages: attributes describe 2 stages with 2 segments, 4 sizes",
+    ),
+    "a stage's filter": (
+        STAGES,
+        stages(filter=i32(2, 9)),
+        "jaxkern.image_stages: attribute 'filter' of segment 1 is out of range; wanted none",
+    ),
+    "a stage's blur": (
+        STAGES,
+        stages(kernel=i32(3, 3, 4, 3)),
+        "jaxkern.image_stages: attribute 'kernel' holds 4; wanted odd sizes to",
+    ),
+    "half floats between stages": (
+        STAGES,
+        stages(dtype=i32(1, 0)),
+        "jaxkern.image_stages: attribute 'dtype' or 'layout' of stage 0 is out of range; wanted "
+        "uint8 or float32, and NHWC, where a program or chain follows",
+    ),
+    "codes of stages": (
+        STAGES,
+        stages(op=np.zeros((BATCH, 1), np.int32)),
+        "jaxkern.image_stages: operand 'op' has shape [2, 1]; wanted [2|1, 2]",
+    ),
+    "a ragged program": (
+        RAGGED_STAGES,
+        ragged_stages(
+            segments=i32(0, 1), filter=i32(2), size=i32(4, 4), erasures=i32(0), rounding=i32(1)
+        ),
+        "jaxkern.image_stages_ragged: attribute 'segments' of stage 0 is 0; wanted a program",
+    ),
+    "the result of stages": (
+        STAGES,
+        stages(out=jax.ShapeDtypeStruct((BATCH, SIDE, SIDE, 3), np.float32)),
+        "jaxkern.image_stages: the result has dtype float32; wanted what attribute 'dtype' says",
     ),
     "dtype": (
         CHAIN,
@@ -366,7 +452,7 @@ CASES = {
         CHAIN,
         chain(filter=i32(9)),
         "jaxkern.image_chain: attribute 'filter' of segment 0 is out of range; "
-        "wanted none, nearest, bilinear or antialias",
+        "wanted none, nearest, bilinear, antialias or one of four bicubic ones",
     ),
     "no segment": (
         CHAIN,
@@ -395,9 +481,9 @@ def test_message(name):
     assert message in text.splitlines()[0], text
 
 
-@pytest.mark.parametrize(("target", "make"), [(CHAIN, chain), (RAGGED, ragged), (MIX, mix)])
-def test_unchanged_calls_run(target, make):
-    assert survives(target, make()) is OK
+@pytest.mark.parametrize("target", MAKERS)
+def test_unchanged_calls_run(target):
+    assert survives(target, MAKERS[target]()) is OK
 
 
 def test_mix_of_endless_empty_images():

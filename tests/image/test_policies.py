@@ -224,8 +224,10 @@ def step(name, magnitude):
 
 
 def source(values, x, y):
+    """In an image of 20 x 30, counted from the top left corner."""
     c = values.astype(np.float64)
-    return (c[0] * x + c[1] * y + c[2], c[3] * x + c[4] * y + c[5])
+    x, y = x - 15, y - 10
+    return (c[0] * x + c[1] * y + c[2] + 15, c[3] * x + c[4] * y + c[5] + 10)
 
 
 def test_warps_of_ops():

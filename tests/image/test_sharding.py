@@ -1,7 +1,7 @@
 """Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards.
 
-Also transforms that one kind of mesh refuses: slices of a sharded axis and vmap over operands that
-are sharded differently are errors on an Explicit one.
+Also transforms that one kind of mesh refuses: slices of a sharded axis, tables read by sharded
+numbers and vmap over operands that are sharded differently are errors on an Explicit one.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ FLIPPED = im.Compose(
         im.RandomResizedCrop(16),
         im.RandomHorizontalFlip(),
         im.RandomVerticalFlip(),
+        im.ColorJitter(0.4, 0.4),
         im.ToDtype(np.float32, scale=True),
         im.Normalize(0.5, 0.2),
         im.MixUp(0.4),

@@ -322,6 +322,16 @@ def test_draws_are_within_their_ranges():
     np.testing.assert_array_equal(blur["sigma"], np.float32(0.7))
 
 
+def test_corners_move_by_whole_shares_of_a_side():
+    """0.29 of 100 pixels are 28.999999999999996, as torchvision multiplies: 28."""
+    perspective = im.RandomPerspective(0.29, 1.0)
+    keys = jax.random.split(jax.random.key(2), 400)
+    for size in [(200, 200), tuple(np.full(400, 200, np.int32) for _ in "hw")]:
+        (drawn,) = im.Compose([perspective]).sample(keys, size)
+        points = np.asarray(drawn["endpoints"])
+        assert np.minimum(points, 199 - points).max() == 28
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -44,6 +44,10 @@ CHAINS = {
         [im.RandomResizedCrop(20), im.RandomErasing(0.7, value=3), im.RandomErasing(0.7)]
     ),
     "nearest": im.Compose([im.Resize((13, 70), interpolation="nearest"), im.Pad(3)]),
+    "policy": im.Compose(
+        [im.RandomResizedCrop(14), im.RandAugment(2, 9), im.Normalize(0.5, 0.2),
+         im.RandomErasing(0.7)]
+    ),
     "two passes": im.Compose(
         [im.RandomResizedCrop(24), im.Pad(4, fill=9), im.RandomResizedCrop(12)]
     ),
@@ -235,7 +239,7 @@ def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
 
 
 @pytest.mark.parametrize(
-    "name", quick(["crop, flip, normalize", "padding", "two passes"], "crop, flip, normalize")
+    "name", quick(["crop, flip, normalize", "padding", "two passes", "policy"], "policy")
 )
 def test_masked_files_are_zeros_and_counted(name, tmp_path, photographs):
     files, sizes = broken_files(tmp_path, photographs)

@@ -38,6 +38,12 @@ CHAINS = {
     ),
     "nothing drawn": im.Compose([im.Resize(8), im.Normalize(0.5, 0.5)]),
     "erase": im.Compose([im.Pad(2), im.Normalize(0.5, 0.5), im.RandomErasing(0.5)]),
+    "colours": im.Compose(
+        [im.RandomCrop(4), im.ColorJitter(0.4, 0.4, 0.4, 0.1), im.Normalize(0, 1)]
+    ),
+    "colours first": im.Compose(
+        [im.RandomInvert(), im.RandomCrop(5), im.RandomPosterize(3), im.RandomErasing(0.7)]
+    ),
 }
 
 
@@ -73,9 +79,9 @@ def test_native_batches_are_the_programs(name, remainder):
     assert any((a["image"] != b["image"]).any() for a, b in zip(found[:3], found[4:], strict=False))
 
 
-def test_what_has_colours_is_a_program_with_the_same_bits():
-    """Native threads run one fused chain; what they cannot run they must not be given."""
-    chain = im.Compose([im.RandomCrop(4), im.ColorJitter(0.4, 0.4, 0.4, 0.1), im.Normalize(0, 1)])
+def test_fewer_channels_are_a_program_with_the_same_bits():
+    """Native threads run images of as many channels; others they must not be given."""
+    chain = im.Compose([im.RandomCrop(4), im.Grayscale(), im.Normalize(0, 1)])
     pipe = jk.from_source(arrays(30), 8, True, 3) >> jk.OperatorNode(chain, on="host")
     *_, where = pipe.explain().nodes[-1]
     assert where == "host program"

@@ -15,12 +15,16 @@ import jaxkern as jk
 from jaxkern.image import (
     ChainProducer,
     Compose,
+    Grayscale,
     MixUp,
     Normalize,
     Pad,
+    RandAugment,
     RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPosterize,
     RandomResizedCrop,
     RandomVerticalFlip,
 )
@@ -59,6 +63,18 @@ CHAINS = {
         layout="NCHW",
     ),
     "erase": Compose([Pad(2), Normalize(0.5, 0.5), RandomErasing(1.0)]),
+    "policy": Compose(
+        [
+            RandomResizedCrop(16),
+            RandAugment(2, 9),
+            RandomHorizontalFlip(),
+            RandomInvert(),
+            Normalize(0.4, 0.3),
+            RandomErasing(1.0),
+        ],
+        layout="NCHW",
+    ),
+    "colours alone": Compose([RandomInvert(), RandomPosterize(2)]),
 }
 
 
@@ -106,6 +122,8 @@ def test_a_chain_that_changes_nothing_copies():
 def test_chains_that_cannot_be_run_record_by_record():
     with pytest.raises(ValueError, match="mixes the images of a batch"):
         ChainProducer(Compose([MixUp(0.2)]), np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match="changes the number of channels"):
+        ChainProducer(Compose([Grayscale(1)]), np.zeros((4, 4, 3), np.uint8))
     producer = ChainProducer(CHAINS["crop"], np.zeros((4, 4, 3), np.uint8))
     arrays = {"x": np.zeros((5, 4, 5, 3), np.uint8)}
     with pytest.raises(ValueError, match="reads 48"):  # rows of other images
@@ -115,16 +133,34 @@ def test_chains_that_cannot_be_run_record_by_record():
 def test_plans_are_checked_natively():
     library = jk.core.registry.module("cpu")
     plan = {"filter": [0], "size": [4, 4], "erasures": [0], "rounding": [0], "layout": 0}
-    rest = {"channels": 3, "source_dtype": 0, "output_dtype": 3, "height": 4, "width": 4}
-    assert library.image_chain_producer(**plan, **rest) is not None
+    plan |= {"segments": [1], "steps": [0], "dtype": [3], "channels": 3, "source_dtype": 0}
+    plan |= {"codes": [], "interpolation": [], "kernel": [], "warp_fill": []}
+    size = {"height": 4, "width": 4}
+    assert library.image_chain_producer(library.image_stages(**plan, **size), 4, 4) is not None
+    step = {"steps": [1], "codes": [1], "interpolation": [0], "kernel": [1, 1]}
+    step |= {"warp_fill": [0.0] * 3}
+    alone = {"filter": [], "size": [], "erasures": [], "rounding": [], "segments": [0], **step}
     for changed, problem in (
-        ({"filter": [9]}, "'filter' in segment 0"),
-        ({"size": [4]}, "1 segments with 1 sizes"),
+        ({"filter": [9]}, "'filter' of segment 0"),
+        ({"size": [4]}, "1 segments, 1 sizes"),
         ({"size": [0, 4]}, "'height'"),
         ({"erasures": [99]}, "'erasures'"),
         ({"channels": 2}, "'channels'"),
-        ({"output_dtype": 0}, "'rounding'"),
-        ({"height": 0}, "0 x 4"),
+        ({"dtype": [0]}, "'rounding'"),
+        ({"dtype": [1], **step}, "'dtype' or 'layout' of stage 0"),
+        ({**step, "kernel": [2, 1]}, "'kernel' holds 2"),
+        ({**step, "steps": [2]}, "1 steps"),
+        ({"segments": [-1]}, "'segments' and 'steps' say"),
+        ({"segments": [1] * 9}, "9 stages"),
+        (alone, "'segments' of stage 0 is 0"),
     ):
         with pytest.raises(ValueError, match=problem):
-            library.image_chain_producer(**{**plan, **rest, **changed})
+            library.image_stages(**{**plan, **size, **changed})
+    with pytest.raises(ValueError, match="0 x 4"):
+        library.image_chain_producer(library.image_stages(**plan, **size), 0, 4)
+    first = library.image_stages(**{**plan, **size, **alone, "dtype": [0]})
+    with pytest.raises(ValueError, match="5 x 4 and the program is for 4 x 4"):
+        library.image_chain_producer(first, 5, 4)
+    source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
+    with pytest.raises(ValueError, match="a program is first"):
+        library.image_encoded_producer(first, **source)

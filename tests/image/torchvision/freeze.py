@@ -326,16 +326,43 @@ def warps():
     yield Case("GaussianBlur", {"kernel_size": [5, 3]}, params, blurred)
 
 
+def resamplings():
+    """Bicubic crops, whole and small, and borders of the image's own pixels."""
+    boxes = np.asarray([[0, 0, 13, 18], [2, 1, 5, 9], [11, 3, 2, 15]], np.int32).T
+    params = dict(zip(("top", "left", "height", "width"), boxes, strict=True))
+    for antialias in (True, False):
+
+        def resized(image, given, antialias=antialias):
+            box = [int(value) for value in given.values()]
+            bicubic = v2.InterpolationMode.BICUBIC
+            return F.resized_crop(image, *box, [9, 11], bicubic, antialias=antialias)
+
+        options = {"size": [9, 11], "interpolation": "bicubic", "antialias": antialias}
+        yield Case("RandomResizedCrop", options, params, resized)
+    params = {"top": np.asarray([0, 7, 3], np.int32), "left": np.asarray([9, 0, 2], np.int32)}
+    for mode in ("edge", "reflect", "symmetric"):
+
+        def cropped(image, given, mode=mode):
+            padded = F.pad(image, [4, 3, 5, 6], padding_mode=mode)
+            return F.crop(padded, int(given["top"]), int(given["left"]), 14, 12)
+
+        options = {"size": [14, 12], "padding": [4, 3, 5, 6], "padding_mode": mode}
+        yield Case("RandomCrop", options, params, cropped)
+
+
 def main() -> None:
     base = base_images()
     arrays: dict[str, np.ndarray] = {"images": base}
     listed = []
-    for number, case in enumerate([*policies(), *colours(), *warps()]):
+    cases = [*policies(), *colours(), *warps(), *resamplings()]
+    for number, case in enumerate(cases):
         batch = base[case.images][..., : case.channels]
         arrays[f"{number}.u8"] = case.run(batch)
         wide = case.run(as_float(batch)).astype(np.float64)
-        assert 0 <= wide.min() <= wide.max() <= 1, (case.name, wide.min(), wide.max())
-        arrays[f"{number}.f32"] = np.round(wide * FLOAT_LEVELS).astype(np.uint16)
+        assert -0.5 <= wide.min() <= wide.max() <= 1.5, (case.name, wide.min(), wide.max())
+        overshoots = wide.min() < 0 or wide.max() > 1
+        stored = np.int32 if overshoots else np.uint16
+        arrays[f"{number}.f32"] = np.round(wide * FLOAT_LEVELS).astype(stored)
         for key, value in case.params.items():
             arrays[f"{number}.param.{key}"] = value
         row = {"transform": case.name, "options": case.options, "channels": case.channels}

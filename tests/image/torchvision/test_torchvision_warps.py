@@ -82,6 +82,32 @@ def test_affine(v2, run, size, interpolation, channels, dtype, fill, center):
     assert_alike(out, arrays(torch.stack(rows)), interpolation)
 
 
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_points_of_large_noise(v2, run, interpolation):
+    """Where a point that is 1e-5 pixels off puts one pixel of 1,000 on another level."""
+    size, count = (224, 300), 6
+    images = RNG.integers(0, 256, (count, *size, 3), np.uint8)
+    mode = v2.InterpolationMode(interpolation)
+    affine = im.Compose([im.RandomAffine(180, (0.2, 0.2), (0.5, 2), 20, interpolation)])
+    tilted = im.Compose([im.RandomPerspective(0.6, 1.0, interpolation)])
+    keys = jax.random.split(jax.random.key(3), count)
+    (a,), (p,) = (aug.sample(keys, size) for aug in (affine, tilted))
+    a = {name: np.asarray(value).tolist() for name, value in a.items()}
+    start = [[0, 0], [299, 0], [299, 223], [0, 223]]
+    rows = []
+    for k, image in enumerate(tensors(images)):
+        shift, shear = [a[f"translate_{c}"][k] for c in "xy"], [a[f"shear_{c}"][k] for c in "xy"]
+        turned = v2.functional.affine(image, a["angle"][k], shift, a["scale"][k], shear, mode, 0)
+        end = np.asarray(p["endpoints"][k]).tolist()
+        rows.append(torch.stack([turned, v2.functional.perspective(image, start, end, mode, 0)]))
+    wanted = arrays(torch.cat(rows)).reshape(count, 2, *size, 3)
+    of_affine = {name: np.float32(value) for name, value in a.items()}
+    out = np.stack([run(affine, images, (of_affine,)), run(tilted, images, (p,))], axis=1)
+    away = np.abs(out.astype(int) - wanted).max(axis=-1)
+    assert away.max() <= (interpolation == "bilinear")
+    assert (away > 0).mean() <= 1e-4
+
+
 @pytest.mark.parametrize(("size", "interpolation", "channels", "dtype", "fill", "center"), CASES)
 def test_rotation(v2, run, size, interpolation, channels, dtype, fill, center):
     images = pictures(size, channels, dtype)

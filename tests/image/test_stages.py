@@ -1,0 +1,158 @@
+"""A chain with colours and warps in one call, against a call for each chain and program.
+
+Would catch: an operand of another stage, an image that is rounded in another way between two, a
+buffer that is read while it is written, a call that takes other operands than its plan says.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern import image as im
+from jaxkern.image.stages import MAX_STAGES, StagesBuilder
+
+COUNT = 6
+
+
+def images(dtype=np.uint8, side=20):
+    levels = np.random.default_rng(3).integers(0, 256, (COUNT, side, side + 3, 3), np.uint8)
+    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+
+
+def ragged():
+    random = np.random.default_rng(4)
+    return im.Ragged.from_list(
+        [random.integers(0, 256, (9 + 3 * k, 25 - 2 * k, 3), np.uint8) for k in range(COUNT)]
+    )
+
+
+RANDOM = np.random.default_rng(5)
+
+
+def flags():
+    return {"apply": RANDOM.integers(0, 2, COUNT) > 0}
+
+
+def integers(most, *names):
+    return {name: RANDOM.integers(0, most, COUNT).astype(np.int32) for name in names}
+
+
+def box(most):
+    return {**integers(4, "top", "left"), **{n: np.full(COUNT, most) for n in ("height", "width")}}
+
+
+def policy():
+    draws = RANDOM.permutation(np.arange(COUNT * 2)).reshape(COUNT, 2) % 14
+    return {"op": draws.astype(np.int32), "magnitude": np.full((COUNT, 2), 0.3, np.float32)}
+
+
+# Parameters are given, not drawn, which would be compiled.
+CASES = {
+    "recipe": (
+        images,
+        (im.RandomResizedCrop(12), box(14)),
+        (im.RandAugment(2, 9), policy()),
+        (im.RandomHorizontalFlip(), {"flip": RANDOM.integers(0, 2, COUNT) > 0}),
+        (im.Normalize(0.4, [0.2, 0.3, 0.4]), {}),
+        (im.RandomErasing(1.0), {"erase": True, **box(5)}),
+    ),
+    "sizes between": (
+        images,
+        (im.RandomInvert(), flags()),
+        (im.Resize((30, 28)), {}),
+        (im.RandomErasing(0.7, value=9), {"erase": True, **box(9)}),
+        (im.RandomRotation(40, fill=7), {"angle": np.linspace(-40, 40, COUNT, dtype=np.float32)}),
+        (im.CenterCrop(11), {}),
+        (im.RandomErasing(0.7), {"erase": True, **box(5)}),
+        (im.RandomSolarize(0.3), flags()),
+    ),
+    "float16 NCHW": (
+        lambda: images(np.float16),
+        (im.RandomCrop(12), integers(8, "top", "left")),
+        (im.RandomInvert(), flags()),
+        (im.Pad(1), {}),
+    ),
+    "ragged": (
+        ragged,
+        (im.RandomResizedCrop(12), box(8)),
+        (im.RandomPosterize(3), flags()),
+        (im.Normalize(0.5, 0.5), {}),
+    ),
+    "more stages than one call has": (
+        images,
+        *(
+            step
+            for k in range(MAX_STAGES + 1)
+            for step in ((im.CenterCrop(19 - k), {}), (im.RandomInvert(), flags()))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_call_is_the_separate_calls(name, monkeypatch):
+    make, *steps = CASES[name]
+    transforms, params = zip(*steps, strict=True)
+    aug = im.Compose(transforms, layout="NCHW" if "NCHW" in name else "NHWC")
+    together, given = StagesBuilder.calls, make()
+
+    def both(given):
+        first = aug.apply(given, params)
+        monkeypatch.setattr(StagesBuilder, "calls", lambda self, **_: together(self, False))
+        return first, aug.apply(given, params)
+
+    one, many = map(np.asarray, jax.jit(both)(given))
+    assert one.dtype == many.dtype
+    np.testing.assert_array_equal(one.view(np.uint8), many.view(np.uint8))
+
+
+def calls_of(transforms, given):
+    """The native calls of a chain."""
+    aug = im.Compose(transforms)
+    any_of = {"bool": True, "int": 1, "float": 0.5, "number": 0.5}
+    params = [{n: any_of[kind] for n, kind in t.parameters.items()} for t in transforms]
+    jaxpr = jax.make_jaxpr(lambda x: aug.apply(x, params))(given)
+    words = str(jaxpr).split()
+    return [word.split("[")[0][8:] for word in words if word.startswith("jaxkern.image")]
+
+
+def test_a_chain_with_programs_is_one_call():
+    invert, crop, erase = im.RandomInvert(), im.RandomCrop(9), im.RandomErasing()
+    assert calls_of([crop, invert, erase], images()) == ["image_stages.v1"]
+    assert calls_of([crop, invert], images()) == ["image_stages.v1"]
+    assert calls_of([invert], images()) == ["image_program.v1"]
+    assert calls_of([crop, erase], images()) == ["image_chain.v1"]
+    assert calls_of([crop, invert, erase], ragged()) == ["image_stages_ragged.v1"]
+    long = [t for k in range(MAX_STAGES + 1) for t in (im.CenterCrop(19 - k), invert)]
+    assert calls_of(long, images()) == ["image_stages.v1"] * 2
+    gray = [crop, im.Grayscale(1), im.Pad(1)]
+    assert calls_of(gray, images()) == ["image_stages.v1", "image_chain.v1"]
+    mixed = [invert, crop, im.MixUp(0.5), invert]
+    assert calls_of(mixed, images()) == ["image_stages.v1", "image_mix.v1", "image_stages.v1"]
+
+
+def test_where_stages_have_no_kernel_they_have_a_call_each(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    transforms = [im.RandomCrop(9), im.RandomInvert(), im.RandomErasing()]
+    wanted = ["image_chain.v1", "image_program.v1", "image_chain.v1"]
+    assert calls_of(transforms, images()) == wanted
+
+
+def test_a_box_outside_is_named_with_its_segment():
+    """Segments are counted over all stages."""
+    aug = im.Compose([im.CenterCrop(9), im.RandomInvert(), im.RandomCrop(4)])
+    place = {"top": jnp.asarray([0, 0, 99, 0, 0, 0], np.int32), "left": 0}
+    problem = "'geometry' of sample 2, segment 1 is out of range"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=problem):
+        np.asarray(aug.apply(images(), ({}, {"apply": True}, place)))
+
+
+def test_pure_jax_has_the_same_levels():
+    aug = im.Compose([im.CenterCrop(9), im.RandomInvert(), im.Pad(2)])
+    native = aug.apply(images(), ({}, {"apply": True}, {}))
+    with jk.backend("jax"):
+        np.testing.assert_array_equal(aug.apply(images(), ({}, {"apply": True}, {})), native)

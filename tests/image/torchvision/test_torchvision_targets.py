@@ -1,0 +1,242 @@
+"""Boxes, keypoints and masks beside torchvision's v2: what is drawn for one is given to the other.
+
+Would catch: boxes that are clamped at another place of a chain, another corner order, another rule
+of what is valid, keypoints that count from another pixel, masks by another geometry, draws of the
+detection transforms from another distribution.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from jaxkern import image as im
+
+COUNT, SIZE = 5, (37, 53)
+RNG = np.random.default_rng(8)
+
+
+@pytest.fixture(scope="module")
+def tv(v2):
+    """torchvision's functional transforms, by ours: (transform, parameters, inputs) -> outputs."""
+    F, exact = v2.functional, v2.InterpolationMode.NEAREST_EXACT
+
+    def resize(x, size):
+        from torchvision import tv_tensors
+
+        # torchvision takes the first of the pixels; ours, of masks too, the middle one.
+        mask = isinstance(x, tv_tensors.Mask)
+        return F.resize(x, size, interpolation=exact) if mask else F.resize(x, size)
+
+    def crop(t, p, x):
+        x = F.crop(x, p["top"], p["left"], p["height"], p["width"])
+        return resize(x, t.size)
+
+    def perspective(t, p, x):
+        height, width = SIZE
+        start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+        return F.perspective(x, start, p["endpoints"].tolist(), interpolation=exact.NEAREST)
+
+    def affine(t, p, x):
+        move, shear = [p["translate_x"], p["translate_y"]], [p["shear_x"], p["shear_y"]]
+        return F.affine(x, p["angle"], move, p["scale"], shear)
+
+    def zoomed(t, p, x, size):
+        return F.pad(
+            x,
+            [
+                p["left"],
+                p["top"],
+                p["width"] - p["left"] - size[1],
+                p["height"] - p["top"] - size[0],
+            ],
+        )
+
+    return {
+        "RandomResizedCrop": crop,
+        "Resize": lambda t, p, x: resize(x, list(t.size)),
+        "CenterCrop": lambda t, p, x: F.center_crop(x, list(t.size)),
+        "Pad": lambda t, p, x: F.pad(x, list(t.padding)),
+        "RandomCrop": lambda t, p, x: F.crop(
+            F.pad(x, list(t.padding)), p["top"], p["left"], *t.size
+        ),
+        "RandomHorizontalFlip": lambda t, p, x: F.horizontal_flip(x) if p["flip"] else x,
+        "RandomVerticalFlip": lambda t, p, x: F.vertical_flip(x) if p["flip"] else x,
+        "RandomRotation": lambda t, p, x: F.rotate(x, p["angle"], center=t.center),
+        "RandomAffine": affine,
+        "RandomPerspective": perspective,
+        "RandomZoomOut": lambda t, p, x: zoomed(t, p, x, F.get_size(x)),
+        "ScaleJitter": lambda t, p, x: resize(x, [p["height"], p["width"]]),
+        "RandomShortestSize": lambda t, p, x: resize(x, [p["height"], p["width"]]),
+        "SanitizeBoundingBoxes": lambda t, p, x: x,
+    }
+
+
+CHAINS = [
+    [im.RandomResizedCrop((24, 40))],
+    [im.Resize((30, 61))],
+    [im.CenterCrop((21, 31))],
+    [im.CenterCrop((51, 31))],
+    [im.Pad((3, 5, 2, 1))],
+    [im.RandomCrop(32, padding=(4, 6))],
+    [im.RandomHorizontalFlip()],
+    [im.RandomVerticalFlip()],
+    [im.RandomRotation(170)],
+    [im.RandomRotation(60, center=(20, 11.5))],
+    [im.RandomAffine(120, (0.2, 0.3), (0.6, 1.7), (-20, 20, -15, 15))],
+    [im.RandomPerspective(0.6, 1.0, "nearest")],
+    [im.RandomZoomOut(p=0.8), im.Resize((40, 40))],
+    [im.ScaleJitter((40, 30)), im.RandomCrop(36, padding=(20, 30, 20, 30))],
+    [im.RandomShortestSize([20, 44], 60), im.CenterCrop(20)],
+    [
+        im.RandomVerticalFlip(),
+        im.CenterCrop((25, 40)),  # cuts boxes before they are turned
+        im.RandomRotation(80),
+        im.RandomHorizontalFlip(),
+        im.Resize((50, 60)),
+        im.RandomAffine(30),
+    ],
+]
+
+
+def samples():
+    height, width = SIZE
+    first = RNG.uniform(-6, 40, (COUNT, 9, 2)) * (width / 46, height / 46)
+    boxes = np.concatenate([first, first + RNG.uniform(0.5, 20, (COUNT, 9, 2))], axis=-1)
+    points = RNG.uniform(-4, 50, (COUNT, 11, 2))
+    points[:, ::2] = np.round(points[:, ::2])
+    # torchvision warps integers as float32.
+    masks = RNG.integers(0, 2**24, (COUNT, *SIZE)).astype(np.int32)
+    return boxes.astype(np.float32), points.astype(np.float32), masks
+
+
+@pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: type(chain[0]).__name__)
+def test_targets(v2, tv, chain, form):
+    from torchvision import tv_tensors
+
+    boxes, points, masks = samples()
+    F = v2.functional
+    given = F.convert_bounding_box_format(torch.from_numpy(boxes), "xyxy", form).numpy()
+    aug = im.Compose(chain, boxes=form)
+    images = np.zeros((COUNT, *SIZE, 1), np.uint8)
+    params = aug.sample(jax.random.split(jax.random.key(5), COUNT), SIZE)
+    fields = {"image": images, "mask": masks, "boxes": given, "keypoints": points}
+    out = {name: np.asarray(value) for name, value in jax.jit(aug.apply)(fields, params).items()}
+    for n in range(COUNT):
+        inputs = [
+            tv_tensors.BoundingBoxes(
+                torch.from_numpy(given[n]), format=form.upper(), canvas_size=SIZE
+            ),
+            tv_tensors.KeyPoints(torch.from_numpy(points[n]), canvas_size=SIZE),
+            tv_tensors.Mask(torch.from_numpy(masks[n])),
+        ]
+        for transform, drawn in zip(chain, params, strict=True):
+            own = {name: np.asarray(value[n]) for name, value in drawn.items()}
+            own = {name: v if v.ndim else v.item() for name, v in own.items()}
+            inputs = [tv[type(transform).__name__](transform, own, x) for x in inputs]
+        wanted = F.clamp_bounding_boxes(inputs[0])
+        np.testing.assert_allclose(out["boxes"][n], wanted, atol=2e-3)
+        size = wanted.canvas_size
+        valid = F.sanitize_bounding_boxes(wanted)[1].numpy()
+        corners = F.convert_bounding_box_format(wanted, new_format="XYXY").numpy()
+        sides = corners[:, 2:] - corners[:, :2]
+        clear = (np.abs(sides - 1) > 1e-2).all(1) & (np.abs(sides.prod(1) - 1) > 1e-2)
+        # Middles and sides of clamped boxes, rounded, may say an ulp more than the image has.
+        last = corners - np.asarray([*size[::-1]] * 2)
+        clear &= ~((last > 0) & (last < 1e-4)).any(1) & ~((corners < 0) & (corners > -1e-4)).any(1)
+        np.testing.assert_array_equal(out["boxes_valid"][n][clear], valid[clear])
+        np.testing.assert_allclose(out["keypoints"][n], inputs[1], atol=2e-3)
+        moved = torch.from_numpy(out["keypoints"][n].copy())
+        shown = F.sanitize_keypoints(moved, canvas_size=size)[1].numpy()
+        # Ours also forgets what an earlier crop cut off.
+        assert not (out["keypoints_visible"][n] & ~shown).any()
+        if len(chain) == 1:
+            np.testing.assert_array_equal(out["keypoints_visible"][n], shown)
+        off = (out["mask"][n] != inputs[2].numpy()).mean()
+        assert off <= 2e-3, off
+
+
+def theirs(v2, transform, count, boxes=None, size=SIZE):
+    from torchvision import tv_tensors
+
+    torch.manual_seed(4)
+    inputs = [tv_tensors.Image(torch.zeros((3, *size), dtype=torch.uint8))]
+    if boxes is not None:
+        inputs.append(
+            tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size)
+        )
+    return [transform.make_params(inputs) for _ in range(count)]
+
+
+def mine(transform, count, boxes=None, size=SIZE):
+    keys = jax.random.split(jax.random.key(6), count)
+    if boxes is not None:
+        boxes = np.broadcast_to(boxes, (count, *boxes.shape))
+    drawn = jax.jit(lambda k, b: im.Compose([transform]).sample(k, size, b))(keys, boxes)[0]
+    return {name: np.asarray(value) for name, value in drawn.items()}
+
+
+def assert_same_distribution(a, b):
+    assert stats.ks_2samp(np.asarray(a, float), np.asarray(b, float)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler_options": [0.3, 0.7, 1.0], "trials": 9}])
+def test_draws_of_iou_crops(v2, options):
+    boxes = np.float32([[3, 4, 20, 30], [10, 12, 50, 33], [40, 3, 47, 9]])
+    drawn = mine(im.RandomIoUCrop(**options), 10_000, boxes)
+    rows = theirs(v2, v2.RandomIoUCrop(**options), 2_500, boxes)
+    kept = np.asarray([len(row) > 0 for row in rows])
+    table = np.asarray([[drawn["crop"].sum(), (~drawn["crop"]).sum()], [kept.sum(), (~kept).sum()]])
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+    for name in ("top", "left", "height", "width"):
+        assert_same_distribution(
+            drawn[name][drawn["crop"]], [row[name] for row in rows if len(row)]
+        )
+    # The boxes that stay are those with a centre inside.
+    aug = im.Compose([im.RandomIoUCrop(**options)])
+    some = {name: value[:200] for name, value in drawn.items()}
+    fields = {"image": np.zeros((200, *SIZE, 1), np.uint8), "boxes": np.stack([boxes] * 200)}
+    valid = np.asarray(aug.apply(fields, (some,))["boxes_valid"])[some["crop"]]
+    within = np.asarray([row["is_within_crop_area"].numpy() for row in rows if len(row)])
+    counts = [(part[:, k].sum(), (~part[:, k]).sum()) for k in range(3) for part in (valid, within)]
+    for a, b in zip(counts[::2], counts[1::2], strict=True):
+        assert stats.chi2_contingency(np.asarray([a, b]) + 1).pvalue > 1e-3
+
+
+def test_draws_of_zoom_outs(v2):
+    drawn = mine(im.RandomZoomOut(side_range=(1.2, 3.0), p=1.0), 10_000)
+    rows = theirs(v2, v2.RandomZoomOut(side_range=(1.2, 3.0)), 10_000)
+    left, top, right, bottom = np.asarray([row["padding"] for row in rows]).T
+    assert_same_distribution(drawn["top"], top)
+    assert_same_distribution(drawn["left"], left)
+    assert_same_distribution(drawn["height"], top + SIZE[0] + bottom)
+    assert_same_distribution(drawn["width"], left + SIZE[1] + right)
+    half = mine(im.RandomZoomOut(side_range=(1.5, 3.0)), 10_000)
+    assert abs((half["height"] == SIZE[0]).mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ScaleJitter", {"target_size": (64, 40)}),
+        ("ScaleJitter", {"target_size": (40, 40), "scale_range": (0.5, 1.5)}),
+        ("RandomShortestSize", {"min_size": [20, 30, 41], "max_size": 50}),
+        ("RandomShortestSize", {"min_size": 33}),
+    ],
+)
+def test_draws_of_sizes(v2, name, options):
+    drawn = mine(getattr(im, name)(**options), 10_000)
+    rows = np.asarray([row["size"] for row in theirs(v2, getattr(v2, name)(**options), 10_000)])
+    for k, side in enumerate(("height", "width")):
+        if name == "ScaleJitter":
+            assert_same_distribution(drawn[side], rows[:, k])
+        else:
+            sizes, counts = np.unique(drawn[side], return_counts=True)
+            same, wanted = np.unique(rows[:, k], return_counts=True)
+            assert sizes.tolist() == same.tolist()
+            if len(sizes) > 1:
+                assert stats.chi2_contingency([counts, wanted]).pvalue > 1e-3
