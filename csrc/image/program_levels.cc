@@ -14,6 +14,7 @@ namespace {
 #include "core/simd-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
+#include "image/lookup-inl.h"
 #include "image/tables-inl.h"
 // clang-format on
 
