@@ -249,7 +249,7 @@ class _Drawing:
         if plan is None:
             self.struct = jax.ShapeDtypeStruct(shape, dtype)
         else:
-            source = jax.ShapeDtypeStruct(shape, dtype)
+            source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
             self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
             if not sides:
                 height, width = (int(side) for side in shape[:2] if side is not None)
