@@ -29,7 +29,7 @@ from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
 from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
 from jaxkern.image.transform import Transform
@@ -53,6 +53,7 @@ __all__ = [
     "EncodedProducer",
     "GaussianBlur",
     "Grayscale",
+    "MaskProducer",
     "MixUp",
     "Normalize",
     "Pad",
