@@ -27,6 +27,7 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.noise import ElasticTransform, GaussianNoise
 from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policy_tables import AutoAugmentPolicy
 from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
@@ -50,8 +51,10 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "CutMix",
+    "ElasticTransform",
     "EncodedProducer",
     "GaussianBlur",
+    "GaussianNoise",
     "Grayscale",
     "MaskProducer",
     "MixUp",

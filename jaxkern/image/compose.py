@@ -239,7 +239,7 @@ class Compose:
 
     def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
         """The chain in passes over the batch; where it ends, of which type and layout it is."""
-        groups = _grouped(_linear_first(steps))
+        groups = _grouped(_linear_first(_spread(steps, chain.size)))
         stages = StagesBuilder(chain.channels, chain.source_dtype)
         for place, (fused, stage, between) in enumerate(groups):
             last = place == len(groups) - 1
@@ -307,6 +307,17 @@ class _Identity(Transform):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
+
+
+def _spread(steps: _Steps, size: Any) -> _Steps:
+    """What each transform is made of; `size` is that before the first."""
+    if all(type(transform)._spread is Transform._spread for transform, _ in steps):
+        return steps
+    spread: _Steps = []
+    for transform, given in steps:
+        spread += transform._spread(given, size)
+        size = transform.output_size(size)
+    return spread
 
 
 def _linear_first(steps: _Steps) -> _Steps:

@@ -42,6 +42,13 @@ class _WarpsOfMasks(Transform):
             for code, values, static in steps
         ]
 
+    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        return [
+            (of_masks, given)
+            for part, given in self.transform._spread(params, size)
+            for _, of_masks in mask_transforms([part], self.fill)
+        ]
+
 
 def mask_transforms(
     transforms: Sequence[Transform], fill: tuple[float, ...]
