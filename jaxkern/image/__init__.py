@@ -30,7 +30,7 @@ from jaxkern.image.mixing import CutMix, MixUp
 from jaxkern.image.noise import ElasticTransform, GaussianNoise
 from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
 from jaxkern.image.transform import Transform
@@ -56,6 +56,7 @@ __all__ = [
     "GaussianBlur",
     "GaussianNoise",
     "Grayscale",
+    "MaskProducer",
     "MixUp",
     "Normalize",
     "Pad",
