@@ -28,7 +28,7 @@ def _numbers(value: Any, name: str, lengths: tuple[int, ...], wanted: str) -> tu
         raise TypeError(f"{name}={value!r}; wanted {wanted}")
     if len(value) not in lengths:
         raise ValueError(f"{name}={value!r} has length {len(value)}; wanted {wanted}")
-    found = tuple(float(item) for item in value)
+    found = tuple(checks.number(item, name, f"each: {wanted}") for item in value)
     if not all(math.isfinite(item) for item in found):
         raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")
     return found
@@ -58,7 +58,7 @@ def _center(value: Any) -> tuple[float, float] | None:
     return (found[0], found[1])
 
 
-def _fill(value: Any) -> tuple[float, ...] | None:
+def warp_fill(value: Any) -> tuple[float, ...] | None:
     if isinstance(value, jax.core.Tracer):
         raise TypeError("fill is traced, but a compiled program holds it; give numbers or None")
     return None if value is None else checks.per_channel(value, "fill")
@@ -116,7 +116,7 @@ class RandomRotation(_Warp):
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
             expand=bool(self.expand),
             center=_center(self.center),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
         )
         if self.expand:
             raise ValueError(
@@ -186,7 +186,7 @@ class RandomAffine(_Warp):
             else checks.interval(self.scale, "scale", 0.0, open_low=True),
             shear=None if self.shear is None else _angles(self.shear, "shear", (2, 4)),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
             center=_center(self.center),
         )
 
@@ -244,7 +244,7 @@ class RandomPerspective(_Warp):
             distortion_scale=checks.probability(self.distortion_scale, "distortion_scale"),
             p=checks.probability(self.p),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=_fill(self.fill),
+            fill=warp_fill(self.fill),
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
