@@ -15,6 +15,7 @@ namespace {
 #include "core/simd-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
+#include "image/lookup-inl.h"
 #include "image/random-inl.h"
 #include "image/noise-inl.h"
 #include "image/tables-inl.h"

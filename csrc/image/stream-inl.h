@@ -44,29 +44,32 @@ struct Chain {
 
 // ---------------------------------------------------------------- taps of one output index
 
-// The weights of an index with many taps, one by one.
-struct TapWeights {
-  AntialiasWindow triangle = {};
-  BicubicWindow cubic = {};
+// The weights of an index's taps one by one, under the two kinds of filter with windows. kZeros:
+// some are 0, and what they weigh may be NaN.
+struct TriangleWeights {
+  static constexpr bool kZeros = false;
+  AntialiasWindow window = {};
   double unit = 0;
-  bool bicubic = false;
 
-  TapWeights() = default;
-  TapWeights(Filter filter, int32_t i, int32_t box, int32_t resampled) {
-    bicubic = is_bicubic(filter);
-    if (bicubic) {
-      cubic = bicubic_window(filter, i, box, resampled);
-      unit = 1. / static_cast<double>(bicubic_total(cubic));
-    } else {
-      triangle = antialias_window(i, box, resampled);
-      unit = 1. / static_cast<double>(antialias_total(triangle));
-    }
+  void set(Filter, int32_t i, int32_t box, int32_t resampled) {
+    window = antialias_window(i, box, resampled);
+    unit = 1. / static_cast<double>(antialias_total(window));
   }
   float at(int32_t j) const {
-    const double height = bicubic ? static_cast<double>(bicubic_weight(cubic, j))
-                                  : static_cast<double>(antialias_height(triangle, j));
-    return static_cast<float>(height * unit);
+    return static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
   }
+};
+
+struct BicubicWeights {
+  static constexpr bool kZeros = true;
+  BicubicWindow window = {};
+  float unit = 0;
+
+  void set(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+    window = bicubic_window(filter, i, box, resampled);
+    unit = 1.f / bicubic_total(window);
+  }
+  float at(int32_t j) const { return bicubic_weight(window, j) * unit; }
 };
 
 // Weights of the taps of resampled index i; `out` has room for the whole tap_range. Returns that
@@ -89,7 +92,8 @@ Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, floa
       out[j - window.begin] =
           static_cast<float>(static_cast<double>(antialias_height(window, j)) / total);
   } else if (is_bicubic(filter)) {
-    const TapWeights weights(filter, i, box, resampled);
+    BicubicWeights weights;
+    weights.set(filter, i, box, resampled);
     for (int32_t j = range.begin; j < range.end; ++j) out[j - range.begin] = weights.at(j);
   } else {
     out[0] = 1.f;
@@ -151,9 +155,8 @@ void interpolate_columns(const Stage& stage, const void* input, int32_t start,
 }
 
 // Adds what the input columns [have.begin, have.end) contribute to every output column of the
-// tile. `input` holds those columns (box-relative), C values each. kZeros: weights of 0 leave out
-// what may be NaN.
-template <int C, Dtype dtype, bool kZeros>
+// tile. `input` holds those columns (box-relative), C values each.
+template <int C, Dtype dtype, typename Weights>
 void accumulate_columns(const Stage& stage, const void* input, Range have, float* out) {
   const Geometry& g = *stage.geometry;
   const int32_t count = stage.tile.end - stage.tile.begin;
@@ -167,18 +170,18 @@ void accumulate_columns(const Stage& stage, const void* input, Range have, float
     if (stage.weight_at[k] >= 0) {
       const float* weight = stage.weight + stage.weight_at[k] - taps.begin;
       for (int32_t j = begin; j < end; ++j) {
-        if (kZeros && weight[j] == 0.f) continue;
+        if (Weights::kZeros && weight[j] == 0.f) continue;
         for (int c = 0; c < C; ++c)
           sum[c] +=
               weight[j] * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
       }
     } else {
-      const TapWeights weights(stage.segment->filter,
-                               shown_column(*stage.segment, g, stage.tile.begin + k), g.box_width,
-                               g.resampled_width);
+      Weights weights;
+      weights.set(stage.segment->filter, shown_column(*stage.segment, g, stage.tile.begin + k),
+                  g.box_width, g.resampled_width);
       for (int32_t j = begin; j < end; ++j) {
         const float weight = weights.at(j);
-        if (kZeros && weight == 0.f) continue;
+        if (Weights::kZeros && weight == 0.f) continue;
         for (int c = 0; c < C; ++c)
           sum[c] += weight * load_value<dtype>(input, static_cast<int64_t>(j - have.begin) * C + c);
       }
@@ -198,8 +201,9 @@ void resample_columns(const Stage& stage, const void* input, Range span, float* 
     return interpolate_columns<C, dtype>(stage, input, span.begin, out);
   const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
   for (int64_t i = 0; i < values; ++i) out[i] = 0.f;
-  if (is_bicubic(filter)) return accumulate_columns<C, dtype, true>(stage, input, span, out);
-  accumulate_columns<C, dtype, false>(stage, input, span, out);
+  if (is_bicubic(filter))
+    return accumulate_columns<C, dtype, BicubicWeights>(stage, input, span, out);
+  accumulate_columns<C, dtype, TriangleWeights>(stage, input, span, out);
 }
 
 // Box row j of stage s on the tile's columns, before what keeps levels is clamped.
@@ -227,9 +231,9 @@ void unclamped_row(Chain& chain, int32_t s, int32_t j, float* out) {
     const Range part = {begin, begin + kTile < span.end ? begin + kTile : span.end};
     pull<C>(chain, s - 1, g.top + j, {g.left + part.begin, g.left + part.end}, stage.input);
     if (is_bicubic(stage.segment->filter))
-      accumulate_columns<C, Dtype::kF32, true>(stage, stage.input, part, out);
+      accumulate_columns<C, Dtype::kF32, BicubicWeights>(stage, stage.input, part, out);
     else
-      accumulate_columns<C, Dtype::kF32, false>(stage, stage.input, part, out);
+      accumulate_columns<C, Dtype::kF32, TriangleWeights>(stage, stage.input, part, out);
   }
 }
 
@@ -264,15 +268,19 @@ void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
   Range range = tap_range(filter, i, g.box_height, g.resampled_height);
   const bool keep = range.end - range.begin <= kRingRows;
   float known[kRingRows];
-  TapWeights others;
+  const bool bicubic = is_bicubic(filter);
+  TriangleWeights triangle;
+  BicubicWeights cubic;
   if (keep)
     range = tap_weights(filter, i, g.box_height, g.resampled_height, known);
+  else if (bicubic)
+    cubic.set(filter, i, g.box_height, g.resampled_height);
   else
-    others = TapWeights(filter, i, g.box_height, g.resampled_height);
+    triangle.set(filter, i, g.box_height, g.resampled_height);
   bool started = false;
   for (int32_t j = range.begin; j < range.end; ++j) {
-    const float weight = keep ? known[j - range.begin] : others.at(j);
-    if (weight == 0.f && is_bicubic(filter)) continue;  // it may be NaN
+    const float weight = keep ? known[j - range.begin] : bicubic ? cubic.at(j) : triangle.at(j);
+    if (bicubic && weight == 0.f) continue;
     const int32_t slot = keep ? j % kRingRows : 0;
     float* row = stage.ring + static_cast<int64_t>(slot) * kTile * C;
     if (stage.ring_row[slot] != j) {

@@ -15,13 +15,7 @@ from jaxkern.image.colour import (
     RandomSolarize,
 )
 from jaxkern.image.compose import Compose
-from jaxkern.image.detection import (
-    RandomIoUCrop,
-    RandomShortestSize,
-    RandomZoomOut,
-    SanitizeBoundingBoxes,
-    ScaleJitter,
-)
+from jaxkern.image.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from jaxkern.image.geometric import (
     CenterCrop,
     Pad,
@@ -38,6 +32,7 @@ from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugm
 from jaxkern.image.policy_tables import AutoAugmentPolicy
 from jaxkern.image.producer import ChainProducer, EncodedProducer
 from jaxkern.image.ragged import Ragged
+from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
 from jaxkern.image.warps import (

@@ -176,7 +176,10 @@ class RandomChoice(_Container):
     def __post_init__(self) -> None:
         transforms = self._checked_transforms()
         count = len(transforms)
-        p = np.ones(count) if self.p is None else np.asarray(self.p, np.float64)
+        given = (1.0,) * count if self.p is None else self.p
+        if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+            raise TypeError(f"p={given!r}; wanted {count} numbers, one a transform, or None")
+        p = np.asarray([checks.number(each, "p", "from 0") for each in given])
         if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:
             raise ValueError(
                 f"p={self.p!r}; wanted {count} finite numbers from 0, one a transform, not all 0"

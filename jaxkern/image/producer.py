@@ -17,7 +17,8 @@ import numpy as np
 from jaxkern.core import registry
 from jaxkern.core.keys import epoch_key, fold_records, high_low
 from jaxkern.image.batch import checked_images, checked_parameters
-from jaxkern.image.compose import Compose, Params
+from jaxkern.image.compose import Compose
+from jaxkern.image.drawing import Params
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.ops import stages_attributes
 from jaxkern.image.plan import ChainPlan

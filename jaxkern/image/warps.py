@@ -34,7 +34,7 @@ def _numbers(value: Any, name: str, lengths: tuple[int, ...], wanted: str) -> tu
         raise TypeError(f"{name}={value!r}; wanted {wanted}")
     if len(value) not in lengths:
         raise ValueError(f"{name}={value!r} has length {len(value)}; wanted {wanted}")
-    found = tuple(float(item) for item in value)
+    found = tuple(checks.number(item, name, f"each: {wanted}") for item in value)
     if not all(math.isfinite(item) for item in found):
         raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")
     return found
