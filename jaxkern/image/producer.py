@@ -347,6 +347,11 @@ def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: A
                 f"{transform!r} mixes the images of a batch, and records are made one by one; "
                 "apply it to the batches in a Compose of its own"
             )
+    if aug.dtype == np.uint16:
+        raise ValueError(
+            "native threads make no uint16; a pipeline runs the whole Compose as a JAX program "
+            "instead"
+        )
     _library()
     wide = bool(jax.config.read("jax_enable_x64"))
     return _drawing(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
