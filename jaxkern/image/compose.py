@@ -340,7 +340,7 @@ def _spread(steps: _Steps, size: Any) -> _Steps:
     spread: _Steps = []
     for transform, given in steps:
         spread += transform._spread(given, size)
-        size = transform.output_size(size)
+        size = transform._size_after(size, given)
     return spread
 
 

@@ -31,6 +31,8 @@ CHAINS = {
     "RandomApply": [im.RandomApply([im.RandomHorizontalFlip(1.0), TURN], p=0.6)],
     "RandomChoice": [im.RandomChoice([im.RandomVerticalFlip(1.0), TURN])],
     "RandomOrder": [im.RandomOrder([im.RandomHorizontalFlip(), TURN])],
+    "expand": [im.RandomRotation((35, 35), "bilinear", expand=True)],
+    "ElasticTransform": [im.ElasticTransform(20.0, 4.0)],
     "RandomZoomOut": [im.RandomZoomOut(side_range=(1.0, 1.8), p=0.7)],
     "ScaleJitter": [im.ScaleJitter((40, 30), (0.7, 1.5))],
     "RandomShortestSize": [im.RandomShortestSize([25, 41], 60)],
