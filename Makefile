@@ -18,13 +18,18 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
-.PHONY: demo figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
+.PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
 	xpcs-peers-environment faults train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_xpcs.py
+
+# Every transform, on photographs.
+figures-images: EXTRA = demo
+figures-images: install
+	$(BIN)/python examples/augmentations.py
 
 # Those of the pages on XPCS, in few colours; docs/benchmarks.md names what makes the others.
 figures-xpcs: EXTRA = demo
@@ -97,6 +102,7 @@ train-check: install
 bench: EXTRA = bench
 bench: install
 	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
+	$(BIN)/python benchmarks/image_policies.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)

@@ -146,7 +146,7 @@ def torchvision(work: FileWork) -> Arm:
     import peers
     import torch
 
-    peers._declare_torchvision_operators(torch)
+    peers.declare_torchvision_operators(torch)
     loader = torch.utils.data.DataLoader(
         TorchFiles(work),
         batch_size=work.batch,

@@ -95,7 +95,7 @@ def torchvision(
     """
     import torch
 
-    _declare_torchvision_operators(torch)
+    declare_torchvision_operators(torch)
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.v2 import functional
 
@@ -121,7 +121,7 @@ def torchvision(
     return run
 
 
-def _declare_torchvision_operators(torch: Any) -> None:
+def declare_torchvision_operators(torch: Any) -> None:
     # torchvision without its compiled part registers fakes for operators that must exist.
     if _kept:
         return

@@ -75,6 +75,7 @@ def _native(name: str, script: str, binary: str, record: str) -> Step:
 
 STEPS = (
     Step("image-augment", (_script("image_augment"),)),
+    Step("image-policies", (_script("image_policies"),)),
     Step("plain-calls", (_script("plain_calls"),)),
     Step("overheads", (_script("overheads"),)),
     Step("allocator", (_script("allocator"),)),

@@ -1,4 +1,4 @@
-"""Streams augmented crops of real photographs through the fused kernel, and shows what it costs.
+"""Streams augmented crops of photographs through the native kernels, and shows what it costs.
 
     make demo        # or: python examples/demo.py
 
@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import jaxkern as jk
+from jaxkern.benchmarking.plots import bar_chart
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import harness
 import image_augment as bench
 
 BATCH, BATCHES = bench.COUNT, 64
@@ -41,6 +41,7 @@ AUGMENT = jk.image.Compose(
     [
         jk.image.RandomResizedCrop(bench.SIZE, scale=(0.2, 1.0), antialias=True),
         jk.image.RandomHorizontalFlip(0.5),
+        jk.image.RandAugment(2, 9),
         jk.image.Normalize(bench.MEAN.tolist(), bench.STD.tolist()),
         jk.image.RandomErasing(p=0.25),
     ]
@@ -100,29 +101,29 @@ def main() -> None:
     images = bench.photographs()
     first, rate = stream(jnp.asarray(images), console)
     console.print(
-        f"{BATCHES * BATCH:,} crops of {first.shape[1]}x{first.shape[2]} (antialias, erasing) "
-        f"inside jit: {rate:,.0f} images/s"
+        f"{BATCHES * BATCH:,} crops of {first.shape[1]}x{first.shape[2]} (antialias, "
+        f"RandAugment, erasing) inside jit: {rate:,.0f} images/s"
     )
     table, missing, _ = bench.rows(rounds=7)
-    arms = {arm.name: arm for row in table for arm in (row.ours, row.theirs)}
-    arms = {name: arm for name, arm in arms.items() if "normalize only" not in name}
-    ranked = sorted(arms.values(), key=lambda arm: arm.median)
+    medians = {name: arm.median for name, arm in table[0].samples.items()}
+    ranked = [name for name in sorted(medians, key=medians.__getitem__) if "only" not in name]
     shown = Table(title="crop, resize to 224, flip, normalize to f32: 64 photographs a batch")
     for heading in ("", "images/s", "times the native kernel's time"):
         shown.add_column(heading, justify="left" if not heading else "right")
-    native = arms["jaxkern"].median
-    for arm in ranked:
-        shown.add_row(arm.name, f"{BATCH / arm.median:,.0f}", f"{arm.median / native:.1f}")
+    for name in ranked:
+        relative = medians[name] / medians["jaxkern"]
+        shown.add_row(name, f"{BATCH / medians[name]:,.0f}", f"{relative:.1f}")
     for name in missing:
         shown.add_row(f"{name.split(':')[0]} (not installed)", "", "")
     console.print(shown)
     contact_sheet(OUTPUT / "contact-sheet.png", images)
-    harness.bar_chart(
+    bar_chart(
         OUTPUT / "images-per-second.png",
-        [arm.name for arm in ranked],
-        [BATCH / arm.median for arm in ranked],
+        ranked,
+        [BATCH / medians[name] for name in ranked],
         "Crop, resize, flip, normalize: images/s on this machine",
         "images/s",
+        own="jaxkern",
     )
     console.print(f"wrote {OUTPUT}/contact-sheet.png and {OUTPUT}/images-per-second.png")
     if not report.ok:

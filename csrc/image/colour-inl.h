@@ -107,30 +107,49 @@ float mean_luma(const T* image, int64_t pixels) {
 
 // ---------------------------------------------------------------- sharpness
 
-// Each pixel that has all eight neighbours, of `channels` channels from the first of C on. Rows are
-// read before they are written: `above` and `row` keep what the two rows before were.
+// out[i] of a row of bytes, first <= i < end: its neighbours are C bytes away, and in the rows
+// above and below; `columns` holds sums of three.
+template <int C>
+inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __restrict row,
+                          const uint8_t* __restrict below, int64_t first, int64_t end, float rest,
+                          uint16_t* __restrict columns, uint8_t* __restrict out) {
+  for (int64_t i = first - C; i < end + C; ++i)
+    columns[i] = static_cast<uint16_t>(above[i] + row[i] + below[i]);
+  for (int64_t i = first; i < end; ++i) {
+    const uint16_t sum =
+        static_cast<uint16_t>(columns[i - C] + columns[i] + columns[i + C] + 4 * row[i]);
+    // The whole number next to sum / 13: there are no ties, and 5042 is 2^16 / 13 closely enough.
+    const int32_t blurred = static_cast<uint16_t>(sum + 6) * uint32_t{5042} >> 16;
+    // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
+    const int32_t level = static_cast<int32_t>(
+        fused(static_cast<float>(blurred - row[i]), rest, static_cast<float>(row[i])));
+    const int32_t positive = level > 0 ? level : 0;
+    out[i] = static_cast<uint8_t>(positive < 255 ? positive : 255);
+  }
+}
+
+// Each pixel that has all eight neighbours. Rows are read before they are written: `above` and
+// `row` keep what the two rows before were. `scratch` has four rows of floats.
 template <typename T, int C>
 void sharpness(T* image, int32_t height, int32_t width, Blend blend, char* scratch) {
   if (height <= 2 || width <= 2) return;
   constexpr int kColours = C == 4 ? 3 : C;
   const int64_t stride = static_cast<int64_t>(width) * C;
+  const int64_t padded = (stride + 63) / 64 * 64;
   T* above = reinterpret_cast<T*>(scratch);
-  T* row = above + (stride + 63) / 64 * 64;
+  T* row = above + padded;
   memcpy(above, image, static_cast<size_t>(stride) * sizeof(T));
   for (int32_t y = 1; y < height - 1; ++y) {
     T* const out = image + y * stride;
     const T* const below = out + stride;
     memcpy(row, out, static_cast<size_t>(stride) * sizeof(T));
-    for (int64_t i = C; i < stride - C; ++i) {
-      if (kColours != C && i % C == kColours) continue;
-      if constexpr (sizeof(T) == 1) {
-        const int32_t around = above[i - C] + above[i] + above[i + C] + row[i - C] + row[i + C] +
-                               below[i - C] + below[i] + below[i + C];
-        const int32_t centre = row[i];
-        const int32_t blurred = (2 * (around + 5 * centre) + 13) / 26;  // to the nearest: no ties
-        out[i] = static_cast<T>(level_of(
-            fused(static_cast<float>(blurred - centre), blend.rest, static_cast<float>(centre))));
-      } else {
+    if constexpr (sizeof(T) == 1) {
+      uint16_t* const columns = reinterpret_cast<uint16_t*>(scratch + 2 * padded);
+      sharpen_bytes<C>(above, row, below, C, stride - C, blend.rest, columns, out);
+      for (int64_t i = kColours; kColours != C && i < stride; i += C) out[i] = row[i];
+    } else {
+      for (int64_t i = C; i < stride - C; ++i) {
+        if (kColours != C && i % C == kColours) continue;
         const float around = above[i - C] + above[i] + above[i + C] + row[i - C] + row[i + C] +
                              below[i - C] + below[i] + below[i + C];
         const float blurred = (around + 5.f * row[i]) * (1.f / 13.f);

@@ -1,6 +1,6 @@
 // Operations that are a table of 256 levels a channel, of byte images: neighbours compose into one
-// table, rounded as if each had run on its own, and what they need to know of the image follows
-// from one histogram. Then the same operations on floats. Included by program_levels.cc.
+// table, rounded as if each had run on its own, and their histograms follow from one. Then the same
+// operations on floats. Included by program_levels.cc.
 
 // What is still to be done to an image, and how many pixels have each level before it is.
 template <int C>
@@ -49,26 +49,22 @@ struct Tables {
       counts(image, pixels, now);
       memcpy(count, now, sizeof count);
     }
-    for (int64_t i = 0; i < pixels; ++i) {
-      for (int c = 0; c < kColours; ++c) image[i * C + c] = level[c][image[i * C + c]];
-    }
+    look_up<C, kColours>(image, pixels, level);
     pending = false;
   }
 };
 
 template <int C>
-void autocontrast_table(Tables<C>* tables, const uint8_t* image, int64_t pixels) {
+void autocontrast_table(Tables<C>* tables, uint8_t* image, int64_t pixels) {
   constexpr int kColours = Tables<C>::kColours;
-  uint32_t now[kColours][256];
-  tables->counts(image, pixels, now);
+  tables->finish(image, pixels);
+  int32_t least[C], most[C];
+  find_extremes<C>(image, pixels, least, most);
   float low[kColours], scale[kColours];
   for (int c = 0; c < kColours; ++c) {
-    int32_t first = 0, last = 255;
-    while (first < 255 && now[c][first] == 0) ++first;
-    while (last > 0 && now[c][last] == 0) --last;
-    const bool flat = first >= last;
-    low[c] = flat ? 0.f : static_cast<float>(first);
-    scale[c] = flat ? 1.f : static_cast<float>(last - first) * (1.f / 255.f);
+    const bool flat = least[c] >= most[c];
+    low[c] = flat ? 0.f : static_cast<float>(least[c]);
+    scale[c] = flat ? 1.f : static_cast<float>(most[c] - least[c]) * (1.f / 255.f);
   }
   tables->then([&](int c, uint8_t x) {
     return static_cast<uint8_t>(level_of((static_cast<float>(x) - low[c]) / scale[c]));

@@ -176,6 +176,27 @@ inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const fl
 }
 #endif
 
+// Whether the columns of a row follow each other: those of shears along it and of translations.
+inline bool neighbours(const int32_t* column, int32_t count) {
+  int32_t steps = 0;
+  for (int32_t k = 1; k < count; ++k) steps |= column[k] - column[0] - k;
+  return count > 0 && steps == 0;
+}
+
+// Eight pixels. Those of three bytes are copied as four, of which the next one writes over the
+// last; but for `last`, the input's, whose fourth byte is nobody's.
+template <typename Element, int32_t kChannels>
+inline void put_eight(const Element* const* from, const Element* last, Element* out) {
+  constexpr bool kThreeBytes = kChannels * sizeof(Element) == 3;
+  for (int32_t k = 0; k < 8; ++k) {
+    if (kThreeBytes && k < 7 && from[k] != last) {
+      memcpy(out + k * kChannels, from[k], 4);
+    } else {
+      put_pixel<Element, kChannels>(from[k], out + k * kChannels);
+    }
+  }
+}
+
 template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
 void warp_rows(const Warp& warp, const Element* in, const WarpMap& map, Element* out) {
   const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
@@ -184,6 +205,7 @@ void warp_rows(const Warp& warp, const Element* in, const WarpMap& map, Element*
     const bool filled = warp.fill[0] == warp.fill[0];
     outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
   }
+  const Element* const last = in + warp.in_height * in_row - kChannels;
   WarpTile tile;
   for (int32_t row = 0; row < warp.height; ++row) {
     for (int32_t first = 0; first < warp.width; first += kWarpTile) {
@@ -208,6 +230,18 @@ void warp_rows(const Warp& warp, const Element* in, const WarpMap& map, Element*
       };
       int32_t k = 0;
       for (; k < span.begin; ++k) anywhere(k);
+      if constexpr (kNearest) {
+        if (!kPerspective && map.c[3] == 0.f && neighbours(tile.x + k, span.end - k)) {
+          const size_t values = static_cast<size_t>(span.end - k) * kChannels;
+          memcpy(to + k * kChannels, pixel(k), values * sizeof(Element));
+          k = span.end;
+        }
+        for (; k + 8 <= span.end; k += 8) {
+          const Element* from[8];
+          for (int32_t i = 0; i < 8; ++i) from[i] = pixel(k + i);
+          put_eight<Element, kChannels>(from, last, to + k * kChannels);
+        }
+      }
 #if defined(__AVX2__) && defined(__FMA__)
       if constexpr (sizeof(Element) == 1 && kChannels >= 3 && !kNearest) {
         for (; k + 8 <= span.end; k += 8) {

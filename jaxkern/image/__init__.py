@@ -15,13 +15,7 @@ from jaxkern.image.colour import (
     RandomSolarize,
 )
 from jaxkern.image.compose import Compose
-from jaxkern.image.detection import (
-    RandomIoUCrop,
-    RandomShortestSize,
-    RandomZoomOut,
-    SanitizeBoundingBoxes,
-    ScaleJitter,
-)
+from jaxkern.image.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from jaxkern.image.geometric import (
     CenterCrop,
     Pad,
@@ -33,10 +27,12 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.noise import ElasticTransform, GaussianNoise
 from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
 from jaxkern.image.ragged import Ragged
+from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
 from jaxkern.image.transform import Transform
 from jaxkern.image.values import Normalize, RandomErasing, ToDtype
 from jaxkern.image.warps import (
@@ -55,9 +51,12 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "CutMix",
+    "ElasticTransform",
     "EncodedProducer",
     "GaussianBlur",
+    "GaussianNoise",
     "Grayscale",
+    "MaskProducer",
     "MixUp",
     "Normalize",
     "Pad",

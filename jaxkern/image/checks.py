@@ -108,33 +108,39 @@ def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, 
     wanted = f"two finite numbers in increasing order, {bound}"
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
         raise ValueError(f"{name}={value!r}; wanted {wanted}")
-    first, second = float(value[0]), float(value[1])
+    first, second = (number(each, name, bound) for each in value)
     good = math.isfinite(first) and math.isfinite(second) and first <= second
     if not good or first < low or (open_low and first <= low):
         raise ValueError(f"{name}={value!r}; wanted {wanted}")
     return (first, second)
 
 
-def _number(value: Any, name: str, bounds: str) -> float:
+def number(value: Any, name: str, bounds: str) -> float:
+    """A number; `bounds` are said where it is none, and not checked."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name} is traced; give a Python number {bounds}")
-    return float(value)
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r}; wanted a number {bounds}") from None
 
 
 def probability(value: Any, name: str = "p") -> float:
     """A number from 0 to 1."""
-    number = _number(value, name, "from 0 to 1")
-    if not 0.0 <= number <= 1.0:
+    found = number(value, name, "from 0 to 1")
+    if not 0.0 <= found <= 1.0:
         raise ValueError(f"{name}={value!r}; wanted a probability from 0 to 1")
-    return number
+    return found
 
 
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    number = _number(value, name, "above 0")
-    if not (math.isfinite(number) and number > 0):
+    found = number(value, name, "above 0")
+    if not (math.isfinite(found) and found > 0):
         raise ValueError(f"{name}={value!r}; wanted a finite number above 0")
-    return number
+    return found
 
 
 def choice(value: Any, name: str, options: tuple[str, ...]) -> str:

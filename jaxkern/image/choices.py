@@ -43,9 +43,9 @@ class _Container(Transform):
             programs = type(inner)._program is not Transform._program
             if not programs or inner.output_size(_PROBE) != _PROBE:
                 raise ValueError(
-                    f"transforms[{place}] is {inner!r}; {name} takes colour, warp and policy "
-                    "transforms and flips, which keep an image's size, and containers of them: "
-                    "put others beside it in Compose"
+                    f"transforms[{place}] is {inner!r}; {name} takes colour, warp, noise and "
+                    "policy transforms, flips and erasures, which keep an image's size, and "
+                    "containers of them: put others beside it in Compose"
                 )
         return tuple(self.transforms)
 
@@ -123,7 +123,8 @@ class RandomApply(_Container):
     """Applies all of `transforms`, one after another, to an image with probability p.
 
     Args:
-      transforms: colour, warp and policy transforms, flips, and containers of them.
+      transforms: colour, warp, noise and policy transforms, flips, erasures, and containers of
+        them.
       p: from 0 to 1.
     Parameters an image: apply bool, and those of transforms[k] with the prefix "k.".
     Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and
@@ -175,7 +176,10 @@ class RandomChoice(_Container):
     def __post_init__(self) -> None:
         transforms = self._checked_transforms()
         count = len(transforms)
-        p = np.ones(count) if self.p is None else np.asarray(self.p, np.float64)
+        given = (1.0,) * count if self.p is None else self.p
+        if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+            raise TypeError(f"p={given!r}; wanted {count} numbers, one a transform, or None")
+        p = np.asarray([checks.number(each, "p", "from 0") for each in given])
         if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:
             raise ValueError(
                 f"p={self.p!r}; wanted {count} finite numbers from 0, one a transform, not all 0"

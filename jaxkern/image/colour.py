@@ -41,7 +41,7 @@ def _factor_range(value: Any, name: str, centre: float, limit: float) -> Any:
             raise ValueError(f"{name}={value!r}; wanted {wanted}")
         found = (max(centre - reach, 0.0) if centre else -reach, centre + reach)
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        found = (float(value[0]), float(value[1]))
+        found = (checks.number(value[0], name, bounds), checks.number(value[1], name, bounds))
     else:
         raise TypeError(f"{name}={value!r}; wanted {wanted}")
     if not (low <= found[0] <= found[1] <= limit and math.isfinite(found[1])):
@@ -149,7 +149,7 @@ class Grayscale(_Colour):
     num_output_channels: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_output_channels not in (1, 3):
+        if checks.whole(self.num_output_channels, "num_output_channels") not in (1, 3):
             raise ValueError(f"num_output_channels={self.num_output_channels!r}; wanted 1 or 3")
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
@@ -335,7 +335,7 @@ class RandomAdjustSharpness(_RandomColour):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        factor = float(self.sharpness_factor)
+        factor = checks.number(self.sharpness_factor, "sharpness_factor", "from 0")
         if not (math.isfinite(factor) and factor >= 0):
             raise ValueError(f"sharpness_factor={self.sharpness_factor!r}; wanted a number from 0")
         _set(self, sharpness_factor=factor)

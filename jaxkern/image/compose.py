@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.core.integers import to_int32
 from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
 from jaxkern.image.batch import (
@@ -24,25 +23,20 @@ from jaxkern.image.batch import (
     is_single_key,
     of_frames,
 )
+from jaxkern.image.drawing import Params, checked_size, drawn
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.plan import MAX_SIZE, Dtype, Layout, dtype_code
-from jaxkern.image.ragged import Ragged
+from jaxkern.image.plan import Dtype, Layout, dtype_code
 from jaxkern.image.stages import StagesBuilder
 from jaxkern.image.targets import (
     checked_boxes,
     checked_fields,
     checked_formats,
-    image_sizes,
-    mask_bytes,
-    mask_transforms,
-    moved_targets,
-    passages,
-    passed_boxes,
+    counted,
+    move_fields,
 )
 from jaxkern.image.transform import Stage, Transform
 from jaxkern.image.values import Normalize, ToDtype
 
-Params = tuple[dict[str, Any], ...]
 _Steps = list[tuple[Transform, dict[str, Any]]]
 
 
@@ -156,7 +150,7 @@ class Compose:
         """
         if is_single_key(keys):
             raise ValueError("keys holds one key; wanted one per image: jax.random.split(key, N)")
-        height, width = _checked_size(size, keys.shape[0])
+        height, width = checked_size(size, keys.shape[0])
         objects: tuple[Any, ...] = ()
         if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
             objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
@@ -165,30 +159,11 @@ class Compose:
         def draw(keys: Any, *others: Any) -> Params:
             given = iter(others[len(objects) :])
             start = (side if is_static(side) else next(given) for side in (height, width))
-            return self._drawn(keys, tuple(start), others[: len(objects)])
+            return drawn(self.transforms, keys, tuple(start), others[: len(objects)])
 
         # XLA places what is inside: vmap and single keys need not follow Explicit mode's rules.
         draw = in_auto_mode(draw, batch_sharding(arrays, 1), explicit_axes(arrays))
         return tuple(draw(*arrays))
-
-    def _drawn(self, keys: Any, size: Any, objects: Any = ()) -> Params:
-        """`objects`: boxes [N, K, 4] (left, top, right, bottom) and whether they are valid."""
-        drawn: list[dict[str, Any]] = []
-        last = max((k for k, t in enumerate(self.transforms) if t.needs_boxes), default=-1)
-        for place, transform in enumerate(self.transforms):
-            if not transform.parameters:
-                drawn.append({})
-            elif transform.per_sample:
-                by = objects if transform.needs_boxes else ()
-                drawn.append(_sample_each(transform, keys, place, size, by))
-            else:
-                drawn.append(_sample_once(transform, keys, place, size))
-            if objects and place < last:
-                (passage,) = passages([transform], drawn[-1:], size)
-                objects = passed_boxes(objects[0], objects[1], passage)
-            if place + 1 < len(self.transforms):
-                size = transform._size_after(size, drawn[-1])
-        return tuple(drawn)
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
         """Applies the chain with given parameters; deterministic.
@@ -215,7 +190,7 @@ class Compose:
         [[[[1], [0]], [[3], [2]]]]
         """
         if isinstance(images, dict):
-            return self._apply_fields(images, params, labels)
+            return move_fields(self, images, params, labels, lambda t: Compose(t, np.uint8))
         images, frames = as_frames(canonical(images))
         batch = checked_images(images)
         count = batch.images if frames is None else batch.images // max(frames, 1)
@@ -253,7 +228,7 @@ class Compose:
         """
         fields = images if isinstance(images, dict) else {"image": images}
         checked_fields(fields, self.transforms)
-        count, size = _counted(fields["image"])
+        count, size = counted(fields["image"])
         keys = key_or_keys
         if is_single_key(keys):
             keys = jax.random.split(keys, count)
@@ -262,44 +237,9 @@ class Compose:
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
         return self.apply(images, params, labels)
 
-    def _apply_fields(
-        self, fields: dict[str, Any], params: Params | None, labels: Any
-    ) -> dict[str, Any]:
-        checked_fields(fields, self.transforms)
-        if labels is not None:
-            raise ValueError('labels go with images; wanted them in the dict, as its field "label"')
-        mixes = any(transform.stage == "batch" for transform in self.transforms)
-        label = fields.get("label") if mixes else None
-        count, size = _counted(fields["image"])
-        given = checked_parameters(self.transforms, params, count)
-        moved = dict(fields)
-        if fields.get("mask") is not None:
-            moved["mask"] = self._masked(fields["mask"], fields["image"], params)
-        points = any(fields.get(name) is not None for name in ("boxes", "keypoints"))
-        trail = passages(self.transforms, given, size, points)
-        moved |= moved_targets(fields, trail, count, self.targets)
-        sizes = image_sizes(trail[-1].size, count)
-        if sizes is not None:
-            moved["image_size"] = sizes
-        result = self.apply(fields["image"], params, label)
-        if label is None:
-            return {**moved, "image": result}
-        return {**moved, "image": result[0], "label": result[1]}
-
-    def _masked(self, mask: Any, images: Any, params: Params | None) -> Any:
-        """Masks behind the chain: bytes of labels, by nearest, with the images' parameters."""
-        taken = mask_bytes(mask, images, self.targets.mask_fill)
-        steps = mask_transforms(self.transforms, taken.fill)
-        if not steps:
-            return mask
-        chain = Compose([transform for _, transform in steps], np.uint8)
-        given = None if params is None else tuple(params[place] for place, _ in steps)
-        moved = chain.apply(taken.images, given)
-        return taken.restored(moved)
-
     def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
         """The chain in passes over the batch; where it ends, of which type and layout it is."""
-        groups = _grouped(_linear_first(steps))
+        groups = _grouped(_linear_first(_spread(steps, chain.size)))
         stages = StagesBuilder(chain.channels, chain.source_dtype)
         for place, (fused, stage, between) in enumerate(groups):
             last = place == len(groups) - 1
@@ -369,56 +309,15 @@ class _Identity(Transform):
         pass
 
 
-def _counted(images: Any) -> tuple[int, tuple[Any, Any]]:
-    """How many images, or clips, there are, and their height and width."""
-    images = canonical(images)
-    batch = checked_images(as_frames(images)[0])
-    count = batch.images if isinstance(images, Ragged) else int(images.shape[0])
-    return count, (batch.height, batch.width)
-
-
-def _checked_size(size: Any, count: int) -> tuple[Any, Any]:
-    if isinstance(size, Ragged):
-        size = canonical(size)
-        size = (size.height, size.width)
-    if not isinstance(size, tuple | list) or len(size) != 2:
-        raise ValueError(f"size={size!r}; wanted (height, width) or a Ragged batch")
-    checked: list[Any] = []
-    for name, side in zip(("height", "width"), size, strict=True):
-        if isinstance(side, int | np.integer) and not isinstance(side, bool):
-            if not 1 <= side <= MAX_SIZE:
-                raise ValueError(f"{name}={side}; wanted 1 to 2**24")
-            checked.append(int(side))
-        elif hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            checked.append(jnp.asarray(to_int32(side, name)))
-        else:
-            raise ValueError(f"{name}={side!r}; wanted an integer, or an integer array [{count}]")
-    return checked[0], checked[1]
-
-
-def _sample_each(
-    transform: Transform, keys: Any, place: int, size: Any, objects: Any = ()
-) -> dict[str, Any]:
-    sides = [side for side in size if not is_static(side)]
-
-    def one(key: Any, objects: Any, sides: Any) -> dict[str, Any]:
-        given = iter(sides)
-        of_image = tuple(side if is_static(side) else next(given) for side in size)
-        return transform.sample(jax.random.fold_in(key, place), of_image, *objects)
-
-    return dict(jax.vmap(one)(keys, tuple(objects), sides))
-
-
-def _sample_once(transform: Transform, keys: Any, place: int, size: Any) -> dict[str, Any]:
-    if not is_static(*size):
-        raise ValueError(
-            f"{transform!r} mixes images of different sizes; resize or crop them to one size first"
-        )
-    count = keys.shape[0]
-    if count == 0:
-        return _sample_each(transform, keys, place, size)
-    drawn = transform.sample(jax.random.fold_in(keys[0], place), size)
-    return {name: jnp.broadcast_to(value, (count,)) for name, value in drawn.items()}
+def _spread(steps: _Steps, size: Any) -> _Steps:
+    """What each transform is made of; `size` is that before the first."""
+    if all(type(transform)._spread is Transform._spread for transform, _ in steps):
+        return steps
+    spread: _Steps = []
+    for transform, given in steps:
+        spread += transform._spread(given, size)
+        size = transform.output_size(size)
+    return spread
 
 
 def _linear_first(steps: _Steps) -> _Steps:

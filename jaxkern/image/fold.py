@@ -247,6 +247,12 @@ class ChainBuilder:
     def _onto_canvas(self, size: tuple[int, int]) -> None:
         """Shows the image at the top left of `size` pixels."""
         segment = self._open
+        if segment.padding is not Padding.CONSTANT:
+            raise ValueError(
+                "a border repeats the pixels of images that still differ in size, and a canvas of "
+                'one size follows; wanted padding_mode="constant", or Resize((h, w)) or a crop to '
+                "one size before it"
+            )
         if segment.fill is None:
             segment.fill = self.beyond
         self._clip_erasures()

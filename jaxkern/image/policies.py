@@ -29,6 +29,7 @@ from jaxkern.image.policy_tables import (
 )
 from jaxkern.image.program import MAX_STEPS, Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Stage, Transform
+from jaxkern.image.warps import warp_fill
 
 
 def _either_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
@@ -51,7 +52,7 @@ class _Policy(Transform):
         _set(
             self,
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=None if self.fill is None else checks.per_channel(self.fill, "fill"),
+            fill=warp_fill(self.fill),
             **fields,
         )
 

@@ -1,17 +1,17 @@
-"""Masks, boxes and keypoints that move with their images: what `Compose` does with a dict."""
+"""Boxes and keypoints that move with their images, and what `Compose` does with a dict."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.integers import to_int32
 from jaxkern.image import checks
+from jaxkern.image.axis import is_static
+from jaxkern.image.batch import as_frames, canonical, checked_images, checked_parameters
 from jaxkern.image.boxes import (
     FORMATS,
     clamped,
@@ -21,9 +21,8 @@ from jaxkern.image.boxes import (
     to_corners,
     with_area,
 )
-from jaxkern.image.moves import Move, moved_points, of_images, warps
-from jaxkern.image.plan import CHANNEL_COUNTS
-from jaxkern.image.program import ProgramStep, Step
+from jaxkern.image.masks import mask_bytes, mask_transforms
+from jaxkern.image.moves import Move, moved_points, of_images
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transform import Size, Transform
 
@@ -48,163 +47,6 @@ def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
         checks.choice(keypoints, "keypoints", KEYPOINTS),
         mask_fill,
     )
-
-
-# -- masks ----------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _WarpsOfMasks(Transform):
-    """The warps among the operations of another transform, by nearest."""
-
-    transform: Transform
-    fill: tuple[float, ...]
-
-    stage = "program"
-    geometric = True
-
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        return self.transform.parameters
-
-    def output_size(self, size: Size) -> Size:
-        return self.transform.output_size(size)
-
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        steps = warps(self.transform._program(params, size))
-        return [
-            (code, values, ProgramStep(static.codes, "nearest", fill=self.fill))
-            for code, values, static in steps
-        ]
-
-
-def mask_transforms(
-    transforms: Sequence[Transform], fill: tuple[float, ...]
-) -> list[tuple[int, Transform]]:
-    """What does to masks what transforms do to images, each with its place among them."""
-    found: list[tuple[int, Transform]] = []
-    for place, transform in enumerate(transforms):
-        if not transform.geometric:
-            continue
-        if transform.stage == "program":
-            found.append((place, _WarpsOfMasks(transform, fill)))
-        else:
-            of_masks = transform._for_masks(fill)
-            if of_masks is not None:
-                found.append((place, of_masks))
-    return found
-
-
-class MaskBytes(NamedTuple):
-    """Masks as uint8 images, which crops, warps and resizes by nearest move bit by bit.
-
-    Attributes:
-      images: u8 [N, H, W, C], or [N, F, H, W, C] of F masks an image.
-      fill: a value a byte.
-      restored: images moved -> masks.
-    """
-
-    images: Any
-    fill: tuple[float, ...]
-    restored: Any
-
-
-def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
-    """Checks masks beside images [N, H, W, C], or [N, T, H, W, C], and takes them apart.
-
-    Raises:
-      TypeError: for what is no array of labels.
-      ValueError: for other shapes than the images', and a fill that the labels' type has not.
-    """
-    if isinstance(images, Ragged) or isinstance(mask, Ragged):
-        return _ragged_bytes(mask, images, fill)
-    if not hasattr(mask, "shape") or not hasattr(mask, "dtype"):
-        raise TypeError(f"mask is a {type(mask).__name__}; wanted an array [N, H, W]")
-    leading = images.shape[:-1]
-    if mask.shape[: len(leading)] != leading or mask.ndim not in (len(leading), len(leading) + 1):
-        raise ValueError(
-            f"mask has shape {mask.shape} and the images {images.shape}; wanted {leading} or "
-            f"{(*leading, 'M')}: a label a pixel, or M of them, of the size of the image"
-        )
-    mask, dtype = _canonical_labels(mask)
-    planes = mask.ndim > len(leading)
-    together = planes and mask.dtype.itemsize == 1 and mask.shape[-1] in CHANNEL_COUNTS
-    moved = jnp.moveaxis(mask, -1, 1) if planes and not together else mask
-    pixels = jax.lax.bitcast_convert_type(moved, jnp.uint8)
-    if pixels.ndim == moved.ndim and not together:  # labels of one byte
-        pixels = pixels[..., None]
-    # An image's planes and frames are images of their own, with the same parameters.
-    frames = pixels.shape[1:-3]
-    if frames:
-        pixels = pixels.reshape(pixels.shape[0], int(np.prod(frames)), *pixels.shape[-3:])
-
-    def restored(result: jax.Array) -> jax.Array:
-        result = result.reshape(result.shape[0], *frames, *result.shape[-3:])
-        if mask.dtype.itemsize == 1 and not together:
-            result = result[..., 0]
-        labels = jax.lax.bitcast_convert_type(result, mask.dtype)
-        if planes and not together:
-            labels = jnp.moveaxis(labels, 1, -1)
-        return labels.astype(dtype)
-
-    return MaskBytes(pixels, _fill_bytes(fill, dtype, mask.dtype), restored)
-
-
-def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
-    """Labels of one or four bytes, and their own type."""
-    kind, size = np.dtype(mask.dtype).kind, np.dtype(mask.dtype).itemsize
-    if kind == "b":
-        return jnp.asarray(mask).astype(jnp.uint8), jnp.dtype(bool)
-    if kind in "iu" and size == 8:
-        mask = jnp.asarray(to_int32(mask, "mask"))
-    floating = jnp.issubdtype(mask.dtype, jnp.floating)
-    if kind not in "iu" and (not floating or size > 4):
-        raise TypeError(
-            f"mask has dtype {mask.dtype}; wanted bool, integers or floats of at most 32 bits"
-        )
-    mask = jnp.asarray(mask)
-    if mask.dtype.itemsize == 2:
-        return mask.astype(jnp.float32 if floating else jnp.int32), mask.dtype
-    return mask, mask.dtype
-
-
-def _fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
-    labels = np.dtype(dtype)
-    if labels.kind in "iu":
-        limits = np.iinfo(labels)
-        if fill != int(fill) or not limits.min <= fill <= limits.max:
-            raise ValueError(f"mask_fill={fill!r}, which masks of {labels.name} do not hold")
-    value = np.asarray(bool(fill) if labels.kind == "b" else fill).astype(stored)
-    return tuple(float(byte) for byte in value.reshape(1).view(np.uint8))
-
-
-def _ragged_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
-    if not (isinstance(images, Ragged) and isinstance(mask, Ragged)):
-        raise TypeError(
-            f"mask is a {type(mask).__name__} and image a {type(images).__name__}; wanted both as "
-            "arrays, or both as Ragged"
-        )
-    if mask.height.shape != images.height.shape:
-        raise ValueError(
-            f"mask holds {mask.height.shape[0]} masks and image {images.height.shape[0]} images"
-        )
-    for name in ("height", "width"):
-        sizes = getattr(mask, name), getattr(images, name)
-        known = all(isinstance(side, np.ndarray) for side in sizes)
-        if known and (sizes[0] != sizes[1]).any():
-            at = int(np.argmax(sizes[0] != sizes[1]))
-            raise ValueError(
-                f"mask {at} has a {name} of {sizes[0][at]} and its image of {sizes[1][at]}; wanted "
-                "masks of the size of their images"
-            )
-
-    def restored(result: jax.Array) -> jax.Array:
-        return result[..., 0] if mask.channels == 1 else result
-
-    return MaskBytes(mask, _fill_bytes(fill, np.uint8, np.uint8), restored)
-
-
-# -- boxes and keypoints --------------------------------------------------------------------------
 
 
 def checked_boxes(boxes: Any, valid: Any, count: int, form: str) -> tuple[Any, Any]:
@@ -323,9 +165,6 @@ def _inside(points: jax.Array, size: Size) -> Any:
     return (x >= 0.0) & (x < width) & (y >= 0.0) & (y < height)
 
 
-# -- dicts ----------------------------------------------------------------------------------------
-
-
 def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
     """Raises ValueError for a dict without images, and for targets where images are mixed."""
     if "image" not in fields:
@@ -339,28 +178,62 @@ def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> N
             )
 
 
-def moved_targets(
+def counted(images: Any) -> tuple[int, tuple[Any, Any]]:
+    """How many images, or clips, there are, and their height and width."""
+    images = canonical(images)
+    batch = checked_images(as_frames(images)[0])
+    count = batch.images if isinstance(images, Ragged) else int(images.shape[0])
+    return count, (batch.height, batch.width)
+
+
+def move_fields(
+    aug: Any,
     fields: dict[str, Any],
-    trail: Sequence[_Passage],
-    count: int,
-    formats: Formats,
+    params: Any,
+    labels: Any,
+    chain: Callable[[list[Transform]], Any],
 ) -> dict[str, Any]:
-    """The fields of boxes and keypoints behind a chain, and what they are worth."""
-    found: dict[str, Any] = {}
+    """What a `Compose` makes of a dict; `chain` makes a Compose of uint8 images for masks."""
+    checked_fields(fields, aug.transforms)
+    if labels is not None:
+        raise ValueError('labels go with images; wanted them in the dict, as its field "label"')
+    mixes = any(transform.stage == "batch" for transform in aug.transforms)
+    label = fields.get("label") if mixes else None
+    count, size = counted(fields["image"])
+    given = checked_parameters(aug.transforms, params, count)
+    moved = dict(fields)
+    if "mask" in fields:
+        moved["mask"] = _moved_masks(aug, fields, params, chain)
+    points = "boxes" in fields or "keypoints" in fields
+    trail = passages(aug.transforms, given, size, points)
     if "boxes" in fields:
-        found["boxes"], found["boxes_valid"] = move_boxes(
-            fields["boxes"], fields.get("boxes_valid"), count, trail, formats.boxes
+        moved["boxes"], moved["boxes_valid"] = move_boxes(
+            fields["boxes"], fields.get("boxes_valid"), count, trail, aug.targets.boxes
         )
     if "keypoints" in fields:
-        found["keypoints"], found["keypoints_visible"] = move_keypoints(
-            fields["keypoints"], fields.get("keypoints_visible"), count, trail, formats.keypoints
+        moved["keypoints"], moved["keypoints_visible"] = move_keypoints(
+            fields["keypoints"],
+            fields.get("keypoints_visible"),
+            count,
+            trail,
+            aug.targets.keypoints,
         )
-    return found
+    size = trail[-1].size
+    if not is_static(*size):
+        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
+        moved["image_size"] = jnp.stack(sides, axis=-1)
+    result = aug.apply(fields["image"], params, label)
+    if label is None:
+        return {**moved, "image": result}
+    return {**moved, "image": result[0], "label": result[1]}
 
 
-def image_sizes(size: Size, count: int) -> jax.Array | None:
-    """Heights and widths i32 [N, 2] of images of their own sizes; None where all have one."""
-    if all(isinstance(side, int) for side in size):
-        return None
-    sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
-    return jnp.stack(sides, axis=-1)
+def _moved_masks(
+    aug: Any, fields: dict[str, Any], params: Any, chain: Callable[[list[Transform]], Any]
+) -> Any:
+    taken = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
+    steps = mask_transforms(aug.transforms, taken.fill)
+    if not steps:
+        return fields["mask"]
+    given = None if params is None else tuple(params[place] for place, _ in steps)
+    return taken.restored(chain([transform for _, transform in steps]).apply(taken.images, given))

@@ -307,6 +307,25 @@ def test_bad_arguments(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: im.RandomChoice([im.RandAugment()], p="x"), "p='x'; wanted 1 numbers"),
+        (lambda: im.RandomChoice([im.RandAugment()], p=[None]), "p=None; wanted a number from 0"),
+        (lambda: im.AugMix(alpha="1"), "alpha='1'; wanted a number above 0"),
+        (lambda: im.RandomApply([im.RandAugment()], p=None), "p=None; wanted a number from 0 to 1"),
+        (lambda: im.RandomAdjustSharpness(None), "sharpness_factor=None; wanted a number from 0"),
+        (lambda: im.ColorJitter(hue=("a", 0.1)), "hue='a'; wanted a number from -0.5 to 0.5"),
+        (lambda: im.RandomRotation((None, 3)), "degrees=None; wanted a number each"),
+        (lambda: im.GaussianBlur(3, (None, 1)), "sigma=None; wanted a number above 0"),
+        (lambda: jax.jit(lambda f: im.RandAugment(fill=f).num_ops)(1.0), "fill is traced"),
+    ],
+)
+def test_arguments_that_are_no_numbers(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
 def test_what_is_no_transform():
     with pytest.raises(TypeError, match=r"transforms\[1\] is 3"):
         im.RandomChoice([im.RandAugment(), 3])

@@ -139,3 +139,16 @@ def test_strange_boxes_are_invalid_and_finite():
     assert out["boxes_valid"].tolist() == [[False] * 5 + [True]] * 2
     assert np.isfinite(np.asarray(out["boxes"])).all()
     np.testing.assert_allclose(out["boxes"][0, 5], [2, 2, 10, 6], atol=1e-5)
+
+
+def test_borders_that_repeat_pixels():
+    """A mask's border repeats its labels; boxes have no place in it."""
+    aug = im.Compose([im.Pad(2, padding_mode="reflect")], mask_fill=7)
+    mask = np.arange(160, dtype=np.int32).reshape(2, 8, 10) * 1000
+    out = aug.apply({"image": IMAGES, "mask": mask})
+    np.testing.assert_array_equal(out["mask"], np.pad(mask, ((0, 0), (2, 2), (2, 2)), "reflect"))
+    with pytest.raises(ValueError, match="repeats pixels in its border"):
+        aug.apply({"image": IMAGES, "boxes": BOXES})
+    aug = im.Compose([im.ScaleJitter((8, 8)), im.Pad(2, padding_mode="edge")])
+    with pytest.raises(ValueError, match="a border repeats the pixels of images that still differ"):
+        aug.apply(IMAGES, ({"height": np.int32([4, 5]), "width": np.int32([4, 5])}, {}))

@@ -1,0 +1,118 @@
+"""A contact sheet of every transform and policy of jaxkern.image, on photographs.
+
+    make figures-images      # or: python examples/augmentations.py
+
+Each row of a name shows three photographs, with a draw each. A public transform is found by itself;
+one that shows too little by its defaults, or wants arguments, has a line in ARGUMENTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from skimage import data
+
+import jaxkern as jk
+from jaxkern import image as ji
+
+SIDE, TILE, COLUMNS, TITLE = 192, 84, 4, 16
+SHIFT, TURN = (0.15, 0.15), 30
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "AugMix": {"severity": 10},
+    "CenterCrop": {"size": SIDE // 2},
+    "ColorJitter": {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2},
+    "GaussianBlur": {"kernel_size": 23, "sigma": (1.0, 5.0)},
+    "Pad": {"padding": 24},
+    "RandomAdjustSharpness": {"sharpness_factor": 6.0, "p": 1.0},
+    "RandomAffine": {"degrees": TURN, "translate": SHIFT, "scale": (0.7, 1.3), "shear": 15},
+    "RandomApply": {"transforms": [ji.RandomInvert(1.0)], "p": 0.5},
+    "RandomChoice": {"transforms": [ji.RandomInvert(1.0), ji.RandomGrayscale(1.0)]},
+    "RandomCrop": {"size": SIDE // 2},
+    "RandomOrder": {"transforms": [ji.RandomSolarize(128, 1.0), ji.RandomInvert(1.0)]},
+    "RandomPhotometricDistort": {"hue": (-0.4, 0.4), "p": 1.0},
+    "RandomPosterize": {"bits": 2, "p": 1.0},
+    "RandomResizedCrop": {"size": SIDE},
+    "RandomRotation": {"degrees": TURN},
+    "RandomSolarize": {"threshold": 128, "p": 1.0},
+    "Resize": {"size": SIDE // 3},
+}
+# They change types and units, or targets: there is nothing to see.
+HIDDEN = {"Normalize", "SanitizeBoundingBoxes", "ToDtype", "Transform"}
+
+
+def photographs() -> np.ndarray:
+    """Three that scikit-image ships, free of rights: u8 [3, SIDE, SIDE, 3]."""
+    corners = ((data.astronaut(), 0, 90), (data.chelsea(), 40, 90), (data.coffee(), 60, 130))
+    crops = [shot[top : top + 256, left : left + 256] for shot, top, left in corners]
+    resize = ji.Compose([ji.Resize(SIDE)])
+    return np.asarray(resize.apply(np.stack(crops), ({},)))
+
+
+def transforms() -> Iterator[tuple[str, ji.Transform]]:
+    """Every public one; those that are done with some probability are done."""
+    for name in sorted(ji.__all__):
+        found = getattr(ji, name)
+        if name in HIDDEN or not (isinstance(found, type) and issubclass(found, ji.Transform)):
+            continue
+        arguments = ARGUMENTS.get(name)
+        if arguments is None:
+            certain = "p" in getattr(found, "__dataclass_fields__", {})
+            arguments = {"p": 1.0} if certain else {}
+        yield name, found(**arguments)
+
+
+def shown(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
+    """What becomes of each image; smaller ones as they are in the middle of a tile."""
+    keys = jk.random.record_keys(3, 0, np.arange(len(images)))
+    out = np.asarray(ji.Compose([transform], dtype="uint8")(keys, images))
+    out = np.broadcast_to(out, (*out.shape[:3], 3))
+    tiles = []
+    for one in out:
+        whole = max(*one.shape[:2], SIDE)
+        height, width = (max(1, round(side * TILE / whole)) for side in one.shape[:2])
+        tile = Image.new("RGB", (TILE, TILE), "white")
+        small = Image.fromarray(np.ascontiguousarray(one)).resize((width, height))
+        tile.paste(small, ((TILE - width) // 2, (TILE - height) // 2))
+        tiles.append(tile)
+    return tiles
+
+
+def sheet() -> Image.Image:
+    images = photographs()
+    rows = [("photographs", shown(ji.RandomHorizontalFlip(0.0), images))]
+    for name, transform in transforms():
+        try:
+            rows.append((name, shown(transform, images)))
+        except (TypeError, ValueError) as error:
+            raise SystemExit(f"{name}: {error}; a line in ARGUMENTS or HIDDEN is wanted") from error
+    width, height = (TILE + 2) * len(images) + 10, TILE + TITLE + 6
+    lines = -(-len(rows) // COLUMNS)
+    page = Image.new("RGB", (COLUMNS * width - 10, lines * height), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=12)
+    for place, (name, tiles) in enumerate(rows):
+        left, top = place % COLUMNS * width, place // COLUMNS * height
+        draw.text((left, top), name, "black", font)
+        for k, tile in enumerate(tiles):
+            page.paste(tile, (left + k * (TILE + 2), top + TITLE))
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plot", type=Path, default=Path("docs/images/augmentations.jpg"))
+    path = parser.parse_args().plot
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with jax.default_device(jax.devices("cpu")[0]):
+        sheet().save(path, quality=72, optimize=True)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

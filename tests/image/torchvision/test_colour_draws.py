@@ -1,0 +1,115 @@
+"""What transforms of colours draw, beside what torchvision draws: 10,000 draws of each.
+
+Would catch: factors from another range, orders that are not alike, a probability used the wrong way
+round, channels that two draws share, a contrast that always comes first.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from jaxkern import image as im
+
+COUNT = 10_000
+FACTORS = ("brightness", "contrast", "saturation", "hue")
+
+
+def mine(transform):
+    keys = jax.random.split(jax.random.key(4), COUNT)
+    drawn = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
+    return {name: np.asarray(value) for name, value in drawn.items()}
+
+
+def theirs(transform):
+    torch.manual_seed(11)
+    image = torch.zeros((3, 8, 9))
+    return [transform.make_params([image]) for _ in range(COUNT)]
+
+
+def alike(first, second):
+    assert stats.ks_2samp(np.asarray(first), np.asarray(second)).pvalue > 1e-3
+
+
+def same_frequencies(first, second):
+    """Chi-square of two samples of rows of small whole numbers."""
+    both = [np.asarray(rows).reshape(COUNT, -1).astype(int) for rows in (first, second)]
+    codes = [rows @ 5 ** np.arange(rows.shape[1]) for rows in both]
+    outcomes = np.unique(np.concatenate(codes))
+    table = [[(code == each).sum() for each in outcomes] for code in codes]
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"brightness": 0.4, "contrast": 1.7, "saturation": (0.2, 3), "hue": 0.1},
+        {"brightness": (1.5, 2), "contrast": 0.8, "saturation": 0.8, "hue": (-0.5, 0.2)},
+    ],
+)
+def test_jitters(v2, options):
+    drawn, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
+    for name in FACTORS:
+        alike(drawn[name], [params[f"{name}_factor"] for params in reference])
+    same_frequencies(drawn["order"], [params["fn_idx"].tolist() for params in reference])
+    # A factor and the order, and two factors, have nothing to do with each other.
+    assert abs(np.corrcoef(drawn["brightness"], drawn["contrast"])[0, 1]) < 0.05
+    assert abs(np.corrcoef(drawn["hue"], drawn["order"][:, 0])[0, 1]) < 0.05
+
+
+def test_photometric_distortions(v2):
+    for p in (0.5, 0.8):
+        drawn = mine(im.RandomPhotometricDistort(p=p))
+        reference = theirs(v2.RandomPhotometricDistort(p=p))
+        for place, name in enumerate(FACTORS):
+            used = [params[f"{name}_factor"] for params in reference]
+            alike(drawn[name], [factor for factor in used if factor is not None])
+            same_frequencies(drawn["apply"][:, place], [factor is not None for factor in used])
+        order = [params["channel_permutation"] for params in reference]
+        same_frequencies(drawn["apply"][:, 4], [each is not None for each in order])
+        permuted = np.where(drawn["apply"][:, 4:], drawn["permutation"], -1) + 1
+        none = [-1, -1, -1]
+        same_frequencies(
+            permuted, 1 + np.asarray([none if each is None else each.tolist() for each in order])
+        )
+        same_frequencies(
+            drawn["contrast_before"], [params["contrast_before"] for params in reference]
+        )
+        same_frequencies(drawn["apply"], np.random.default_rng(1).random((COUNT, 5)) < p)
+
+
+def test_channel_permutations(v2):
+    reference = theirs(v2.RandomChannelPermutation())
+    drawn = mine(im.RandomChannelPermutation())
+    same_frequencies(drawn["permutation"], [params["permutation"].tolist() for params in reference])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("RandomGrayscale", ()),
+        ("RandomInvert", ()),
+        ("RandomEqualize", ()),
+        ("RandomAutocontrast", ()),
+        ("RandomPosterize", (3,)),
+        ("RandomSolarize", (0.5,)),
+        ("RandomAdjustSharpness", (2.0,)),
+        ("RandomPerspective", (0.5,)),
+    ],
+)
+def test_probabilities(v2, name, arguments):
+    """torchvision applies where torch.rand(1) < p: counts are binomial; defaults are the same."""
+    for options in ({}, {"p": 0.23}):
+        transform = getattr(im, name)(*arguments, **options)
+        p = getattr(v2, name)(*arguments, **options).p
+        assert transform.p == p
+        if name == "RandomPerspective":
+            still = np.asarray([[0, 0], [8, 0], [8, 7], [0, 7]])
+            applied = (mine(transform)["endpoints"] != still).any(axis=(1, 2)).sum()
+            p *= 1 - (1 / 3) ** 8  # corners that happen to stay, on sides of 8 and 9 pixels
+        else:
+            applied = mine(transform)["apply"].sum()
+        assert stats.binomtest(int(applied), COUNT, p).pvalue > 1e-3
