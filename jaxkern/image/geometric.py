@@ -318,8 +318,7 @@ class Pad(Transform):
         )
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        constant = self.padding_mode == "constant"
-        return dataclasses.replace(self, fill=fill) if constant else self
+        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         _constant_padding(self, self.padding_mode)
@@ -416,8 +415,7 @@ class RandomCrop(_OfFixedSize):
         return (CenterCrop(self.size),)
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        constant = self.padding_mode == "constant"
-        return dataclasses.replace(self, fill=fill) if constant else self
+        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         if self.padding is not None or self.pad_if_needed:
