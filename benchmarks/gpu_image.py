@@ -88,6 +88,7 @@ def cases(count: int, sets: int) -> list[Case]:
     return [
         chain_case("crop, bilinear, f32", count, sets),
         chain_case("crop, antialias, f32", count, sets, Filter.ANTIALIAS),
+        chain_case("crop, bicubic, f32", count, sets, Filter.BICUBIC_ANTIALIAS_LEVELS),
         chain_case("crop, bilinear, bf16", count, sets, output=Dtype.BF16),
         chain_case("crop, bilinear, f32 NCHW", count, sets, layout=Layout.NCHW),
         chain_case("normalize only, f32", count, sets, Filter.NONE),

@@ -55,9 +55,9 @@ inline void symmetric_sums(const double* weight, int32_t reach, const Element* c
   }
 }
 
-template <typename Element>
+template <typename Element, typename Result>
 void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
-               Element* out) {
+               Result* out) {
   const int64_t channels = blur.channels, row_values = blur.width * channels;
   double* const weight_x = scratch;
   double* const weight_y = weight_x + kMaxBlurReach + 1;
@@ -96,8 +96,8 @@ void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y
       symmetric_sums(
           weight_x, reach_x, centre, [&](int32_t t) { return centre - t * channels; },
           [&](int32_t t) { return centre + t * channels; }, count * channels, sums);
-      Element* const to = out + y * row_values + first * channels;
-      for (int64_t i = 0; i < count * channels; ++i) to[i] = stored_value<Element>(sums[i]);
+      Result* const to = out + y * row_values + first * channels;
+      for (int64_t i = 0; i < count * channels; ++i) to[i] = stored_value<Result>(sums[i]);
     }
   }
 }

@@ -13,62 +13,13 @@
 
 #include "core/batch_set.h"
 #include "core/host_device.h"
-#include "image/blur.h"
+#include "image/cuda_program_memory.h"
 #include "image/pixel.h"
 #include "image/program.h"
+#include "image/random.h"
 #include "image/warp.h"
 
 namespace jaxkern::image {
-
-constexpr int32_t kProgramThreads = 512;
-constexpr int64_t kProgramBlocks = 264;  // two for each multiprocessor of the largest device
-
-// What the threads of a block share.
-struct ProgramShared {
-  int32_t op;
-  float values[kProgramValues];
-  uint32_t count[3][256];
-  uint8_t level[3][256];
-  float low[3], scale[3], mean;
-  int32_t reach_x, reach_y;
-  unsigned long long luma;  // of bytes, summed exactly
-  union {
-    double part[kProgramThreads];  // of a thread, added in their order
-    struct {
-      float least[3][kProgramThreads], most[3][kProgramThreads], sum[3][kProgramThreads];
-    } range;
-    struct {
-      double x[kMaxBlurReach + 1], y[kMaxBlurReach + 1];
-    } weight;
-  };
-};
-
-JAXKERN_HD bool declares(const ProgramCall& call, Code code) {
-  int32_t codes = 0;
-  for (int32_t s = 0; s < call.steps; ++s) codes |= call.step[s].codes;
-  return ((codes >> static_cast<int32_t>(code)) & 1) != 0;
-}
-
-// Memory of one block: an image beside the one in work; where they are declared what a mean keeps
-// and its sum, and the columns' sums of a blur.
-struct ProgramMemory {
-  int64_t kept, sum, columns, bytes;  // where they begin
-};
-JAXKERN_HD ProgramMemory program_memory(const ProgramCall& call) {
-  const auto padded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const int64_t image = padded(call.image_bytes());
-  const bool means = declares(call, Code::kKeep);
-  ProgramMemory memory = {};
-  memory.kept = image;
-  memory.sum = memory.kept + (means ? image : 0);
-  memory.columns = memory.sum + (means ? padded(call.elements() * 4) : 0);
-  memory.bytes = memory.columns + (declares(call, Code::kBlur) ? padded(call.elements() * 8) : 0);
-  return memory;
-}
-
-inline int64_t program_blocks(const ProgramCall& call) {
-  return call.samples < kProgramBlocks ? call.samples : kProgramBlocks;
-}
 
 template <typename T, int C, typename Block>
 struct ProgramBody {
@@ -105,13 +56,20 @@ struct ProgramBody {
         if (thread == 0) shared.op = ops[s];
       });
       const Code code = drawn_code(call.step[s], shared.op, shared.values);
-      if (code >= Code::kKeep && code <= Code::kMean) {
-        mean_step(code, &begun);
+      if (code == Code::kNone) continue;
+      if (code == Code::kNoise) {
+        noise();
+      } else if (code == Code::kErase) {
+        erase(call.step[s]);
       } else if (code == Code::kBlur) {
         blur(call.step[s]);
-      } else if (code == Code::kWarp || code == Code::kPerspective) {
-        warp(call.step[s], code == Code::kPerspective);
-      } else if (code != Code::kNone) {
+      } else if (code == Code::kWarp || code == Code::kPerspective || code == Code::kTurn) {
+        warp(call.step[s], code);
+      } else if (code == Code::kElastic) {
+        elastic(call.step[s]);
+      } else if (code >= Code::kKeep) {
+        mean_step(code, &begun);
+      } else {
         colour_step(code);
       }
     }
@@ -404,72 +362,164 @@ struct ProgramBody {
     swap();
   }
 
-  // Down the columns, then along the rows; beyond an edge is what is reflected.
   JAXKERN_HD_MEMBER void blur(const ProgramStep& step) {
+    blurred<C>(image, step.kernel_x, step.kernel_y, shared.values[0], shared.values[1], other);
+    swap();
+  }
+
+  // Down the columns, then along the rows; beyond an edge is what is reflected.
+  template <int N, typename From, typename To>
+  JAXKERN_HD_MEMBER void blurred(const From* from, int32_t kernel_x, int32_t kernel_y,
+                                 float sigma_x, float sigma_y, To* to) {
     block.run([&](int32_t thread) {
-      if (thread == 0)
-        shared.reach_x = blur_weights(step.kernel_x, shared.values[0], shared.weight.x);
+      if (thread == 0) shared.reach_x = blur_weights(kernel_x, sigma_x, shared.weight.x);
       if (thread == block.threads - 1)
-        shared.reach_y = blur_weights(step.kernel_y, shared.values[1], shared.weight.y);
+        shared.reach_y = blur_weights(kernel_y, sigma_y, shared.weight.y);
     });
     double* const columns = reinterpret_cast<double*>(scratch + program_memory(call).columns);
-    const int64_t stride = static_cast<int64_t>(width) * C;
-    each(call.elements(), [&](int64_t i) {
+    const int64_t stride = static_cast<int64_t>(width) * N;
+    each(pixels * N, [&](int64_t i) {
       const int64_t y = i / stride, within = i - y * stride;
       const auto at = [&](int64_t row) {
-        return static_cast<double>(image[reflected(row, height) * stride + within]);
+        return static_cast<double>(from[reflected(row, height) * stride + within]);
       };
-      double sum = shared.weight.y[0] * static_cast<double>(image[i]);
+      double sum = shared.weight.y[0] * static_cast<double>(from[i]);
       for (int32_t t = 1; t <= shared.reach_y; ++t)
         sum += shared.weight.y[t] * (at(y - t) + at(y + t));
       columns[i] = sum;
     });
-    each(call.elements(), [&](int64_t i) {
-      const int64_t y = i / stride, within = i - y * stride, x = within / C, c = within % C;
+    each(pixels * N, [&](int64_t i) {
+      const int64_t y = i / stride, within = i - y * stride, x = within / N, c = within % N;
       const auto at = [&](int64_t column) {
-        return columns[y * stride + int64_t{reflected(column, width)} * C + c];
+        return columns[y * stride + int64_t{reflected(column, width)} * N + c];
       };
       double sum = shared.weight.x[0] * columns[i];
       for (int32_t t = 1; t <= shared.reach_x; ++t)
         sum += shared.weight.x[t] * (at(x - t) + at(x + t));
-      other[i] = stored_value<T>(sum);
+      to[i] = stored_value<To>(sum);
     });
-    swap();
   }
 
-  JAXKERN_HD_MEMBER void warp(const ProgramStep& step, bool perspective) {
-    constexpr Dtype kDtype = kBytes ? Dtype::kU8 : Dtype::kF32;
-    const bool nearest = step.interpolation == 0;
-    const Filter filter = nearest ? Filter::kNearest : Filter::kBilinear;
-    Warp warp = {kDtype, C, height, width, height, width, filter, perspective, {}};
-    T outside[C];
-    const bool filled = step.fill[0] == step.fill[0];
-    for (int32_t c = 0; c < C; ++c) {
-      warp.fill[c] = step.fill[c];
-      outside[c] = stored_value<T>(filled ? step.fill[c] : 0.0);
+  JAXKERN_HD_MEMBER void warp(const ProgramStep& step, Code code) {
+    float matrix[kWarpCoefficients];
+    for (int32_t k = 0; k < kWarpCoefficients; ++k) matrix[k] = shared.values[k];
+    Warp warp = warp_of(step);
+    warp.perspective = code == Code::kPerspective;
+    if (code == Code::kTurn) {
+      matrix[6] = matrix[7] = 0;
+      warp.in_width = whole_of(shared.values[6], 1, width);
+      warp.in_height = whole_of(shared.values[7], 1, height);
+      // Its rows one behind the other.
+      const int64_t row = static_cast<int64_t>(warp.in_width) * C;
+      each(row * warp.in_height,
+           [&](int64_t i) { other[i] = image[i / row * width * C + i % row]; });
+      swap();
     }
-    const WarpMap map = warp_map(warp, shared.values);
+    const WarpMap map = warp_map(warp, matrix);
+    seen(warp, [&](int32_t column, int32_t row) {
+      return warp.perspective ? warp_point<true>(map, column, row)
+                              : warp_point<false>(map, column, row);
+    });
+  }
+
+  JAXKERN_HD_MEMBER Warp warp_of(const ProgramStep& step) const {
+    constexpr Dtype kDtype = kBytes ? Dtype::kU8 : Dtype::kF32;
+    const Filter filter = step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear;
+    Warp warp = {kDtype, C, height, width, height, width, filter, false, {}};
+    for (int32_t c = 0; c < C; ++c) warp.fill[c] = step.fill[c];
+    return warp;
+  }
+
+  JAXKERN_HD_MEMBER void elastic(const ProgramStep& step) {
+    const ProgramMemory memory = program_memory(call);
+    float* const numbers = reinterpret_cast<float*>(scratch + memory.numbers);
+    double* const field = reinterpret_cast<double*>(scratch + memory.field);
+    const NoiseKey key = key_of(shared.values);
+    each(pixels, [&](int64_t i) {
+      uint32_t word[2];
+      random_words(key, i, &word[0], &word[1]);
+      numbers[i] = uniform_number(word[0]);
+      numbers[pixels + i] = uniform_number(word[1]);
+    });
+    for (int32_t axis = 0; axis < 2; ++axis) {
+      const int32_t kernel = axis == 0 ? step.kernel_x : step.kernel_y;
+      blurred<1>(numbers + axis * pixels, kernel, kernel, shared.values[2], shared.values[3],
+                 field + axis * pixels);
+    }
+    const double alpha_x = 0.5 * static_cast<double>(shared.values[0]);
+    const double alpha_y = 0.5 * static_cast<double>(shared.values[1]);
+    seen(warp_of(step), [&](int32_t column, int32_t row) {
+      const int64_t i = static_cast<int64_t>(row) * width + column;
+      return elastic_point(column, row, alpha_x * field[i], alpha_y * field[pixels + i]);
+    });
+  }
+
+  // Each pixel (column, row) shows the image, of the warp's sides, at to_point(column, row).
+  template <typename ToPoint>
+  JAXKERN_HD_MEMBER void seen(const Warp& warp, const ToPoint& to_point) {
+    const bool nearest = warp.filter == Filter::kNearest;
+    const int32_t in_height = warp.in_height, in_width = warp.in_width;
+    T outside[C];
+    const bool filled = warp.fill[0] == warp.fill[0];
+    for (int32_t c = 0; c < C; ++c) outside[c] = stored_value<T>(filled ? warp.fill[c] : 0.0);
     each(pixels, [&](int64_t i) {
       const int32_t to_row = static_cast<int32_t>(i / width);
       const int32_t to_column = static_cast<int32_t>(i - static_cast<int64_t>(to_row) * width);
-      const WarpPoint at = perspective ? warp_point<true>(map, to_column, to_row)
-                                       : warp_point<false>(map, to_column, to_row);
+      const WarpPoint at = to_point(to_column, to_row);
       T* const to = other + i * C;
-      const float px = clamped_point(at.x, width), py = clamped_point(at.y, height);
+      const float px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
       const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
       const int32_t column = static_cast<int32_t>(fx), row = static_cast<int32_t>(fy);
-      const T* const upper = image + (static_cast<int64_t>(row) * width + column) * C;
+      const T* const upper = image + (static_cast<int64_t>(row) * in_width + column) * C;
       if (nearest) {
-        const bool inside = warp_inside(column, row, width, height);
+        const bool inside = warp_inside(column, row, in_width, in_height);
         return put_pixel<T, C>(inside ? upper : outside, to);
       }
       // As the CPU's: in float32 where all four pixels are there and it tells the level.
-      if (warp_inside(column, row, width - 1, height - 1) &&
-          blend_inside<T, C>(upper, upper + static_cast<int64_t>(width) * C, px - fx, py - fy, to))
+      if (warp_inside(column, row, in_width - 1, in_height - 1) &&
+          blend_inside<T, C>(upper, upper + static_cast<int64_t>(in_width) * C, px - fx, py - fy,
+                             to))
         return;
       blend_pixel<T, C>(warp, image, at, outside, to);
     });
     swap();
+  }
+
+  JAXKERN_HD_MEMBER void noise() {
+    const NoiseKey key = key_of(shared.values);
+    const float largest = kBytes ? 255.f : 1.f;
+    const double centre = shared.values[0] * largest, spread = shared.values[1] * largest;
+    const bool clip = shared.values[2] != 0.f;
+    const int64_t count = call.elements();
+    each((count + 1) / 2, [&](int64_t pair) {
+      double n[2];
+      normal_numbers(key, pair, n);
+      for (int64_t k = 0; k < 2; ++k) {
+        const int64_t i = 2 * pair + k;
+        if (i < count && i % C < kColours) image[i] = noisy(image[i], centre + n[k] * spread, clip);
+      }
+    });
+  }
+
+  JAXKERN_HD_MEMBER void erase(const ProgramStep& step) {
+    const NoiseKey key = key_of(shared.values);
+    const Box box = box_of(shared.values, height, width);
+    const bool filled = step.fill[0] == step.fill[0];
+    const int64_t row = static_cast<int64_t>(box.right - box.left) * C;
+    if (row <= 0 || box.bottom <= box.top) return;
+    each(row * (box.bottom - box.top), [&](int64_t k) {
+      const int64_t i = ((box.top + k / row) * width + box.left) * C + k % row;
+      double n[2] = {};
+      if (!filled) normal_numbers(key, i / 2, n);
+      const float value = filled ? step.fill[i % C] : static_cast<float>(n[i % 2]);
+      image[i] = static_cast<T>(kBytes ? level_of(filled ? rintf(value) : value) : value);
+    });
+  }
+
+  JAXKERN_HD_MEMBER static void normal_numbers(NoiseKey key, int64_t pair, double* n) {
+    uint32_t a, b;
+    random_words(key, pair, &a, &b);
+    normal_pair(a, b, &n[0], &n[1]);
   }
 
   JAXKERN_HD_MEMBER void mean_step(Code code, bool* begun) {

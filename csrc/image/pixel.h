@@ -204,7 +204,7 @@ JAXKERN_HD Element stored_value(double value) {
     const double positive = value > 0.0 ? value : 0.0;
     return static_cast<uint8_t>(static_cast<int32_t>(rint(positive < 255.0 ? positive : 255.0)));
   } else {
-    return static_cast<float>(value);
+    return static_cast<Element>(value);
   }
 }
 

@@ -10,6 +10,7 @@ struct Work {
   T* image;
   T* other;
   char* rows;
+  char* field;  // of an elastic warp, where a step declares one
   int32_t height, width;
   int64_t pixels;
   Tables<C> tables;
@@ -134,6 +135,18 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
   }
 }
 
+// Noise, added or painted.
+template <typename T, int C>
+void noise_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  work.change();
+  if (code == Code::kNoise) {
+    return add_noise<T, C>(work.image, work.pixels, key_of(values), values[0], values[1],
+                           values[2] != 0.f);
+  }
+  const Box box = box_of(values, work.height, work.width);
+  erase_box<T, C>(work.image, work.width, box, key_of(values), step.fill);
+}
+
 // Blurs and warps, which write another image than they read.
 template <typename T, int C>
 void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
@@ -153,7 +166,23 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
                  code == Code::kPerspective,
                  {}};
     memcpy(warp.fill, step.fill, sizeof warp.fill);
-    warp_image(warp, work.image, values, work.other);
+    if (code == Code::kWarp || code == Code::kPerspective) {
+      warp_image(warp, work.image, values, work.other);
+    } else if (code == Code::kTurn) {
+      warp.in_width = whole_of(values[6], 1, work.width);
+      warp.in_height = whole_of(values[7], 1, work.height);
+      // Its rows one behind the other: none moves beyond what is read later.
+      for (int64_t row = 1; row < warp.in_height; ++row)
+        memmove(work.image + row * warp.in_width * C, work.image + row * work.width * C,
+                static_cast<size_t>(warp.in_width) * C * sizeof(T));
+      float map[kWarpCoefficients] = {};
+      memcpy(map, values, 6 * sizeof map[0]);
+      warp_image(warp, work.image, map, work.other);
+    } else {
+      const Elastic elastic = {key_of(values), step.kernel_x, step.kernel_y, values[0],
+                               values[1],      values[2],     values[3]};
+      elastic_image<T, C>(warp, elastic, work.image, work.rows, work.field, work.other);
+    }
   }
   T* const before = work.image;
   work.image = work.other;
@@ -194,15 +223,20 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   work.width = call.width;
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   char* const behind = scratch + program_work_bytes(call);
+  work.field = behind + program_mean_bytes(call);
   Mean<T> mean = {reinterpret_cast<T*>(behind),
                   reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code >= Code::kKeep && code <= Code::kMean) {
-      mean_step(work, mean, code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective) {
+    if (code == Code::kNone) continue;
+    if (code == Code::kNoise || code == Code::kErase) {
+      noise_step(work, call.step[s], code, values[s]);
+    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective ||
+               code == Code::kElastic || code == Code::kTurn) {
       moving_step(work, call.step[s], code, values[s]);
-    } else if (code != Code::kNone) {
+    } else if (code >= Code::kKeep) {
+      mean_step(work, mean, code, values[s]);
+    } else {
       colour_step(work, code, values[s]);
     }
   }

@@ -48,8 +48,13 @@ enum class Code : int32_t {
   kAdd = 15,          // weight: the image joins the mean, and becomes the kept one again
   kMean = 16,         // the image becomes the mean
   kPerspective = 17,  // c0 to c7
+  // Random ones end in their key: 64 bits in four values, whole numbers below 2^16, low ones first.
+  kNoise = 18,    // mean, sigma, whether sums are clipped; key
+  kErase = 19,    // top, left, height, width; key
+  kElastic = 20,  // alpha along x and y, sigma along x and y; key
+  kTurn = 21,     // c0 to c5, width and height of the image, which is the top left of what is given
 };
-constexpr int kCodes = 18;
+constexpr int kCodes = 22;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
 constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
@@ -58,8 +63,8 @@ constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
 struct ProgramStep {
   int32_t codes;               // bit k: code k may be drawn
   int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
-  int32_t kernel_x, kernel_y;  // of blurs: odd
-  float fill[kMaxChannels];    // of warps; the first NaN: none
+  int32_t kernel_x, kernel_y;  // of blurs, and of the blurs of an elastic warp's x and y: odd
+  float fill[kMaxChannels];    // of warps; the first NaN: none. Of erased boxes; NaN: noise
 };
 
 enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
@@ -79,11 +84,13 @@ struct ProgramCall {
     return elements() * (dtype == Dtype::kU8 ? 1 : 4);
   }
 
-  bool has_means() const {
+  bool may_draw(Code code) const {
     int32_t codes = 0;
     for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
-    return (codes >> static_cast<int32_t>(Code::kKeep) & 1) != 0;
+    return (codes >> static_cast<int32_t>(code) & 1) != 0;
   }
+  bool has_means() const { return may_draw(Code::kKeep); }
+  bool has_fields() const { return may_draw(Code::kElastic); }
 };
 
 // Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
@@ -102,10 +109,17 @@ inline size_t program_work_bytes(const ProgramCall& call) {
 }
 
 // Behind it the image that a mean keeps, and the mean.
-inline size_t program_scratch_bytes(const ProgramCall& call) {
+inline size_t program_mean_bytes(const ProgramCall& call) {
   const size_t kept = padded_to_line(static_cast<size_t>(call.image_bytes()));
   const size_t mean = sizeof(float) * static_cast<size_t>(call.elements());
-  return program_work_bytes(call) + (call.has_means() ? kept + padded_to_line(mean) : 0);
+  return call.has_means() ? kept + padded_to_line(mean) : 0;
+}
+
+// And behind that the noise of a field, and the field.
+inline size_t program_scratch_bytes(const ProgramCall& call) {
+  const size_t pixels = static_cast<size_t>(call.height) * static_cast<size_t>(call.width);
+  const size_t field = 2 * padded_to_line(pixels * 4) + 2 * padded_to_line(pixels * 8);
+  return program_work_bytes(call) + program_mean_bytes(call) + (call.has_fields() ? field : 0);
 }
 
 }  // namespace jaxkern::image

@@ -5,6 +5,7 @@
 #include "image/blur.h"
 #include "image/pixel.h"
 #include "image/program.h"
+#include "image/random.h"
 #include "image/warp.h"
 
 namespace jaxkern::image::JAXKERN_LEVEL {
@@ -15,6 +16,8 @@ namespace {
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
 #include "image/lookup-inl.h"
+#include "image/random-inl.h"
+#include "image/noise-inl.h"
 #include "image/tables-inl.h"
 // clang-format on
 
@@ -23,6 +26,7 @@ namespace {
 // clang-format off: in order of use
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
+#include "image/elastic-inl.h"
 #include "image/program-inl.h"
 // clang-format on
 

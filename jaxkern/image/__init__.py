@@ -27,9 +27,10 @@ from jaxkern.image.geometric import (
 )
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.mixing import CutMix, MixUp
+from jaxkern.image.noise import ElasticTransform, GaussianNoise
 from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer
+from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
 from jaxkern.image.transform import Transform
@@ -50,9 +51,12 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "CutMix",
+    "ElasticTransform",
     "EncodedProducer",
     "GaussianBlur",
+    "GaussianNoise",
     "Grayscale",
+    "MaskProducer",
     "MixUp",
     "Normalize",
     "Pad",

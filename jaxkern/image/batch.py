@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,10 +50,43 @@ def checked_images(images: Any) -> Batch:
     code = dtype_code(images.dtype)
     if code is None:
         raise TypeError(
-            f"images has dtype {images.dtype}; wanted uint8, float16, bfloat16 or float32: "
-            "convert with images.astype(...)"
+            f"images has dtype {images.dtype}; wanted uint8, uint16, float16, bfloat16 or "
+            "float32: convert with images.astype(...)"
         )
     return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
+
+
+_MOST = 65535.0  # of uint16
+
+
+def is_uint16(images: Any) -> bool:
+    """Whether images are uint16 levels, which a chain has as float32."""
+    return not isinstance(images, Ragged) and getattr(images, "dtype", None) == np.uint16
+
+
+def as_unit(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
+    """uint16 images as float32, x / 65535 or with `scale` False as they are; others untouched.
+
+    Raises:
+      ValueError: for a ToDtype without scale, for which it is too late.
+    """
+    if not is_uint16(images):
+        return images
+    for transform in transforms:
+        if scale and getattr(transform, "scale", None) is False:
+            raise ValueError(
+                f"{transform!r} got uint16 images, which a chain takes as x / 65535; wanted "
+                "scale=True, or Compose(..., scale=False) for their levels"
+            )
+    values = jnp.asarray(images).astype(jnp.float32)
+    return values / _MOST if scale else values
+
+
+def as_uint16(values: jax.Array, scale: bool) -> jax.Array:
+    """Floats as uint16 levels: clamped, rounded to the nearest, of two the even one; NaN to 0."""
+    levels = values.astype(jnp.float32) * (_MOST if scale else 1.0)
+    positive = jnp.where(levels > 0.0, levels, 0.0)
+    return jnp.round(jnp.minimum(positive, _MOST)).astype(jnp.uint16)
 
 
 def as_frames(images: Any) -> tuple[Any, int | None]:

@@ -43,9 +43,9 @@ class _Container(Transform):
             programs = type(inner)._program is not Transform._program
             if not programs or inner.output_size(_PROBE) != _PROBE:
                 raise ValueError(
-                    f"transforms[{place}] is {inner!r}; {name} takes colour, warp and policy "
-                    "transforms and flips, which keep an image's size, and containers of them: "
-                    "put others beside it in Compose"
+                    f"transforms[{place}] is {inner!r}; {name} takes colour, warp, noise and "
+                    "policy transforms, flips and erasures, which keep an image's size, and "
+                    "containers of them: put others beside it in Compose"
                 )
         return tuple(self.transforms)
 
@@ -123,7 +123,8 @@ class RandomApply(_Container):
     """Applies all of `transforms`, one after another, to an image with probability p.
 
     Args:
-      transforms: colour, warp and policy transforms, flips, and containers of them.
+      transforms: colour, warp, noise and policy transforms, flips, erasures, and containers of
+        them.
       p: from 0 to 1.
     Parameters an image: apply bool, and those of transforms[k] with the prefix "k.".
     Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and

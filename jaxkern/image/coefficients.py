@@ -9,12 +9,14 @@ so that its float32 coefficients and ours are alike. They are computed in float6
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkern.image.axis import Size
 
@@ -67,6 +69,26 @@ def affine_coefficients(
     c5 = cy - c3 * from_x - c4 * from_y
     nothing = jnp.zeros_like(c0)
     return [c0, c1, c2, c3, c4, c5, nothing, nothing]
+
+
+def turned_size(
+    size: tuple[int, int], degrees: float, center: Sequence[float] | None
+) -> tuple[int, int]:
+    """Height and width that hold an image of `size` turned counter-clockwise, as torchvision's:
+    exact for quarter turns about the middle, else corners that are less than 1e-4 beyond a pixel do
+    not count, in float32."""
+    if center is None and degrees % 90 == 0:
+        return size if degrees % 180 == 0 else (size[1], size[0])
+    half = np.asarray([size[1] / 2, size[0] / 2], np.float32)
+    turn = math.radians(degrees % 360)
+    matrix = np.asarray([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    middle = np.zeros(2) if center is None else np.asarray(center) - half
+    shift = (middle - matrix @ middle).astype(np.float32)
+    corners = np.asarray([[-1, -1], [-1, 1], [1, 1], [1, -1]], np.float32) * half
+    moved = corners @ matrix.T.astype(np.float32) + shift + half
+    whole = np.trunc(moved * np.float32(1e4)) * np.float32(1e-4)
+    wide, high = np.ceil(whole.max(0)) - np.floor(whole.min(0))
+    return int(high), int(wide)
 
 
 @_in_float64

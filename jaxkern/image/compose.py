@@ -16,11 +16,14 @@ from jaxkern.image import checks, ops
 from jaxkern.image.axis import is_static
 from jaxkern.image.batch import (
     as_frames,
+    as_uint16,
+    as_unit,
     canonical,
     checked_images,
     checked_labels,
     checked_parameters,
     is_single_key,
+    is_uint16,
     of_frames,
 )
 from jaxkern.image.drawing import Params, checked_size, drawn
@@ -51,8 +54,8 @@ class Compose:
 
     Args:
       transforms: the transforms, at least one.
-      dtype: of the output: uint8, float16, bfloat16 or float32. None: what the last ToDtype says;
-        else float32 where a Normalize meets u8 images; else the images' own dtype.
+      dtype: of the output: uint8, uint16, float16, bfloat16 or float32. None: what the last ToDtype
+        says; else float32 where a Normalize meets u8 or u16 images; else the images' own dtype.
       layout: of the output, "NHWC" or "NCHW".
       scale: whether u8 levels become x / 255 where a float image is implied.
       boxes: format of boxes: "xyxy", "xywh" or "cxcywh".
@@ -91,7 +94,7 @@ class Compose:
                 )
         if not self.transforms:
             raise ValueError("transforms is empty; wanted at least one transform")
-        self.dtype = None if dtype is None else ToDtype(dtype).dtype
+        self.dtype = _output_type(dtype)
         self.layout = checks.choice(layout, "layout", ("NHWC", "NCHW"))
         self.scale = bool(scale)
         self.targets = checked_formats(boxes, keypoints, mask_fill)
@@ -169,10 +172,10 @@ class Compose:
         """Applies the chain with given parameters; deterministic.
 
         Args:
-          images: [N, H, W, C] u8, f16, bf16 or f32 with C = 1, 3 or 4, [N, T, H, W, C] of clips, or
-            a `Ragged` batch; or a dict of them as "image", with what moves with them: "mask"
-            [N, H, W] or [N, H, W, M], "boxes" [N, K, 4] and "boxes_valid" [N, K], "keypoints"
-            [N, K, 2] and "keypoints_visible" [N, K], "label" instead of `labels`.
+          images: [N, H, W, C] u8, u16, f16, bf16 or f32 with C = 1, 3 or 4, [N, T, H, W, C] of
+            clips, or a `Ragged` batch; or a dict of them as "image", with what moves with them:
+            "mask" [N, H, W] or [N, H, W, M], "boxes" [N, K, 4] and "boxes_valid" [N, K],
+            "keypoints" [N, K, 2] and "keypoints_visible" [N, K], "label" instead of `labels`.
           params: as from `sample`; a Python or NumPy scalar stands for all images. None where no
             transform has parameters, as after `eval()`.
           labels: one-hot float [N, classes], or None.
@@ -192,6 +195,8 @@ class Compose:
         if isinstance(images, dict):
             return move_fields(self, images, params, labels, lambda t: Compose(t, np.uint8))
         images, frames = as_frames(canonical(images))
+        narrow = self._makes_uint16(images)
+        images = as_unit(images, self.scale, self.transforms)
         batch = checked_images(images)
         count = batch.images if frames is None else batch.images // max(frames, 1)
         checked = checked_parameters(self.transforms, params, count)
@@ -210,6 +215,8 @@ class Compose:
                     transform, given, pixels, labels, part.size, part.layout, frames or 1
                 )
         pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
+        if narrow:
+            pixels = as_uint16(pixels, self.scale)
         if frames is not None:
             pixels = pixels.reshape(count, frames, *pixels.shape[1:])
         return pixels if labels is None else (pixels, labels)
@@ -239,7 +246,7 @@ class Compose:
 
     def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
         """The chain in passes over the batch; where it ends, of which type and layout it is."""
-        groups = _grouped(_linear_first(steps))
+        groups = _grouped(_linear_first(_spread(steps, chain.size)))
         stages = StagesBuilder(chain.channels, chain.source_dtype)
         for place, (fused, stage, between) in enumerate(groups):
             last = place == len(groups) - 1
@@ -270,7 +277,17 @@ class Compose:
             sizes.append(transform.output_size(sizes[-1]))
         return sizes
 
+    def _makes_uint16(self, images: Any) -> bool:
+        """Whether the output is uint16: asked for, or that of uint16 images which nothing makes
+        another type."""
+        if self.dtype is not None:
+            return bool(self.dtype == np.uint16)
+        made = any(isinstance(transform, ToDtype | Normalize) for transform in self.transforms)
+        return is_uint16(images) and not made
+
     def _output_dtype(self, source: Dtype) -> Dtype:
+        if self.dtype == np.uint16:
+            return Dtype.F32  # which becomes uint16 then
         result: Dtype | None = source if self.dtype is None else dtype_code(self.dtype)
         if self.dtype is None:
             for transform in self.transforms:
@@ -307,6 +324,24 @@ class _Identity(Transform):
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
+
+
+def _output_type(dtype: Any) -> np.dtype[Any] | None:
+    if dtype is None:
+        return None
+    known = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
+    return np.dtype(np.uint16) if known else ToDtype(dtype).dtype
+
+
+def _spread(steps: _Steps, size: Any) -> _Steps:
+    """What each transform is made of; `size` is that before the first."""
+    if all(type(transform)._spread is Transform._spread for transform, _ in steps):
+        return steps
+    spread: _Steps = []
+    for transform, given in steps:
+        spread += transform._spread(given, size)
+        size = transform.output_size(size)
+    return spread
 
 
 def _linear_first(steps: _Steps) -> _Steps:

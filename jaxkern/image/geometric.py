@@ -318,7 +318,8 @@ class Pad(Transform):
         )
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
+        constant = self.padding_mode == "constant"
+        return dataclasses.replace(self, fill=fill) if constant else self
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         _constant_padding(self, self.padding_mode)
@@ -415,7 +416,8 @@ class RandomCrop(_OfFixedSize):
         return (CenterCrop(self.size),)
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
+        constant = self.padding_mode == "constant"
+        return dataclasses.replace(self, fill=fill) if constant else self
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         if self.padding is not None or self.pad_if_needed:

@@ -42,6 +42,13 @@ class _WarpsOfMasks(Transform):
             for code, values, static in steps
         ]
 
+    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        return [
+            (of_masks, given)
+            for part, given in self.transform._spread(params, size)
+            for _, of_masks in mask_transforms([part], self.fill)
+        ]
+
 
 def mask_transforms(
     transforms: Sequence[Transform], fill: tuple[float, ...]
@@ -112,7 +119,7 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
             labels = jnp.moveaxis(labels, 1, -1)
         return labels.astype(dtype)
 
-    return MaskBytes(pixels, _fill_bytes(fill, dtype, mask.dtype), restored)
+    return MaskBytes(pixels, fill_bytes(fill, dtype, mask.dtype), restored)
 
 
 def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
@@ -133,7 +140,12 @@ def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
     return mask, mask.dtype
 
 
-def _fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
+def fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
+    """A value a byte of a label that is given as `dtype` and moved as `stored`.
+
+    Raises:
+      ValueError: for a fill that `dtype` does not hold.
+    """
     labels = np.dtype(dtype)
     if labels.kind in "iu":
         limits = np.iinfo(labels)
@@ -166,4 +178,4 @@ def _ragged_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
     def restored(result: jax.Array) -> jax.Array:
         return result[..., 0] if mask.channels == 1 else result
 
-    return MaskBytes(mask, _fill_bytes(fill, np.uint8, np.uint8), restored)
+    return MaskBytes(mask, fill_bytes(fill, np.uint8, np.uint8), restored)

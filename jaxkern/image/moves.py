@@ -74,7 +74,7 @@ def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
     return Move(forward, mirrored=(columns, rows), crops=False)
 
 
-_WARPS = (Code.WARP, Code.PERSPECTIVE)
+_WARPS = (Code.WARP, Code.PERSPECTIVE, Code.ELASTIC, Code.TURN)
 
 
 def warps(steps: Sequence[Step]) -> list[Step]:

@@ -20,6 +20,7 @@ from jaxkern.image.batch import checked_images, checked_parameters
 from jaxkern.image.compose import Compose
 from jaxkern.image.drawing import Params
 from jaxkern.image.fold import ChainBuilder
+from jaxkern.image.masks import fill_bytes, mask_transforms
 from jaxkern.image.ops import stages_attributes
 from jaxkern.image.plan import ChainPlan
 from jaxkern.image.stages import Call, Stage, StagesPlan
@@ -108,6 +109,64 @@ class ChainProducer(_SeededChain):
         self._key = _key_data(seed, epoch)
         self.struct = drawing.struct
         self.capsule = drawing.capsule
+
+
+class MaskProducer(ChainProducer):
+    """As `ChainProducer`, of the masks that move with its images: the same draws, by nearest.
+
+    Args:
+      aug, seed, epoch, derive: as for `ChainProducer`.
+      mask: shape and dtype of one mask [H, W] with labels of one or four bytes.
+
+    Raises:
+      TypeError: for labels of other sizes.
+      ValueError: for a chain that leaves masks as they are, and as `ChainProducer`.
+
+    >>> import jax, numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.5)])
+    >>> jk.image.MaskProducer(aug, jax.ShapeDtypeStruct((8, 8), np.int32)).struct
+    ShapeDtypeStruct(shape=(4, 4), dtype=int32)
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        mask: Any,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
+        labels = np.dtype(mask.dtype)
+        if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
+            raise TypeError(
+                f"mask is {labels.name}{list(mask.shape)}; wanted [H, W] of one or four bytes"
+            )
+        fill = fill_bytes(aug.targets.mask_fill, labels, labels)
+        pixels = jax.ShapeDtypeStruct((*mask.shape, labels.itemsize), np.uint8)
+        chain = _mask_chain(aug, repr(aug), fill)
+        super().__init__(chain, pixels, seed=seed, epoch=epoch, derive=derive)
+        self.struct = jax.ShapeDtypeStruct(self.struct.shape[:2], labels)
+
+
+class _MaskChain(Compose):
+    """What another chain does to masks, with what that one draws."""
+
+    def __init__(self, aug: Compose, settings: str, fill: tuple[float, ...]) -> None:
+        del settings
+        steps = mask_transforms(aug.transforms, fill)
+        if not steps:
+            raise ValueError(f"{aug!r} leaves masks as they are")
+        super().__init__([transform for _, transform in steps], np.uint8)
+        self._drawn_by, self._places = copy.copy(aug), [place for place, _ in steps]
+
+    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
+        drawn = self._drawn_by.sample(keys, size, boxes, boxes_valid)
+        return tuple(drawn[place] for place in self._places)
+
+
+# One object a chain, by which its drawing is found.
+_mask_chain = functools.lru_cache(maxsize=32)(_MaskChain)
 
 
 class EncodedRows(Protocol):
@@ -249,7 +308,7 @@ class _Drawing:
         if plan is None:
             self.struct = jax.ShapeDtypeStruct(shape, dtype)
         else:
-            source = jax.ShapeDtypeStruct(shape, dtype)
+            source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
             self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
             if not sides:
                 height, width = (int(side) for side in shape[:2] if side is not None)
@@ -288,6 +347,11 @@ def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: A
                 f"{transform!r} mixes the images of a batch, and records are made one by one; "
                 "apply it to the batches in a Compose of its own"
             )
+    if aug.dtype == np.uint16:
+        raise ValueError(
+            "native threads make no uint16; a pipeline runs the whole Compose as a JAX program "
+            "instead"
+        )
     _library()
     wide = bool(jax.config.read("jax_enable_x64"))
     return _drawing(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)

@@ -39,6 +39,10 @@ class Code(enum.IntEnum):
     ADD = 15  # weight: the image joins the mean, and becomes the kept one again
     MEAN = 16  # the image becomes the mean
     PERSPECTIVE = 17  # c0 to c7: see coefficients.py
+    NOISE = 18  # mean, sigma, whether sums are clipped; key
+    ERASE = 19  # top, left, height, width; key
+    ELASTIC = 20  # alpha along x and y, sigma along x and y; key
+    TURN = 21  # c0 to c5, width and height of the image, which is the top left of what is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +52,9 @@ class ProgramStep:
     Attributes:
       codes: what the step may do; another code changes nothing.
       interpolation: of a warp.
-      kernel: of a blur, its size along x and y: odd.
-      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask.
+      kernel: of a blur, its size along x and y: odd; of an elastic warp, of the blurs of both.
+      fill: of a warp, a number or one a channel; the first NaN: zeros that no weights mask. Of an
+        erased box, where the first NaN stands for noise.
     """
 
     codes: tuple[Code, ...]
@@ -88,6 +93,18 @@ def blended(factor: Any) -> Any:
     """Values of a blend: the factor f32 [N or 1] and 1 - factor."""
     factor = jnp.asarray(factor, jnp.float32)
     return step_values(factor, 1.0 - factor)
+
+
+def drawn_seed(key: jax.Array) -> jax.Array:
+    """A seed i32 [2] of an image's random numbers."""
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, (2,), jnp.uint32), jnp.int32)
+
+
+def with_key(seed: Any, *given: Any) -> Any:
+    """As `step_values`, with a seed i32 [N, 2] at the end: its 64 bits in four whole numbers."""
+    seed = jnp.asarray(seed, jnp.int32)
+    parts = [(seed[:, k] >> shift) & 0xFFFF for k in range(2) for shift in (0, 16)]
+    return step_values(*given, *[0.0] * (VALUES - 4 - len(given)), *parts)
 
 
 def drawn_codes(apply: Any, code: Code) -> Any:

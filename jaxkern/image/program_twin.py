@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkern.image import warp_twin
+from jaxkern.image import noise_twin, warp_twin
+from jaxkern.image.plan import MAX_SIZE
 from jaxkern.image.program import MAX_FACTOR, Code, ProgramStep
 
 _LUMA = (0.2989, 0.587, 0.114)
@@ -88,6 +89,8 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
         )
     if code in (Code.WARP, Code.PERSPECTIVE):
         return lambda image, values: _warped(image, values, step, code is Code.PERSPECTIVE)
+    if code in _OF_STEPS:
+        return lambda image, values: _OF_STEPS[code](image, values, step)
     operation = _OPERATIONS[code]
 
     def run(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -101,15 +104,60 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
     return run
 
 
-def _warped(image: jax.Array, values: jax.Array, step: ProgramStep, perspective: bool) -> jax.Array:
+def _filled(image: jax.Array, step: ProgramStep) -> tuple[float, ...] | None:
     fill = step.fill_of(image.shape[-1])
+    return None if np.isnan(fill[0]) else tuple(fill.tolist())
+
+
+def _warped(image: jax.Array, values: jax.Array, step: ProgramStep, perspective: bool) -> jax.Array:
     return warp_twin.warp(
         image,
         values,
         interpolation=step.interpolation,
-        fill=None if np.isnan(fill[0]) else tuple(fill.tolist()),
+        fill=_filled(image, step),
         perspective=perspective,
     )
+
+
+def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    height, width, _ = image.shape
+    return warp_twin.warp(
+        image,
+        values.at[6:].set(0.0),
+        interpolation=step.interpolation,
+        fill=_filled(image, step),
+        perspective=False,
+        part=(_whole(values[7], 1, height), _whole(values[6], 1, width)),
+    )
+
+
+def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    key = noise_twin.key_of_parts(values[4:])
+    height, width, _ = image.shape
+    field = noise_twin.field(key, (height, width), values[2:4], step.kernel)
+    fill = _filled(image, step)
+    return warp_twin.elastic(image, values[:2], field, interpolation=step.interpolation, fill=fill)
+
+
+def _noise(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    del step
+    noisy = noise_twin.added(image, values)
+    return noisy if image.shape[-1] < 4 else jnp.concatenate([noisy[..., :3], image[..., 3:]], -1)
+
+
+def _erase(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    fill = _filled(image, step)
+    if fill is None:
+        key = noise_twin.key_of_parts(values[4:])
+        paint = noise_twin.normal(key, image.shape).astype(jnp.float32)
+    else:
+        paint = jnp.asarray(fill, jnp.float32)
+        paint = jnp.round(paint) if _is_levels(image) else paint
+    height, width = image.shape[:2]
+    top, left, tall, wide = (_whole(values[k], -MAX_SIZE, MAX_SIZE) for k in range(4))
+    row, column = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
+    inside = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)
+    return jnp.where(inside, _level(paint) if _is_levels(image) else paint, image)
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -335,5 +383,11 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.INVERT: _invert,
     Code.GRAYSCALE: _grayscale,
     Code.PERMUTE: _permute,
+}
+_OF_STEPS = {  # those that want to know more of a step than its values
+    Code.NOISE: _noise,
+    Code.ERASE: _erase,
+    Code.ELASTIC: _elastic,
+    Code.TURN: _turned,
 }
 _OF_COLOURS = (Code.SATURATION, Code.HUE, Code.GRAYSCALE, Code.PERMUTE)

@@ -51,7 +51,7 @@ class _RandomResize(OfOwnSize):
     def _checked(self, **fields: Any) -> None:
         _set(
             self,
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
             canvas=None if self.canvas is None else checks.size_pair(self.canvas, "canvas"),
             canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),

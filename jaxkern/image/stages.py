@@ -45,7 +45,7 @@ class StagesPlan:
         return tuple(stage.chain for stage in self.stages if stage.chain is not None)
 
     def output(self, source: Any) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one sample's output, of a source of this shape and dtype."""
+        """Shape and dtype of one sample's output; those of the source where there is no chain."""
         if self.chains:
             return self.chains[-1].output()
         return jax.ShapeDtypeStruct(source.shape, source.dtype)

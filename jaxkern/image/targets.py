@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxkern.image import checks
 from jaxkern.image.axis import is_static
-from jaxkern.image.batch import as_frames, canonical, checked_images, checked_parameters
+from jaxkern.image.batch import as_frames, canonical, checked_images, checked_parameters, is_uint16
 from jaxkern.image.boxes import (
     FORMATS,
     clamped,
@@ -181,7 +181,10 @@ def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> N
 def counted(images: Any) -> tuple[int, tuple[Any, Any]]:
     """How many images, or clips, there are, and their height and width."""
     images = canonical(images)
-    batch = checked_images(as_frames(images)[0])
+    frames = as_frames(images)[0]
+    if is_uint16(frames):
+        frames = jax.ShapeDtypeStruct(frames.shape, np.float32)
+    batch = checked_images(frames)
     count = batch.images if isinstance(images, Ragged) else int(images.shape[0])
     return count, (batch.height, batch.width)
 

@@ -55,6 +55,11 @@ class Transform:
         """What stands for this transform when nothing is random: nothing, where it draws all."""
         return () if self.parameters else (self,)
 
+    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        """The transforms that it is made of, on images of `size`, with their parameters."""
+        del size
+        return [(self, params)]
+
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         """Of the stage "image": adds the transform with these parameters to a chain."""
         raise NotImplementedError(

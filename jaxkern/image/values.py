@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +14,8 @@ from jaxkern.image import checks
 from jaxkern.image.fold import ChainBuilder
 from jaxkern.image.geometric import TRIES, _set, drawn_sizes, uniform_below
 from jaxkern.image.plan import Dtype, dtype_code
-from jaxkern.image.transform import Size, Transform, as_number
+from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, drawn_seed, with_key
+from jaxkern.image.transform import Size, Stage, Transform, as_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +97,19 @@ class Normalize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Transform):
-    """Paints a random box with a constant, with probability p.
+    """Paints a random box with a constant, or with normal noise, with probability p.
 
     Ten boxes are drawn with area uniform in `scale` (shares of the image's area) and log aspect
     ratio uniform in log `ratio`; the first smaller than the image in both directions is taken,
     else nothing is erased.
 
     Args:
-      value: a number, or one a channel, in the value space at this point of the chain.
-    Parameters an image: top, left, height, width i32 and erase bool.
-    Raises: ValueError for p outside [0, 1], bad ranges, and value="random".
+      value: a number, or one a channel, in the value space at this point of the chain; "random":
+        normal numbers, another one for each value, which are for images that a Normalize made
+        (levels would be truncated and clamped).
+    Parameters an image: top, left, height, width i32 and erase bool; with "random" also seed
+    int32 [2], any numbers.
+    Raises: ValueError for p outside [0, 1], bad ranges, and other words.
 
     >>> from jaxkern.image import RandomErasing
     >>> RandomErasing(0.25).scale
@@ -116,17 +121,24 @@ class RandomErasing(Transform):
     ratio: Any = (0.3, 3.3)
     value: Any = 0
 
-    parameters: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("top", "left", "height", "width"), "int"),
-        "erase": "bool",
-    }
+    @property
+    def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """The box, whether it is erased, and of noise its seed."""
+        box = dict.fromkeys(("top", "left", "height", "width"), "int")
+        return {**box, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
+
+    @property
+    def stage(self) -> Stage:  # type: ignore[override]
+        """Noise is made by a program; constants join a chain."""
+        return "program" if self._random else "image"
+
+    @property
+    def _random(self) -> bool:
+        return isinstance(self.value, str)
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, str):
-            raise ValueError(
-                f"value={self.value!r}; wanted a number or one per channel: erasing with noise "
-                "is not supported"
-            )
+        if self._random and self.value != "random":
+            raise ValueError(f"value={self.value!r}; wanted a number, one per channel, or 'random'")
         scale = checks.interval(self.scale, "scale", 0.0, open_low=False)
         if scale[1] > 1.0:
             raise ValueError(f"scale={self.scale!r}; wanted shares of the area, at most 1")
@@ -135,7 +147,7 @@ class RandomErasing(Transform):
             p=checks.probability(self.p),
             scale=scale,
             ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
-            value=checks.per_channel(self.value, "value"),
+            value="random" if self._random else checks.per_channel(self.value, "value"),
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
@@ -148,15 +160,33 @@ class RandomErasing(Transform):
         box_h = jnp.minimum(tried_h[first], height)
         box_w = jnp.minimum(tried_w[first], width)
         place, chance = fractions[TRIES], fractions[TRIES + 1, 0]
+        seed = {"seed": drawn_seed(jax.random.fold_in(key, 1))} if self._random else {}
         return {
             "top": uniform_below(place[0], height - box_h + 1),
             "left": uniform_below(place[1], width - box_w + 1),
             "height": box_h,
             "width": box_w,
             "erase": fits[first] & (chance < self.p),
+            **seed,
         }
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height = params["height"] * as_number(params["erase"])
         box = (params["top"], params["left"], height, params["width"])
         chain.erase(box, chain.values(self.value, "value"))
+
+    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        """Of noise; and within a container that draws what is done, of constants too."""
+        del size
+        if isinstance(self.value, jax.Array):
+            raise TypeError("value is traced, but a compiled program holds it; give numbers")
+        seed = params["seed"] if self._random else np.zeros((1, 2), np.int32)
+        box = (params[name] for name in ("top", "left", "height", "width"))
+        fill = (math.nan,) if self._random else self.value
+        return [
+            (
+                drawn_codes(params["erase"], Code.ERASE),
+                with_key(seed, *box),
+                ProgramStep((Code.ERASE,), fill=fill),
+            )
+        ]

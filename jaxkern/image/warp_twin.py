@@ -40,51 +40,114 @@ def warp(
     fill: tuple[float, ...] | None,
     perspective: bool,
     size: tuple[int, int] | None = None,
+    part: tuple[Any, Any] | None = None,
 ) -> jax.Array:
     """pixels [H, W, C] u8 or f32 seen through coefficients [8]: [height, width, C] of `size`.
 
-    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask.
+    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask. What lies
+    beyond the top left `part`, a height and a width, is outside.
     """
     height, width = pixels.shape[:2] if size is None else size
-    working, context = _working_dtype(pixels)
+    _, context = _working_dtype(pixels)
     with context:
-        x, y = _points(coefficients, height, width, pixels.shape[:2], perspective)
-        # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
-        x, y = (
-            jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
-            for at, side in ((x, pixels.shape[1]), (y, pixels.shape[0]))
-        )
-        if interpolation == "nearest":
-            column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
-            value, inside = _tap(pixels, row, column, working)
-            outside = jnp.asarray(0.0 if fill is None else fill, working)
-            return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
-        first_x, first_y = jnp.floor(x), jnp.floor(y)
-        across, down = ((x - first_x)[..., None], (y - first_y)[..., None])
-        across, down = across.astype(working), down.astype(working)
-        column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
-        value, mask = jnp.zeros((), working), jnp.zeros((), working)
-        for lower in (False, True):
-            for right in (False, True):
-                weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
-                tap, inside = _tap(pixels, row + lower, column + right, working)
-                part = inside[..., None] & (weight > 0.0)
-                value = value + jnp.where(part, weight, 0.0) * jnp.where(part, tap, 0.0)
-                mask = mask + jnp.where(inside[..., None], weight, 0.0)
-        if fill is not None:
-            wanted = jnp.asarray(fill, working)
-            value = mask * (value - wanted) + wanted
-        return _stored(value, pixels.dtype)
+        of = (pixels.shape[0], pixels.shape[1]) if part is None else part
+        x, y = _points(coefficients, height, width, of, perspective)
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
+
+
+def elastic(
+    pixels: jax.Array,
+    alpha: jax.Array,
+    field: jax.Array,
+    *,
+    interpolation: str,
+    fill: tuple[float, ...] | None,
+) -> jax.Array:
+    """pixels [H, W, C] u8 or f32, each seen alpha / 2 [2] times its field f64 [H, W, 2] away."""
+    height, width = pixels.shape[:2]
+    with jax.enable_x64(True):
+        moved = 0.5 * alpha.astype(jnp.float64) * field
+        x = (jnp.arange(width, dtype=jnp.float64) + moved[..., 0]).astype(jnp.float32)
+        y = (jnp.arange(height, dtype=jnp.float64)[:, None] + moved[..., 1]).astype(jnp.float32)
+    _, context = _working_dtype(pixels)
+    with context:
+        of = (height, width)
+        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
+
+
+def elastic_field(
+    uniform: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
+) -> jax.Array:
+    """Numbers f64 [H, W, 2] blurred by sigma [2]; those for x and y by kernels of these sizes."""
+    with jax.enable_x64(True):
+        fields = []
+        for k, size in enumerate(kernel_size):
+            value = uniform[..., k].astype(jnp.float64)
+            for axis, at in ((0, 1), (1, 0)):
+                weights = _blur_weights(size // 2, sigma[at].astype(jnp.float64))
+                # All taps in one sum: a short program, which compiles in no time.
+                taps = jnp.take(value, _reflected_taps(value.shape[axis], size // 2), axis=axis)
+                weights = weights[:, None] if axis == 0 else weights
+                value = (taps * weights).sum(axis=axis + 1)
+            fields.append(value)
+        return jnp.stack(fields, axis=-1)
+
+
+def _reflected_taps(size: int, reach: int) -> np.ndarray:
+    """Places i32 [size, 2 * reach + 1] of the taps along an axis whose ends reflect."""
+    padded = np.pad(np.arange(size, dtype=np.int32), reach, mode="reflect" if size > 1 else "edge")
+    taps: np.ndarray = padded[np.arange(size)[:, None] + np.arange(2 * reach + 1)]
+    return taps
+
+
+def _seen(
+    pixels: jax.Array,
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    interpolation: str,
+    fill: tuple[float, ...] | None,
+    part: tuple[Any, Any],
+) -> jax.Array:
+    """What points f32 [H, W] show of the top left `part`, a height and a width, of pixels."""
+    working, _ = _working_dtype(pixels)
+    # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
+    x, y = (
+        jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
+        for at, side in ((x, part[1]), (y, part[0]))
+    )
+    if interpolation == "nearest":
+        column, row = (jnp.round(at).astype(jnp.int32) for at in (x, y))
+        value, inside = _tap(pixels, row, column, part, working)
+        outside = jnp.asarray(0.0 if fill is None else fill, working)
+        return _stored(jnp.where(inside[..., None], value, outside), pixels.dtype)
+    first_x, first_y = jnp.floor(x), jnp.floor(y)
+    across, down = ((x - first_x)[..., None], (y - first_y)[..., None])
+    across, down = across.astype(working), down.astype(working)
+    column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
+    value, mask = jnp.zeros((), working), jnp.zeros((), working)
+    for lower in (False, True):
+        for right in (False, True):
+            weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
+            tap, inside = _tap(pixels, row + lower, column + right, part, working)
+            counts = inside[..., None] & (weight > 0.0)
+            value = value + jnp.where(counts, weight, 0.0) * jnp.where(counts, tap, 0.0)
+            mask = mask + jnp.where(inside[..., None], weight, 0.0)
+    if fill is not None:
+        wanted = jnp.asarray(fill, working)
+        value = mask * (value - wanted) + wanted
+    return _stored(value, pixels.dtype)
 
 
 def _points(
-    c: jax.Array, height: int, width: int, of: tuple[int, ...], perspective: bool
+    c: jax.Array, height: int, width: int, of: tuple[Any, Any], perspective: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Where the output's pixels are in the input, f32 [height, width], in pixels from the centre of
     the first; `of` is the input's (H, W)."""
     # As wide as what it divides: by a scalar XLA would divide as a product with its inverse.
-    half = np.repeat(np.asarray([0.5 * of[1], 0.5 * of[0]], np.float32), 3)
-    c = jnp.concatenate([c[:6] / lax.optimization_barrier(jnp.asarray(half)), c[6:]])
+    sides = [jnp.float32(0.5) * jnp.asarray(side, jnp.float32) for side in (of[1], of[0])]
+    half = jnp.repeat(jnp.stack(sides), 3)
+    c = jnp.concatenate([c[:6] / lax.optimization_barrier(half), c[6:]])
     first_x, first_y = (
         np.float32(0.5) if perspective else np.float32(0.5) * (1 - side) for side in (width, height)
     )
@@ -99,8 +162,8 @@ def _points(
         depth = line(6, np.float32(1))
         units = [rounded(unit / depth - 1) for unit in units]
     across, down = (
-        rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
-        for unit, side in zip(units, (of[1], of[0]), strict=True)
+        rounded((unit + 1) * side) - np.float32(0.5)
+        for unit, side in zip(units, sides, strict=True)
     )
     return across, down
 
@@ -115,11 +178,11 @@ def rounded(value: jax.Array) -> jax.Array:
 
 
 def _tap(
-    pixels: jax.Array, row: jax.Array, column: jax.Array, working: Any
+    pixels: jax.Array, row: jax.Array, column: jax.Array, part: tuple[Any, Any], working: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Pixels at these places, and which of them exist; of those that do not, some pixel."""
     height, width = pixels.shape[:2]
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    inside = (row >= 0) & (row < part[0]) & (column >= 0) & (column < part[1])
     # One flat index: two would be gathered along two axes, which takes three times as long.
     flat = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
     picked = pixels.reshape(height * width, -1).at[flat].get(mode="promise_in_bounds")

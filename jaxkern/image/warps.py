@@ -13,14 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import checks
-from jaxkern.image.coefficients import affine_coefficients, perspective_coefficients
-from jaxkern.image.geometric import _set, uniform_below
+from jaxkern.image.axis import is_static
+from jaxkern.image.coefficients import (
+    affine_coefficients,
+    perspective_coefficients,
+    turned_size,
+)
+from jaxkern.image.geometric import Pad, RandomCrop, _set, uniform_below
+from jaxkern.image.moves import Move
 from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transform import Size, Stage, Transform
 
 MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
 
-_NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
+NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
 
 
 def _numbers(value: Any, name: str, lengths: tuple[int, ...], wanted: str) -> tuple[float, ...]:
@@ -78,7 +84,7 @@ class _Warp(Transform):
         static = ProgramStep(
             (code,),
             interpolation=self.interpolation,  # type: ignore[attr-defined]
-            fill=_NO_FILL if fill is None else fill,
+            fill=NO_FILL if fill is None else fill,
         )
         return [(drawn_codes(moved, code), coefficients, static)]
 
@@ -90,15 +96,18 @@ class RandomRotation(_Warp):
     Args:
       degrees: (low, high), or a number for (-degrees, degrees).
       interpolation: "nearest" or "bilinear".
+      expand: make images as large as the turned one, for which `degrees` must be one angle twice.
       center: (x, y) of the point that stays, from the top left corner; None: the middle.
       fill: a number, or one a channel, for what comes from outside; None: zeros.
     Parameter an image: angle f32, in degrees.
-    Raises: TypeError or ValueError for ranges that are none, other words, and expand=True: the
-    output's size would depend on the angle. Pad first to keep the corners.
+    Raises: TypeError or ValueError for ranges that are none, other words, and expand=True where
+    the output's size would depend on the angle: pad first to keep the corners.
 
     >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
     (-30.0, 30.0)
+    >>> RandomRotation((45, 45), expand=True).output_size((20, 30))
+    (36, 36)
     """
 
     degrees: Any
@@ -118,22 +127,89 @@ class RandomRotation(_Warp):
             center=_center(self.center),
             fill=warp_fill(self.fill),
         )
-        if self.expand:
+        if self.expand and self.degrees[0] != self.degrees[1]:
             raise ValueError(
-                "expand=True makes sizes that depend on the angle; wanted expand=False: put a Pad "
-                "before the rotation to keep the corners"
+                f"expand=True with degrees={self.degrees} makes sizes that depend on the angle; "
+                "wanted one angle, degrees=(a, a), or expand=False: put a Pad before the rotation "
+                "to keep the corners"
             )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one angle."""
         return {"angle": _between(jax.random.uniform(key), *self.degrees)}
 
+    def output_size(self, size: Size) -> Size:
+        """That of the turned image where it is expanded, else `size`."""
+        if not self.expand:
+            return size
+        height, width = size
+        if height is None or width is None:
+            return (None, None)
+        if not is_static(height, width):
+            raise ValueError(
+                "RandomRotation(expand=True) got images that differ in size; put "
+                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
+            )
+        return turned_size((height, width), self.degrees[0], self.center)
+
+    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        """Where it expands, on a canvas that holds the image and the turned one."""
+        if not self.expand:
+            return [(self, params)]
+        out = self.output_size(size)
+        beyond = (0, 0, max(out[1] - size[1], 0), max(out[0] - size[0], 0))
+        turn = _ExpandedRotation(self, (int(size[0]), int(size[1])), out)
+        corner = {"top": 0, "left": 0}
+        return [(Pad(beyond), {}), (turn, params), (RandomCrop(out), corner)]
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        moves = super()._moves(params, size)
+        if not self.expand:
+            return moves
+        out = self.output_size(size)
+        # From middle to middle.
+        beyond = np.asarray([out[1] - size[1], out[0] - size[0]], np.float32) / 2
+
+        def onto(move: Move) -> Move:
+            return dataclasses.replace(move, forward=lambda points: move.forward(points) + beyond)
+
+        return [onto(move) for move in moves]
+
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        return self._warped(self._coefficients(params, size))
+
+    def _coefficients(self, params: dict[str, Any], size: Size) -> jax.Array:
         angle = jnp.atleast_1d(jnp.asarray(params["angle"], jnp.float32))
         # torchvision's rotate turns the other way than its affine.
-        return self._warped(
-            affine_coefficients(-angle, 0.0, 0.0, 1.0, 0.0, 0.0, size=size, center=self.center)
+        return affine_coefficients(-angle, 0.0, 0.0, 1.0, 0.0, 0.0, size=size, center=self.center)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExpandedRotation(_Warp):
+    """Turns the images of `size` at the top left of canvases, which show the `output` there."""
+
+    rotation: RandomRotation
+    size: tuple[int, int]
+    output: tuple[int, int]
+
+    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        found = self.rotation._coefficients(params, self.size)
+        c = [found[:, k] for k in range(6)]
+        # From the middle of the canvas, not of the output.
+        down, across = (
+            (of_canvas - side) / 2 for of_canvas, side in zip(size, self.output, strict=True)
         )
+        c[2] = c[2] + (c[0] * across + c[1] * down)
+        c[5] = c[5] + (c[3] * across + c[4] * down)
+        values = step_values(*c, self.size[1], self.size[0])
+        ((_, _, static),) = self.rotation._warped(found)
+        return [
+            (
+                np.full(1, Code.TURN, np.int32),
+                values,
+                dataclasses.replace(static, codes=(Code.TURN,)),
+            )
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

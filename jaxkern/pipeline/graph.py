@@ -236,10 +236,10 @@ class PipelineNode:
         self,
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: Derivation | None,
-    ) -> tuple[str, SeededProducer] | None:
-        """A field, and what makes each of its records natively of that record alone.
+    ) -> dict[str, SeededProducer] | None:
+        """Fields, and what makes each of their records natively of that record alone.
 
-        None where the node does anything else, and where there is no such producer.
+        None where the node does anything else, and where there are no such producers.
 
         Args:
           fields: shape and dtype of a record of each field that may be made so, or its encoded

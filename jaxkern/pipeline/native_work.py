@@ -66,10 +66,10 @@ def native_work(
     }
     made = last.node.record_producer({**fields, **encoded}, derivations.get(last))
     # Nobody else decodes.
-    if made is None or encoded.keys() - {made[0]} or (masks and not encoded):
+    if made is None or encoded.keys() - made.keys() or (masks and not encoded):
         return None
     places = {name: images.place for name, images in encoded.items()}
-    return NativeWork(source, {**arrays, **places}, dict([made]), masks)
+    return NativeWork(source, {**arrays, **places}, made, masks)
 
 
 def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image import ChainProducer, Compose, EncodedProducer
+from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.pipeline.element import Element, ElementOperator
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
@@ -80,7 +80,7 @@ class OperatorNode(PipelineNode):
         self,
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: Derivation | None,
-    ) -> tuple[str, SeededProducer] | None:
+    ) -> dict[str, SeededProducer] | None:
         """The operator's."""
         return self.op.record_producer(fields, derive) if self._is_the_operator else None
 
@@ -256,7 +256,7 @@ class BatchOperator:
         self,
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: Derivation | None,
-    ) -> tuple[str, SeededProducer] | None:
+    ) -> dict[str, SeededProducer] | None:
         """As `PipelineNode.record_producer`."""
         return None
 
@@ -370,19 +370,28 @@ class _OfImages(BatchOperator):
         self,
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: Derivation | None,
-    ) -> tuple[str, SeededProducer] | None:
+    ) -> dict[str, SeededProducer] | None:
         if self._own_way or self._mixes or self._image not in fields:
             return None
-        arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
-        if self._fields.targets(arrays, axes=2):
-            return None
         image = fields[self._image]
-        make: Any = EncodedProducer if isinstance(image, EncodedImages) else ChainProducer
-        try:
-            producer: SeededProducer = make(self._op, image, derive=derive)
-        except (TypeError, ValueError):  # it takes no such images: the program says so
+        arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
+        targets = self._fields.targets(arrays, axes=2)
+        encoded = isinstance(image, EncodedImages)
+        # A program computes boxes and keypoints, and says how large images of own sizes are.
+        start: Any = (None, None) if isinstance(image, EncodedImages) else image.shape[:2]
+        if targets.keys() - {"mask"} or (encoded and targets) or None in self._op._sizes(start)[-1]:
             return None
-        return self._image, producer
+        make: Any = EncodedProducer if encoded else ChainProducer
+        try:
+            made: dict[str, SeededProducer] = {self._image: make(self._op, image, derive=derive)}
+            if targets and any(transform.geometric for transform in self._op.transforms):
+                mask = arrays[targets["mask"]]
+                if mask.shape != start:
+                    return None
+                made[targets["mask"]] = MaskProducer(self._op, mask, derive=derive)
+        except (TypeError, ValueError):  # they take no such images: the program says so
+            return None
+        return made
 
 
 class _OfBatches(BatchOperator):

@@ -125,7 +125,8 @@ StagesCase random_stages(uint64_t seed) {
     c.dtype.push_back(static_cast<int32_t>(out));
     for (int32_t s = 0; s < next.plan.segments; ++s) {
       const Segment& segment = next.plan.segment[s];
-      c.filter.push_back(static_cast<int32_t>(segment.filter));
+      c.filter.push_back(static_cast<int32_t>(segment.filter) |
+                         static_cast<int32_t>(segment.padding) << 4);
       c.size.push_back(segment.height);
       c.size.push_back(segment.width);
       c.erasures.push_back(segment.erasures);
@@ -212,7 +213,10 @@ bool check_same(uint64_t seed) {
 
 int32_t hostile(Random& random, int32_t sane) {
   static const int32_t edges[] = {INT_MIN, -1, 0, 1, 2, 8, 9, 1 << 24, (1 << 24) + 1, INT_MAX};
-  return random.chance(60) ? edges[random.integer(0, 9)] : sane + random.integer(-2, 2);
+  if (random.chance(60) || sane < INT_MIN + 2 || sane > INT_MAX - 2) {
+    return edges[random.integer(0, 9)];
+  }
+  return sane + random.integer(-2, 2);
 }
 
 // Attributes or boxes with garbage in a few places: refused, or run without harm. Operands have the
@@ -229,7 +233,7 @@ bool check_hostile(uint64_t seed, bool* refused) {
           random.integer(0, static_cast<int64_t>(c.all.geometry.size()) - 1))];
       std::memcpy(fields, &g, sizeof g);
       int32_t& field = fields[random.integer(0, kGeometryFields - 1)];
-      field = hostile(random, field > 1000 ? 0 : field);
+      field = hostile(random, field);
       std::memcpy(&g, fields, sizeof g);
       continue;
     }

@@ -77,6 +77,25 @@ def test_a_chain_of_several_segments(device: Any, host: Any) -> None:
     _three_ways(device, host, aug.apply, images, params, slack=2.0)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_bicubic_and_mirrored(device: Any, host: Any, antialias: bool, dtype: Any) -> None:
+    aug = jk.image.Compose(
+        [
+            jk.image.RandomCrop(70, padding=5, padding_mode="edge"),
+            jk.image.RandomResizedCrop(40, interpolation="bicubic", antialias=antialias),
+            jk.image.Pad((3, 9), padding_mode="reflect"),
+            jk.image.RandomHorizontalFlip(),
+            jk.image.Resize((90, 31), "bicubic"),
+            jk.image.Pad(8, padding_mode="symmetric"),
+        ],
+        dtype=jnp.float32,
+    )
+    images = _images(dtype, (9, 66, 80, 3))
+    params = aug.sample(jax.random.split(jax.random.key(2), 9), (66, 80))
+    _three_ways(device, host, aug.apply, images, params, slack=2.0)
+
+
 def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None:
     """More samples than the scratch between two segments holds at once."""
     rows = (

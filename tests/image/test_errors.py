@@ -46,7 +46,7 @@ NAN = float("nan")
         (lambda: im.Normalize([0.5] * 3, [1, 0, 1]), "std=.*holds a 0"),
         (lambda: im.Normalize([0.5] * 3, [1] * 4), "mean has 3 values and std 4"),
         (lambda: im.Normalize(NAN, 1), "mean=nan is not finite"),
-        (lambda: im.RandomErasing(value="random"), "erasing with noise is not supported"),
+        (lambda: im.RandomErasing(value="noise"), "or .random."),
         (lambda: im.RandomErasing(scale=(0.1, 2)), "at most 1"),
         (lambda: im.RandomErasing(p=-1), "p=-1; wanted a probability"),
         (lambda: im.MixUp(alpha=0), "alpha=0; wanted a finite number above 0"),

@@ -94,7 +94,7 @@ def program(steps: int = 2, dtype: Any = np.uint8, **changed: Any) -> dict:
         "images": np.arange(BATCH * SIDE * SIDE * 3).reshape(shape).astype(dtype),
         "op": np.tile(i32(*range(steps)), (BATCH, 1)),
         "values": np.full((BATCH, steps, 8), 0.5, np.float32),
-        "codes": np.full(steps, 2**14 - 1, np.int32),
+        "codes": np.full(steps, 2**20 - 1, np.int32),
         "interpolation": i32(*[0, 1] * steps)[:steps],
         "kernel": np.full(2 * steps, 3, np.int32),
         "fill": np.zeros(3 * steps, np.float32),
@@ -243,7 +243,7 @@ def test_mix_values(values, lam, dtype):
 
 @FEW
 @given(
-    st.lists(edged(13), min_size=2 * BATCH, max_size=2 * BATCH),
+    st.lists(edged(19), min_size=2 * BATCH, max_size=2 * BATCH),
     st.lists(FLOATS, min_size=32, max_size=32),
     st.sampled_from(["f4", "u1"]),
 )

@@ -90,6 +90,13 @@ CASES = {
             for step in ((im.CenterCrop(19 - k), {}), (im.RandomInvert(), flags()))
         ),
     ),
+    "mirrored and bicubic": (
+        images,
+        (im.Pad(3, padding_mode="reflect"), {}),
+        (im.RandomInvert(), flags()),
+        (im.Resize((14, 17), "bicubic"), {}),
+        (im.RandomCrop(15, padding=2, padding_mode="edge"), integers(4, "top", "left")),
+    ),
 }
 
 

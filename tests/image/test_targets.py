@@ -164,6 +164,18 @@ def test_masks_keep_every_bit(dtype):
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("mode", ["edge", "symmetric"])
+def test_masks_are_mirrored_as_their_images(mode):
+    mask = np.random.default_rng(2).integers(-(2**31), 2**31 - 1, (2, 8, 10), np.int32)
+    aug = im.Compose([im.Resize((8, 10), "bicubic"), im.Pad((3, 4), padding_mode=mode)])
+    fields = {"image": np.zeros((2, 8, 10, 1), np.uint8), "mask": mask}
+    out = aug.apply(fields, ({}, {}))["mask"]
+    np.testing.assert_array_equal(out, np.pad(mask, ((0, 0), (4, 4), (3, 3)), mode))
+    fields["boxes"] = np.zeros((2, 1, 4), np.float32)
+    with pytest.raises(ValueError, match="beside boxes or keypoints"):
+        aug.apply(fields, ({}, {}))
+
+
 def test_planes_of_masks_move_together():
     """M masks an image, one behind the other or as the channels of one."""
     aug = im.Compose([im.RandomResizedCrop(20), im.RandomRotation(30)])

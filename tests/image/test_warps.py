@@ -141,6 +141,27 @@ def test_affine_maps(run, interpolation, channels, dtype, fill, center):
     assert_warped(out, np.stack(wanted), interpolation)
 
 
+def test_rotations_that_expand(run):
+    """By 30 degrees and back to back with a quarter turn; images that are not turned are cut."""
+    images = pictures(3, np.float32)
+    first = im.RandomRotation((30, 30), "bilinear", expand=True, fill=None)
+    second = im.RandomRotation((-90, -90), expand=True)
+    size = first.output_size(SIZE)
+    assert size == (37, 40)  # from 10.5 - 17.6 to 10.5 + 17.6, and from 17 - 19.97 to 17 + 19.97
+    assert im.Compose([first, second]).sample(jax.random.split(jax.random.key(0), 3), SIZE)
+    angles = ({"angle": np.float32([30, 30, np.nan])}, {"angle": -90.0})
+    out = run(im.Compose([first, second]), images, angles)
+    assert out.shape == (3, 40, 37, 3)
+    canvas = np.zeros((3, *size, 3), np.float32)
+    canvas[:, : SIZE[0], : SIZE[1]] = images
+    linear = rotation(-30.0)
+    shift = np.asarray(size[::-1]) / 2 - linear @ (np.asarray(SIZE[::-1]) / 2)
+    forward = np.block([[linear, shift[:, None]], [np.zeros((1, 2)), np.ones((1, 1))]])
+    wanted = np.stack([warped(image, forward, "bilinear", None) for image in canvas])
+    wanted[2] = canvas[2]
+    np.testing.assert_allclose(out, np.rot90(wanted, -1, (1, 2)), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("interpolation", "channels", "dtype", "fill"),
     [
@@ -319,7 +340,7 @@ def test_corners_move_by_whole_shares_of_a_side():
         (lambda: im.RandomRotation("x"), TypeError, "degrees='x'"),
         (lambda: im.RandomRotation((1, 2, 3)), ValueError, "length 3"),
         (lambda: im.RandomRotation(3, "bicubic"), ValueError, "interpolation='bicubic'"),
-        (lambda: im.RandomRotation(3, expand=True), ValueError, "expand"),
+        (lambda: im.RandomRotation(3, expand=True), ValueError, "wanted one angle, degrees="),
         (lambda: im.RandomRotation(3, center=4), TypeError, "center=4"),
         (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, "translate="),
         (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, "scale="),

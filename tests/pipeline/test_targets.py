@@ -43,3 +43,24 @@ def test_a_mask_of_records_is_none_of_pixels():
     assert np.asarray(batch["mask"]).tolist() == [True, True, False, False]
     np.testing.assert_array_equal(batch["image"][:2], DATA["image"][4:, :, ::-1])
     assert np.asarray(batch["boxes"])[:2].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, pytest.param(np.uint8, marks=pytest.mark.slow)])
+def test_native_threads_make_masks_too(dtype):
+    """Of the same draw as the image's, bit by bit what the program makes."""
+    data = {name: DATA[name] for name in ("image", "id")}
+    data["mask"] = (DATA["mask"] * (1 if dtype is np.uint8 else 12345)).astype(dtype)
+    aug = jk.image.Compose(
+        [jk.image.Normalize(0.5, 0.5), jk.image.RandomResizedCrop(8), jk.image.RandomRotation(30)],
+        mask_fill=250,
+    )
+    pipe = jk.from_source(data, batch_size=3, seed=4, shuffle=True)
+    pipe = pipe >> jk.OperatorNode(aug, on="host")
+    assert "native threads" in str(pipe.explain())
+    for batch in pipe:
+        records = np.asarray(batch["id"])
+        given = {name: data[name][records] for name in ("image", "mask")}
+        wanted = aug(jk.random.record_keys(4, 0, records), given)
+        assert batch["mask"].dtype == dtype
+        np.testing.assert_array_equal(batch["mask"], wanted["mask"])
+        np.testing.assert_allclose(batch["image"], wanted["image"], atol=1e-5)

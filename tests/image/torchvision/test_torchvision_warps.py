@@ -123,6 +123,30 @@ def test_rotation(v2, run, size, interpolation, channels, dtype, fill, center):
     assert_alike(out, arrays(torch.stack(rows)), interpolation)
 
 
+@pytest.mark.parametrize(("size", "interpolation", "channels", "dtype", "fill", "center"), CASES)
+@pytest.mark.parametrize("angle", [33.3, -100.0, 90.0, 180.0, 270.0])
+def test_expanded_rotation(v2, run, size, interpolation, channels, dtype, fill, center, angle):
+    images = pictures(size, channels, dtype)
+    mine = im.RandomRotation((angle, angle), interpolation, True, center, fill)
+    out = run(im.Compose([mine]), images, ({"angle": angle},))
+    rows = [
+        v2.functional.rotate(image, angle, v2.InterpolationMode(interpolation), True, center, fill)
+        for image in tensors(images)
+    ]
+    assert_alike(out, arrays(torch.stack(rows)), interpolation)
+
+
+def test_sizes_of_expanded_rotations(v2):
+    random = np.random.default_rng(9)
+    for _ in range(400):
+        angle = float(random.choice([random.uniform(-400, 400), 15 * random.integers(-24, 24)]))
+        size = tuple(random.integers(1, 90, 2).tolist())
+        center = None if random.random() < 0.5 else random.uniform(-5, 60, 2).tolist()
+        mine = im.RandomRotation((angle, angle), expand=True, center=center)
+        wanted = v2.functional.rotate(torch.zeros((1, *size)), angle, expand=True, center=center)
+        assert mine.output_size(size) == tuple(wanted.shape[1:]), (angle, size, center)
+
+
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_quarter_turns_of_squares(v2, run, interpolation):
     images = pictures((24, 24), 3, np.uint8)

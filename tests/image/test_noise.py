@@ -1,0 +1,212 @@
+"""Noise and elastic warps against NumPy, which makes the same random numbers, on both backends.
+
+Would catch: numbers that depend on the batch, the thread or the backend, a key half of which
+counts, a distribution that is not normal, noise that is rounded where torchvision truncates, sums
+that wrap although clipped, a box painted beyond its edges, a field that is blurred or scaled along
+the other axis, seeds and boxes that a kernel trusts.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from counter_noise import normals, threefry, uniforms
+from scipy.ndimage import correlate1d, map_coordinates
+from scipy.stats import kstest
+
+import jaxkern as jk
+from jaxkern import image as im
+
+SIZE = (19, 26)
+SEEDS = np.int32([[0, 0], [-1, 2**31 - 1], [77777, -123456789]])
+RNG = np.random.default_rng(8)
+
+
+def pictures(channels=3, dtype=np.uint8):
+    levels = RNG.integers(0, 256, (3, *SIZE, channels), np.uint8)
+    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+
+
+def test_known_answers_of_threefry():
+    """Of the Random123 library, file kat_vectors."""
+    for key, counter, wanted in [
+        ((0, 0), 0, (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), 2**64 - 1, (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), 0x243F6A8885A308D3, (0xC4923A9C, 0x483DF7A0)),
+    ]:
+        assert [int(word[0]) for word in threefry(key, [counter])] == list(wanted)
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
+def test_noise_of_levels(run, channels):
+    images = pictures(channels)
+    n = np.stack([normals(seed, images.shape[1:]) for seed in SEEDS])
+    total = images + np.trunc(np.float32(25.5) + n * np.float32(102)).astype(int)
+    total[..., 3:] = images[..., 3:]
+    aug = im.Compose([im.GaussianNoise(0.1, 0.4), im.RandomApply([im.GaussianNoise(1, 0, False)])])
+    seeds = ({"seed": SEEDS}, {"apply": np.bool_([0, 1, 0]), "0.seed": SEEDS})
+    wanted = np.clip(total, 0, 255)
+    wanted[1, ..., :3] = (wanted[1, ..., :3] + 255) % 256  # what is not clipped wraps
+    np.testing.assert_array_equal(run(aug, images, seeds), wanted)
+
+
+def test_noise_of_floats(run):
+    images = pictures(dtype=np.float32)
+    images[:, 4, 5] = np.nan
+    n = np.stack([normals(seed, images.shape[1:]) for seed in SEEDS])
+    aug = im.Compose([im.RandomChoice([im.GaussianNoise(0, 0.3), im.GaussianNoise(2, 3, False)])])
+    params = {"choice": np.int32([0, 1, 0]), "0.seed": SEEDS, "1.seed": SEEDS}
+    wanted = np.clip(images + 0.3 * n, 0, 1)
+    wanted[1] = (images + 2 + 3 * n)[1]
+    np.testing.assert_allclose(run(aug, images, (params,)), wanted, atol=2e-6, rtol=0)
+
+
+BOXES = {
+    "top": np.int32([3, 0, -4]),
+    "left": np.int32([5, 24, 2**30]),
+    "height": np.int32([7, 500, 9]),
+    "width": np.int32([9, 2**31 - 1, 5]),
+}
+
+
+def test_erased_boxes_are_noise(run):
+    images = pictures(dtype=np.float32) - 0.5
+    aug = im.Compose([im.RandomErasing(value="random"), im.Normalize(0.25, 0.5)])
+    params = BOXES | {"erase": np.ones(3, bool), "seed": SEEDS}
+    out = run(aug, images, (params, {}))
+    wanted = images.copy()
+    wanted[0, 3:10, 5:14] = normals(SEEDS[0], images.shape[1:])[3:10, 5:14]
+    wanted[1, :, 24:] = normals(SEEDS[1], images.shape[1:])[:, 24:]
+    np.testing.assert_allclose(out, (wanted - 0.25) / 0.5, atol=1e-6, rtol=0)
+    kept = run(aug, images, (params | {"erase": np.zeros(3, bool)}, {}))
+    np.testing.assert_allclose(kept, (images - 0.25) / 0.5, atol=1e-6, rtol=0)
+
+
+def test_erased_boxes_of_a_container_are_those_of_a_chain(run):
+    """A constant is painted by the program as by a chain; levels truncate noise."""
+    images = pictures()
+    erasing = im.RandomErasing(value=(9, 200, 77))
+    params = BOXES | {"erase": np.bool_([1, 1, 0])}
+    inner = {f"0.{name}": value for name, value in params.items()} | {"apply": np.ones(3, bool)}
+    wanted = run(im.Compose([erasing]), images, (params,))
+    np.testing.assert_array_equal(
+        run(im.Compose([im.RandomApply([erasing])]), images, (inner,)), wanted
+    )
+    out = run(im.Compose([im.RandomErasing(value="random")]), images, (params | {"seed": SEEDS},))
+    noise = np.trunc(np.clip(normals(SEEDS[0], images.shape[1:]), 0, 255))
+    np.testing.assert_array_equal(np.asarray(out)[0, 3:10, 5:14], noise[3:10, 5:14])
+
+
+def field(seed, alpha, sigma, size=SIZE):
+    """Distances f64 [2, H, W] in pixels along x and y, as torchvision's ElasticTransform."""
+    found = uniforms(seed, *size)
+    for k in range(2):
+        reach = int(8 * sigma[k] + 1) // 2
+        t = np.arange(-reach, reach + 1)
+        for axis in range(2):
+            weight = np.exp(-(t**2) / (2 * sigma[1 - axis] ** 2)) if sigma[k] else 1.0 * (t == 0)
+            found[k] = correlate1d(found[k], weight / weight.sum(), axis, mode="mirror")
+    return found * np.reshape(alpha, (2, 1, 1)) / 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "interpolation", "alpha", "sigma", "fill"),
+    [
+        (np.uint8, "bilinear", (25.0, -60.0), (1.0, 1.5), 40),
+        (np.float32, "nearest", (9.0, 9.0), (0.0, 0.0), None),
+        pytest.param(np.uint8, "nearest", 25, 1, 9, marks=pytest.mark.slow),
+        pytest.param(np.float32, "bilinear", (80, -9), (1.5, 1), None, marks=pytest.mark.slow),
+    ],
+)
+def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
+    images = pictures(dtype=dtype)
+    transform = im.ElasticTransform(alpha, sigma, interpolation, fill)
+    out = np.asarray(run(im.Compose([transform]), images, ({"seed": SEEDS},)), float)
+    found = np.asarray(transform.displacement(SEEDS, SIZE)).transpose(0, 3, 1, 2)
+    for k, seed in enumerate(SEEDS):
+        moved = field(seed, transform.alpha, transform.sigma)
+        np.testing.assert_allclose(found[k], moved, atol=1e-5)
+        place = np.mgrid[: SIZE[0], : SIZE[1]] + moved[::-1]
+        order = 1 if interpolation == "bilinear" else 0
+        seen = [
+            map_coordinates(
+                np.pad(plane, 1), place + 1, order=order, mode="grid-constant", prefilter=False
+            )
+            for plane in [*images[k].astype(float).transpose(2, 0, 1), np.ones(SIZE)]
+        ]
+        value, mask = np.stack(seen[:3], axis=-1), seen[3][..., None]
+        if fill is not None and interpolation == "bilinear":
+            value = mask * (value - fill) + fill
+        elif fill is not None:
+            value = np.where(mask > 0.5, value, fill)
+        off = np.abs(out[k] - (np.rint(value) if dtype == np.uint8 else value))
+        assert off.max() <= (0 if dtype == np.uint8 else 1e-4)
+
+
+def test_records_look_the_same_in_any_batch():
+    images = RNG.integers(0, 256, (5, 40, 70, 3), np.uint8)
+    augment = im.Compose(
+        [im.GaussianNoise(), im.ElasticTransform(80, 2), im.RandomErasing(1.0, value="random")]
+    )
+    keys = jax.random.split(jax.random.key(5), 5)
+    with jk.backend("native"):
+        params = jax.jit(lambda keys: augment.sample(keys, (40, 70)))(keys)
+        apply = jax.jit(augment.apply)
+        out = np.asarray(apply(images, params))
+        turned = apply(images[::-1], jax.tree.map(lambda x: np.asarray(x)[::-1], params))
+        np.testing.assert_array_equal(turned[::-1], out)
+        assert len({tuple(seed) for seed in np.asarray(params[0]["seed"]).tolist()}) == 5
+        for place, word in ((0, 1 << 20), (1, 1)):
+            other = np.asarray(params[0]["seed"]).copy()
+            other[:, place] ^= word
+            again = apply(images, ({"seed": other}, *params[1:]))
+            assert (np.asarray(again) != out).any(axis=-1).mean() > 0.5
+
+
+def test_noise_is_normal():
+    """The tails too: 3 million numbers, of which one in a million is beyond 4.9."""
+    keys = jax.random.split(jax.random.key(2), 4)
+    images = np.zeros((4, 500, 500, 3), np.float32)
+    out = np.asarray(im.Compose([im.GaussianNoise(0.0, 1.0, clip=False)])(keys, images))
+    assert kstest(out[:, ::7, ::7].reshape(-1), "norm").pvalue > 1e-3
+    flat = out.reshape(4, -1).astype(float)
+    assert np.abs(flat.mean(1)).max() < 5e-3
+    assert np.abs(flat.std(1) - 1).max() < 5e-3
+    assert np.abs(np.corrcoef([*flat, *np.roll(flat, 1, 1)]) - np.eye(8)).max() < 6e-3
+    assert 4.7 < np.abs(flat).max() < 6.8
+    assert abs((np.abs(flat) > 3).mean() - 0.0027) < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: im.GaussianNoise(sigma=-1), ValueError, "sigma=-1; wanted a finite number from 0"),
+        (lambda: im.GaussianNoise(mean=np.nan), ValueError, "mean=nan"),
+        (lambda: im.GaussianNoise("x"), TypeError, "mean='x'"),
+        (lambda: im.RandomErasing(value="noise"), ValueError, "'random'"),
+        (lambda: im.ElasticTransform(sigma=(0, 1)), ValueError, "0 along both axes"),
+        (lambda: im.ElasticTransform(sigma=-1), ValueError, "sigma=-1|sigma=-1.0"),
+        (lambda: im.ElasticTransform(sigma=200), ValueError, "kernels of 1601 pixels"),
+        (lambda: im.ElasticTransform((1, 2, 3)), ValueError, "length 3"),
+        (lambda: im.ElasticTransform("x"), TypeError, "alpha='x'"),
+        (lambda: im.ElasticTransform(interpolation="bicubic"), ValueError, "interpolation="),
+        (lambda: im.ElasticTransform(fill="red"), ValueError, "fill='red'"),
+        (
+            lambda: im.Compose([im.ElasticTransform()])(jax.random.key(0), pictures()),
+            ValueError,
+            "half a kernel, 20 pixels",
+        ),
+        (
+            lambda: im.Compose([im.GaussianNoise()]).apply(pictures(), ({"seed": np.zeros(3)},)),
+            TypeError,
+            "wanted int values",
+        ),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

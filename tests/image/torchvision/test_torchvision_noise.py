@@ -1,0 +1,135 @@
+"""Noise and elastic warps beside torchvision's v2, which is given our random numbers.
+
+Would catch: noise in other units or rounded another way, a box or a field along the other axis, a
+kernel of another size, displacements scaled by the other side.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+import torch
+from counter_noise import normals, uniforms
+from scipy.stats import ks_2samp
+
+from jaxkern import image as im
+
+RNG = np.random.default_rng(6)
+SEEDS = np.int32([[5, -9], [2**31 - 1, 0], [-(2**31), 123456]])
+
+
+def pictures(size, channels, dtype):
+    levels = RNG.integers(0, 256, (3, *size, channels), np.uint8)
+    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+
+
+def tensor(image):
+    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+
+
+def array(tensor):
+    return tensor.numpy().transpose(1, 2, 0)
+
+
+def assert_alike(out, wanted, interpolation="bilinear"):
+    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
+    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
+    if interpolation == "nearest":
+        assert (off > 2e-4).mean() <= 1e-3
+    elif wanted.dtype == np.uint8:
+        assert off.max() <= 1
+        assert (off > 0).mean() <= 1e-3
+    else:
+        assert off.max() <= 2e-4
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("arguments", [(), (0.2, 0.4), (-0.1, 0.7, False), (0.5, 0.0)])
+def test_gaussian_noise(v2, run, dtype, channels, arguments):
+    images = pictures((31, 44), channels, dtype)
+    out = run(im.Compose([im.GaussianNoise(*arguments)]), images, ({"seed": SEEDS},))
+    for k, image in enumerate(images):
+        n = tensor(normals(SEEDS[k], image.shape).astype(np.float32))
+        with mock.patch("torch.randn_like", lambda *_, n=n, **__: n):
+            wanted = v2.GaussianNoise(*arguments)(tensor(image))
+        assert_alike(out[k], array(wanted))
+
+
+@pytest.mark.parametrize("size", [(64, 64), (45, 93), (80, 50)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "sigma", "fill"),
+    [
+        (np.uint8, 50.0, 5.0, 0),
+        (np.uint8, [200.0, 90.0], [2.0, 3.3], 90),
+        (np.float32, [-30.0, 900.0], [4.0, 2.5], None),
+        (np.float32, 7.0, 0.0, (0.1, 0.5, 2.0)),
+    ],
+)
+def test_elastic(v2, run, size, interpolation, dtype, alpha, sigma, fill):
+    images = pictures(size, 3, dtype)
+    mine = im.ElasticTransform(alpha, sigma, interpolation, fill)
+    out = run(im.Compose([mine]), images, ({"seed": SEEDS},))
+    theirs = v2.ElasticTransform(alpha, sigma, v2.InterpolationMode(interpolation), fill)
+    for k, image in enumerate(images):
+        # It draws from 0 to 1, for x first.
+        drawn = [torch.from_numpy(u[None, None] / 2 + 0.5) for u in uniforms(SEEDS[k], *size)]
+        with mock.patch("torch.rand", side_effect=[each.float() for each in drawn]):
+            params = theirs.make_params([tensor(image)])
+        wanted = array(theirs.transform(tensor(image), params))
+        assert_alike(out[k], wanted, interpolation)
+        moved = params["displacement"][0].numpy() * np.float32([size[1] / 2, size[0] / 2])
+        found = np.asarray(mine.displacement(SEEDS[k : k + 1], size))[0]
+        np.testing.assert_allclose(found, moved, atol=1e-3)
+
+
+def test_erasing_with_noise(v2, run):
+    size = (40, 60)
+    images = pictures(size, 3, np.float32)
+    aug = im.Compose([im.RandomErasing(1.0, value="random")])
+    params = aug.sample(jax.random.split(jax.random.key(1), 3), size)
+    out = run(aug, images, params)
+    for k, image in enumerate(images):
+        drawn = {name: np.asarray(value[k]) for name, value in params[0].items()}
+        i, j, h, w = (int(drawn[name]) for name in ("top", "left", "height", "width"))
+        n = normals(drawn["seed"], image.shape).astype(np.float32)
+        v = tensor(n[i : i + h, j : j + w])
+        assert_alike(out[k], array(v2.functional.erase(tensor(image), i, j, h, w, v)))
+
+
+def test_noise_has_the_same_distribution(v2):
+    """Kolmogorov-Smirnov on the noise of 30,000 values; seeds are fixed."""
+    torch.manual_seed(0)
+    keys = jax.random.split(jax.random.key(0), 100)
+    gray = np.full((100, 10, 10, 3), 0.5, np.float32)
+    mine = np.asarray(im.Compose([im.GaussianNoise(0.0, 0.1)])(keys, gray))
+    theirs = v2.GaussianNoise(0.0, 0.1)(torch.full((100, 3, 10, 10), 0.5)).numpy()
+    assert ks_2samp(mine.reshape(-1), theirs.reshape(-1)).pvalue > 1e-3
+    mine = np.asarray(im.Compose([im.RandomErasing(1.0, value="random")])(keys, gray))
+    erasing = v2.RandomErasing(1.0, value="random")
+    theirs = np.stack([erasing(torch.full((3, 10, 10), 0.5)).numpy() for _ in range(100)])
+    painted = [each[each != 0.5] for each in (mine, theirs)]
+    assert ks_2samp(*painted).pvalue > 1e-3
+    shares = [(each != 0.5).reshape(100, -1).mean(1) for each in (mine, theirs)]
+    assert ks_2samp(*shares).pvalue > 1e-3
+
+
+def test_displacements_have_the_same_distribution(v2):
+    """At one pixel, which the blur of others decides, and of neighbours."""
+    torch.manual_seed(0)
+    size, count = (9, 12), 2000
+    transform = im.ElasticTransform((50, 20), 0.9)
+    seeds = im.Compose([transform]).sample(jax.random.split(jax.random.key(4), count), size)
+    mine = np.asarray(transform.displacement(seeds[0]["seed"], size))
+    theirs = v2.ElasticTransform([50.0, 20.0], 0.9)
+    image = torch.zeros((3, *size))
+    drawn = [theirs.make_params([image])["displacement"][0].numpy() for _ in range(count)]
+    drawn = np.stack(drawn) * np.float32([size[1] / 2, size[0] / 2])
+    for axis in range(2):
+        assert ks_2samp(mine[:, 4, 5, axis], drawn[:, 4, 5, axis]).pvalue > 1e-3
+        apart = [each[:, 0, 0, axis] - each[:, 0, 1, axis] for each in (mine, drawn)]
+        assert ks_2samp(*apart).pvalue > 1e-3
