@@ -40,8 +40,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RandomPosterize": {"bits": 2, "p": 1.0},
     "RandomResizedCrop": {"size": SIDE},
     "RandomRotation": {"degrees": TURN},
+    "RandomShortestSize": {"min_size": (72, 108, 144)},
     "RandomSolarize": {"threshold": 128, "p": 1.0},
     "Resize": {"size": SIDE // 3},
+    "ScaleJitter": {"target_size": (SIDE, SIDE), "scale_range": (0.3, 1.0)},
 }
 # They change types and units, or targets: there is nothing to see.
 HIDDEN = {"Normalize", "SanitizeBoundingBoxes", "ToDtype", "Transform"}
@@ -71,7 +73,12 @@ def transforms() -> Iterator[tuple[str, ji.Transform]]:
 def shown(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
     """What becomes of each image; smaller ones as they are in the middle of a tile."""
     keys = jk.random.record_keys(3, 0, np.arange(len(images)))
-    out = np.asarray(ji.Compose([transform], dtype="uint8")(keys, images))
+    augment = ji.Compose([transform], dtype="uint8")
+    if isinstance(transform, ji.RandomIoUCrop):  # it draws by boxes
+        boxes = np.tile(np.float32([[[60, 60, 130, 130]]]), (len(images), 1, 1))
+        out = np.asarray(augment(keys, {"image": images, "boxes": boxes})["image"])
+    else:
+        out = np.asarray(augment(keys, images))
     out = np.broadcast_to(out, (*out.shape[:3], 3))
     tiles = []
     for one in out:

@@ -131,7 +131,7 @@ struct ProgramBody {
       case Code::kSharpness:
         return sharpness();
       case Code::kInvert:
-        return map([](int32_t, T x) { return static_cast<T>((kBytes ? 255 : 1) - x); });
+        return map([](int32_t, T x) { return inverted(x); });
       default:
         break;
     }

@@ -110,6 +110,9 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
 
 // ---------------------------------------------------------------- levels
 
+JAXKERN_HD uint8_t inverted(uint8_t x) { return static_cast<uint8_t>(255 - x); }
+JAXKERN_HD float inverted(float x) { return 1.f - x; }
+
 JAXKERN_HD uint8_t brightness_level(uint8_t x, float factor) {
   return static_cast<uint8_t>(level_of(static_cast<float>(x) * factor));
 }

@@ -25,6 +25,16 @@ struct Work {
   }
 };
 
+// What is a function of a value alone: of bytes a table, which joins its neighbours'.
+template <int C, typename Next>
+void map_values(Work<uint8_t, C>& work, const Next& next) {
+  work.tables.then([&](int, uint8_t x) { return next(x); });
+}
+template <int C, typename Next>
+void map_values(Work<float, C>& work, const Next& next) {
+  map_floats<C>(work.image, work.pixels, [&](int, float x) { return next(x); });
+}
+
 template <int C>
 void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
   Tables<C>& tables = work.tables;
@@ -49,10 +59,8 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
     }
     case Code::kAutocontrast:
       return autocontrast_table(&tables, work.image, work.pixels);
-    case Code::kEqualize:
-      return equalize_table(&tables, work.image, work.pixels);
     default:
-      return tables.then([](int, uint8_t x) { return static_cast<uint8_t>(255 - x); });
+      return equalize_table(&tables, work.image, work.pixels);
   }
 }
 
@@ -84,10 +92,8 @@ void table_step(Work<float, C>& work, Code code, const float* values) {
     }
     case Code::kAutocontrast:
       return autocontrast_floats<C>(image, work.pixels);
-    case Code::kEqualize:
-      return equalize_floats<C>(image, work.pixels);
     default:
-      return map_floats<C>(image, work.pixels, [](int, float x) { return 1.f - x; });
+      return equalize_floats<C>(image, work.pixels);
   }
 }
 
@@ -100,8 +106,9 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
     case Code::kSolarize:
     case Code::kAutocontrast:
     case Code::kEqualize:
-    case Code::kInvert:
       return table_step<C>(work, code, values);
+    case Code::kInvert:
+      return map_values(work, [](auto x) { return inverted(x); });
     case Code::kSharpness:
       work.change();
       return sharpness<T, C>(work.image, work.height, work.width, blend_of(values), work.rows);
