@@ -446,11 +446,12 @@ struct ProgramBody {
       blurred<1>(numbers + axis * pixels, kernel, kernel, shared.values[2], shared.values[3],
                  field + axis * pixels);
     }
-    const double alpha_x = 0.5 * static_cast<double>(shared.values[0]);
-    const double alpha_y = 0.5 * static_cast<double>(shared.values[1]);
+    const double alpha_x = static_cast<double>(shared.values[0]) / width;
+    const double alpha_y = static_cast<double>(shared.values[1]) / height;
     seen(warp_of(step), [&](int32_t column, int32_t row) {
       const int64_t i = static_cast<int64_t>(row) * width + column;
-      return elastic_point(column, row, alpha_x * field[i], alpha_y * field[pixels + i]);
+      return WarpPoint{elastic_point(column, width, alpha_x * field[i]),
+                       elastic_point(row, height, alpha_y * field[pixels + i])};
     });
   }
 

@@ -49,8 +49,8 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
   const double *field_x, *field_y;
   elastic_field(warp, elastic, blur_scratch, memory, &field_x, &field_y);
   const bool nearest = warp.filter == Filter::kNearest;
-  const double alpha_x = 0.5 * static_cast<double>(elastic.alpha_x);
-  const double alpha_y = 0.5 * static_cast<double>(elastic.alpha_y);
+  const double alpha_x = static_cast<double>(elastic.alpha_x) / warp.width;
+  const double alpha_y = static_cast<double>(elastic.alpha_y) / warp.height;
   const int32_t width = warp.in_width, height = warp.in_height;
   const int64_t in_row = static_cast<int64_t>(width) * kChannels;
   Element outside[kChannels];
@@ -60,8 +60,8 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
     for (int32_t column = 0; column < warp.width; ++column) {
       const int64_t at = static_cast<int64_t>(row) * warp.width + column;
       Element* const to = out + at * kChannels;
-      const WarpPoint point =
-          elastic_point(column, row, alpha_x * field_x[at], alpha_y * field_y[at]);
+      const WarpPoint point = {elastic_point(column, warp.width, alpha_x * field_x[at]),
+                               elastic_point(row, warp.height, alpha_y * field_y[at])};
       const float px = clamped_point(point.x, width), py = clamped_point(point.y, height);
       const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
       const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);

@@ -116,9 +116,12 @@ JAXKERN_HD float noisy(float x, double noise, bool clip) {
   return clip ? unit_of(sum) : sum;
 }
 
-// Where an elastic warp takes an output pixel from.
-JAXKERN_HD WarpPoint elastic_point(int32_t column, int32_t row, double x, double y) {
-  return {static_cast<float>(column + x), static_cast<float>(row + y)};
+// Where, along an axis, an elastic warp takes output pixel i from: in float32 and torchvision's
+// order, `moved` in units of half the side.
+JAXKERN_HD float elastic_point(int32_t i, int32_t side, double moved) {
+  const float middle = static_cast<float>(2 * i + 1 - side) / static_cast<float>(side);
+  const float at = middle + static_cast<float>(moved);
+  return (at + 1.f) * (0.5f * static_cast<float>(side)) - 0.5f;
 }
 
 struct Box {

@@ -66,9 +66,17 @@ def elastic(
     """pixels [H, W, C] u8 or f32, each seen alpha / 2 [2] times its field f64 [H, W, 2] away."""
     height, width = pixels.shape[:2]
     with jax.enable_x64(True):
-        moved = 0.5 * alpha.astype(jnp.float64) * field
-        x = (jnp.arange(width, dtype=jnp.float64) + moved[..., 0]).astype(jnp.float32)
-        y = (jnp.arange(height, dtype=jnp.float64)[:, None] + moved[..., 1]).astype(jnp.float32)
+        sides = jnp.asarray([width, height], jnp.float64)
+        moved = (alpha.astype(jnp.float64) / sides * field).astype(jnp.float32)
+
+    def at(side: int, shift: jax.Array, first: np.ndarray) -> jax.Array:
+        # In float32 and torchvision's order.
+        middle = (2 * first + 1 - side).astype(np.float32) / np.float32(side)
+        unit = rounded(middle + shift)
+        return rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
+
+    x = at(width, moved[..., 0], np.arange(width))
+    y = at(height, moved[..., 1], np.arange(height)[:, None])
     _, context = _working_dtype(pixels)
     with context:
         of = (height, width)
