@@ -153,9 +153,11 @@ def _points(
     """Where the output's pixels are in the input, f32 [height, width], in pixels from the centre of
     the first; `of` is the input's (H, W)."""
     # As wide as what it divides: by a scalar XLA would divide as a product with its inverse.
-    sides = [jnp.float32(0.5) * jnp.asarray(side, jnp.float32) for side in (of[1], of[0])]
-    half = jnp.repeat(jnp.stack(sides), 3)
-    c = jnp.concatenate([c[:6] / lax.optimization_barrier(half), c[6:]])
+    known = all(isinstance(side, int) for side in of)
+    xp: Any = np if known else jnp
+    sides = [xp.float32(0.5) * xp.asarray(side, np.float32) for side in (of[1], of[0])]
+    half = xp.repeat(xp.stack(sides), 3)
+    c = jnp.concatenate([c[:6] / lax.optimization_barrier(jnp.asarray(half)), c[6:]])
     first_x, first_y = (
         np.float32(0.5) if perspective else np.float32(0.5) * (1 - side) for side in (width, height)
     )
