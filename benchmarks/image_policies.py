@@ -114,11 +114,13 @@ def warp_matrices(recipe: str, params: Any) -> list[np.ndarray]:
     if recipe == "RandomAffine":
         names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
         found = affine_coefficients(*(given[name] for name in names), size=size)
+        first = (1 - SIZE) / 2  # from the middle
     else:
         found = perspective_coefficients(given["endpoints"], size=size)
-    to_corner = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+        first = 0.5  # from the corner
+    theirs = np.array([[1, 0, first], [0, 1, first], [0, 0, 1]])
     full = np.concatenate([np.asarray(found, np.float64), np.ones((len(found), 1))], 1)
-    matrices = np.linalg.inv(to_corner) @ full.reshape(-1, 3, 3) @ to_corner
+    matrices = np.linalg.inv(theirs) @ full.reshape(-1, 3, 3) @ theirs
     rows = 2 if recipe == "RandomAffine" else 3
     return list(np.ascontiguousarray(matrices[:, :rows]))
 
