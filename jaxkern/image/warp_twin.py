@@ -72,7 +72,7 @@ def elastic(
     def at(side: int, shift: jax.Array, first: np.ndarray) -> jax.Array:
         # In float32 and torchvision's order.
         middle = (2 * first + 1 - side).astype(np.float32) / np.float32(side)
-        unit = rounded(middle + shift)
+        unit = rounded(shift + middle)
         return rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
 
     x = at(width, moved[..., 0], np.arange(width))
