@@ -16,13 +16,12 @@ from jaxkern.image.colour import (
 )
 from jaxkern.image.compose import Compose
 from jaxkern.image.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
+from jaxkern.image.flips import RandomHorizontalFlip, RandomVerticalFlip
 from jaxkern.image.geometric import (
     CenterCrop,
     Pad,
     RandomCrop,
-    RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomVerticalFlip,
     Resize,
 )
 from jaxkern.image.jpeg import decode_jpeg

@@ -1,4 +1,4 @@
-"""Transforms that move pixels: crops, resizes, pads and flips."""
+"""Transforms that move pixels: crops, resizes and pads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import numpy as np
 from jaxkern.image import checks
 from jaxkern.image.axis import half_to_even, is_static, maximum, minimum, scaled
 from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.moves import Move, boxed, mirror
+from jaxkern.image.moves import Move, boxed
 from jaxkern.image.plan import Filter, Padding
-from jaxkern.image.program import Code, ProgramStep, Step, drawn_codes, step_values
-from jaxkern.image.transform import Size, Transform, as_number
+from jaxkern.image.transform import Size, Transform
 
 TRIES = 10  # of the rejection loops, as in torchvision
 
@@ -439,65 +438,3 @@ class RandomCrop(_OfFixedSize):
         after = (padded[0] - before[0] - height, padded[1] - before[1] - width)
         checks.mirrored_padding(self.padding_mode, before, after, chain.size, "RandomCrop")
         _show(chain, self.padding_mode, start, self.size, self.fill)
-
-
-@dataclasses.dataclass(frozen=True)
-class _RandomFlip(Transform):
-    p: float = 0.5
-
-    parameters: ClassVar[dict[str, str]] = {"flip": "bool"}
-    geometric = True
-
-    def __post_init__(self) -> None:
-        _set(self, p=checks.probability(self.p))
-
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return self
-
-    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws whether one image is mirrored."""
-        return {"flip": jax.random.uniform(key) < self.p}
-
-    def _mirrored(self, flip: Any, *coefficients: float) -> list[Step]:
-        """Within a container that draws what is done, a flip is a warp by whole pixels."""
-        return [
-            (drawn_codes(flip, Code.WARP), step_values(*coefficients), ProgramStep((Code.WARP,)))
-        ]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomHorizontalFlip(_RandomFlip):
-    """Mirrors columns with probability p. Parameter an image: flip bool.
-
-    >>> from jaxkern.image import RandomHorizontalFlip
-    >>> RandomHorizontalFlip(0.5).p
-    0.5
-    """
-
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.flip(0, as_number(params["flip"]))
-
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [mirror(size, False, params["flip"])]
-
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomVerticalFlip(_RandomFlip):
-    """Mirrors rows with probability p. Parameter an image: flip bool.
-
-    >>> from jaxkern.image import RandomVerticalFlip
-    >>> RandomVerticalFlip(0.5).p
-    0.5
-    """
-
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.flip(as_number(params["flip"]), 0)
-
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [mirror(size, params["flip"], False)]
-
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirrored(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)
