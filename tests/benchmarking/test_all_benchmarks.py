@@ -12,6 +12,7 @@ PARTS = {
     "xpcs_cases": "xpcs_fits",
     "photographs": "file_batches",
     "ffcv_epochs": "file_peers",
+    "policy_workers": "image_policies",
 }
 
 

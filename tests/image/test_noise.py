@@ -20,11 +20,10 @@ from jaxkern import image as im
 
 SIZE = (19, 26)
 SEEDS = np.int32([[0, 0], [-1, 2**31 - 1], [77777, -123456789]])
-RNG = np.random.default_rng(8)
 
 
 def pictures(channels=3, dtype=np.uint8):
-    levels = RNG.integers(0, 256, (3, *SIZE, channels), np.uint8)
+    levels = np.random.default_rng(8).integers(0, 256, (3, *SIZE, channels), np.uint8)
     return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
 
 
@@ -143,12 +142,12 @@ def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
             value = mask * (value - fill) + fill
         elif fill is not None:
             value = np.where(mask > 0.5, value, fill)
-        off = np.abs(out[k] - (np.rint(value) if dtype == np.uint8 else value))
-        assert off.max() <= (0 if dtype == np.uint8 else 1e-4)
+        # Points are float32: a level is the nearest but where a value is that near the middle.
+        assert np.abs(out[k] - value).max() <= (0.5 + 1e-3 if dtype == np.uint8 else 1e-4)
 
 
 def test_records_look_the_same_in_any_batch():
-    images = RNG.integers(0, 256, (5, 40, 70, 3), np.uint8)
+    images = np.random.default_rng(9).integers(0, 256, (5, 40, 70, 3), np.uint8)
     augment = im.Compose(
         [im.GaussianNoise(), im.ElasticTransform(80, 2), im.RandomErasing(1.0, value="random")]
     )
