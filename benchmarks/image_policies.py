@@ -181,8 +181,8 @@ def measured(recipe: Recipe, workers: Workers, rounds: int) -> Found:
                 arms[name] = partial(workers.run, place, recipe.name)
         except NotThereError as error:
             missing.append(f"{name}: {package} is not installed ({error})")
-    # One call: a peer's takes long enough.
-    samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0.0)
+    # Turns of many calls where they are short: the first ones find caches and cores cold.
+    samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0.1)
     peers = [name for name in arms if name not in (OURS, BEFORE)]
     rows = []
     for names, bar in recipe.bars:

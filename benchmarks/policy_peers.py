@@ -255,7 +255,7 @@ def kornia(recipe: str) -> Run | None:
 
 
 def dali(recipe: str) -> Run | None:
-    """A CPU pipeline with two threads that takes the whole batch."""
+    """A CPU pipeline with two threads that takes the whole batch and does not work ahead."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.auto_aug import rand_augment, trivial_augment
 
@@ -265,7 +265,7 @@ def dali(recipe: str) -> Run | None:
 
     @pipeline_def(
         batch_size=64, num_threads=peers.THREADS, device_id=None, prefetch_queue_depth=1,
-        enable_conditionals=True,
+        exec_pipelined=False, exec_async=False, enable_conditionals=True,
     )  # fmt: skip
     def pipeline() -> Any:
         images = fn.external_source(lambda: given["images"], layout="HWC")
