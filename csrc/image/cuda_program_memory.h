@@ -33,12 +33,6 @@ struct ProgramShared {
   };
 };
 
-JAXKERN_HD bool declares(const ProgramCall& call, Code code) {
-  int32_t codes = 0;
-  for (int32_t s = 0; s < call.steps; ++s) codes |= call.step[s].codes;
-  return ((codes >> static_cast<int32_t>(code)) & 1) != 0;
-}
-
 // Memory of one block: an image beside the one in work; where they are declared what a mean keeps
 // and its sum, the columns' sums of a blur, and an elastic warp's random numbers and its field.
 struct ProgramMemory {
@@ -47,15 +41,15 @@ struct ProgramMemory {
 JAXKERN_HD ProgramMemory program_memory(const ProgramCall& call) {
   const auto padded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t image = padded(call.image_bytes());
-  const bool means = declares(call, Code::kKeep);
+  const bool means = call.has_means();
   ProgramMemory memory = {};
   memory.kept = image;
   memory.sum = memory.kept + (means ? image : 0);
   memory.columns = memory.sum + (means ? padded(call.elements() * 4) : 0);
-  const bool fields = declares(call, Code::kElastic);
+  const bool fields = call.has_fields();
   const int64_t of_field = padded(static_cast<int64_t>(call.height) * call.width * 8);
   memory.numbers =
-      memory.columns + (declares(call, Code::kBlur) || fields ? padded(call.elements() * 8) : 0);
+      memory.columns + (call.may_draw(Code::kBlur) || fields ? padded(call.elements() * 8) : 0);
   memory.field = memory.numbers + (fields ? of_field : 0);
   memory.bytes = memory.field + (fields ? 2 * of_field : 0);
   return memory;

@@ -84,13 +84,14 @@ struct ProgramCall {
     return elements() * (dtype == Dtype::kU8 ? 1 : 4);
   }
 
-  bool may_draw(Code code) const {
+  // Whether a step declares it.
+  JAXKERN_HD_MEMBER bool may_draw(Code code) const {
     int32_t codes = 0;
     for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
     return (codes >> static_cast<int32_t>(code) & 1) != 0;
   }
-  bool has_means() const { return may_draw(Code::kKeep); }
-  bool has_fields() const { return may_draw(Code::kElastic); }
+  JAXKERN_HD_MEMBER bool has_means() const { return may_draw(Code::kKeep); }
+  JAXKERN_HD_MEMBER bool has_fields() const { return may_draw(Code::kElastic); }
 };
 
 // Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
