@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from comparison import assert_alike
 from counter_noise import normals, uniforms
 from scipy.stats import ks_2samp
 
@@ -32,18 +33,6 @@ def tensor(image):
 
 def array(tensor):
     return tensor.numpy().transpose(1, 2, 0)
-
-
-def assert_alike(out, wanted, interpolation="bilinear"):
-    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
-    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
-    if interpolation == "nearest":
-        assert (off > 2e-4).mean() <= 1e-3
-    elif wanted.dtype == np.uint8:
-        assert off.max() <= 1
-        assert (off > 0).mean() <= 1e-3
-    else:
-        assert off.max() <= 2e-4
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
