@@ -1,7 +1,13 @@
 """Fused image augmentation with torchvision v2's names and semantics."""
 
-from jaxkern.image.choices import RandomApply, RandomChoice, RandomOrder
-from jaxkern.image.colour import (
+from jaxkern.image.compose.compose import Compose
+from jaxkern.image.compose.producer import ChainProducer, EncodedProducer, MaskProducer
+from jaxkern.image.jpeg import decode_jpeg
+from jaxkern.image.policies.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from jaxkern.image.policies.tables import AutoAugmentPolicy
+from jaxkern.image.ragged import Ragged
+from jaxkern.image.transforms.choices import RandomApply, RandomChoice, RandomOrder
+from jaxkern.image.transforms.colour import (
     ColorJitter,
     Grayscale,
     RandomAdjustSharpness,
@@ -14,27 +20,21 @@ from jaxkern.image.colour import (
     RandomPosterize,
     RandomSolarize,
 )
-from jaxkern.image.compose import Compose
-from jaxkern.image.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
-from jaxkern.image.flips import RandomHorizontalFlip, RandomVerticalFlip
-from jaxkern.image.geometric import (
+from jaxkern.image.transforms.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
+from jaxkern.image.transforms.flips import RandomHorizontalFlip, RandomVerticalFlip
+from jaxkern.image.transforms.geometric import (
     CenterCrop,
     Pad,
     RandomCrop,
     RandomResizedCrop,
     Resize,
 )
-from jaxkern.image.jpeg import decode_jpeg
-from jaxkern.image.mixing import CutMix, MixUp
-from jaxkern.image.noise import ElasticTransform, GaussianNoise
-from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
-from jaxkern.image.ragged import Ragged
-from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
-from jaxkern.image.transform import Transform
-from jaxkern.image.values import Normalize, RandomErasing, ToDtype
-from jaxkern.image.warps import (
+from jaxkern.image.transforms.mixing import CutMix, MixUp
+from jaxkern.image.transforms.noise import ElasticTransform, GaussianNoise
+from jaxkern.image.transforms.sizes import RandomShortestSize, ScaleJitter
+from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.transforms.warps import (
     GaussianBlur,
     RandomAffine,
     RandomPerspective,

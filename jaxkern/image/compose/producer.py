@@ -1,0 +1,401 @@
+"""A `Compose` as a producer of records: it fills batches natively, without the interpreter.
+
+The parameters of many records are drawn by one compiled call ahead of the batches, which producers
+of the same `aug`, images and `derive` share.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import jax
+import numpy as np
+
+from jaxkern.core import registry
+from jaxkern.core.keys import epoch_key, fold_records, high_low
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.plan import ChainPlan
+from jaxkern.image.compose.batch import checked_images, checked_parameters
+from jaxkern.image.compose.compose import Compose
+from jaxkern.image.compose.drawing import Params
+from jaxkern.image.compose.masks import fill_bytes, mask_transforms
+from jaxkern.image.ops import stages_attributes
+from jaxkern.image.stages import Call, Stage, StagesPlan
+
+# Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
+_BLOCK = 1024
+
+
+class _SeededChain:
+    """A drawing with a seed and an epoch, which `ChainProducer` and `EncodedProducer` are."""
+
+    struct: jax.ShapeDtypeStruct
+    capsule: Any
+    _drawing: _Drawing
+    _key: np.ndarray
+
+    def at(self, seed: int, epoch: int) -> Self:
+        """The same producer for another seed and epoch; nothing is compiled anew."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._key = _key_data(seed, epoch)
+        return other
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """The parameters of these records int64 [N], drawn: arrays [N or 1, ...]."""
+        return [] if self.capsule is None else self._drawn(records)
+
+    def _drawn(self, records: np.ndarray, size: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of images int32 [N, 2] where they differ in size."""
+        count = len(records)
+        # One size, so that one program is compiled; what a record gets depends on it alone.
+        blocks = max(-(-count // _BLOCK), 1)
+        padded = np.zeros(blocks * _BLOCK, np.int64)
+        padded[:count] = records
+        sides: list[tuple[np.ndarray, ...]] = [()] * blocks
+        if size is not None:
+            sized = np.ones((blocks * _BLOCK, 2), np.int32)
+            sized[:count] = size
+            sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
+        with jax.default_device(_cpu()):
+            drawn = [
+                self._drawing.sample(self._key, *high_low(block, "records", rank=1), *side)
+                for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
+            ]
+        arrays = [np.asarray(_joined(blocks)) for blocks in zip(*drawn, strict=True)]
+        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
+
+
+class ChainProducer(_SeededChain):
+    """A chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
+
+    The pixels are read from the source's rows and written into the batch. The result is what
+    ``aug(record_keys(seed, epoch, records), images)`` gives.
+
+    Args:
+      aug: the chain; it must not mix images.
+      image: shape and dtype of one source image [H, W, C].
+      seed, epoch: integers that, with the record's number, decide its parameters.
+      derive: from the records' keys [N] to those that parameters are drawn with; traced, and
+        hashable. None takes the keys themselves.
+
+    Attributes:
+      struct: shape and dtype of one record's output.
+      capsule: the producer's C interface (core/producer.h); None where the chain changes nothing.
+
+    Raises:
+      ValueError: for a chain that mixes images, or that changes the number of their channels.
+      RuntimeError: without the native library.
+
+    >>> import jax, numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.5)])
+    >>> jk.image.ChainProducer(aug, jax.ShapeDtypeStruct((8, 8, 3), np.uint8)).struct
+    ShapeDtypeStruct(shape=(4, 4, 3), dtype=float32)
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        image: Any,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
+        self._drawing = drawing = _drawing_of(aug, image.shape, image.dtype, derive)
+        self._key = _key_data(seed, epoch)
+        self.struct = drawing.struct
+        self.capsule = drawing.capsule
+
+
+class MaskProducer(ChainProducer):
+    """As `ChainProducer`, of the masks that move with its images: the same draws, by nearest.
+
+    Args:
+      aug, seed, epoch, derive: as for `ChainProducer`.
+      mask: shape and dtype of one mask [H, W] with labels of one or four bytes.
+
+    Raises:
+      TypeError: for labels of other sizes.
+      ValueError: for a chain that leaves masks as they are, and as `ChainProducer`.
+
+    >>> import jax, numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.5)])
+    >>> jk.image.MaskProducer(aug, jax.ShapeDtypeStruct((8, 8), np.int32)).struct
+    ShapeDtypeStruct(shape=(4, 4), dtype=int32)
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        mask: Any,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
+        labels = np.dtype(mask.dtype)
+        if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
+            raise TypeError(
+                f"mask is {labels.name}{list(mask.shape)}; wanted [H, W] of one or four bytes"
+            )
+        fill = fill_bytes(aug.targets.mask_fill, labels, labels)
+        pixels = jax.ShapeDtypeStruct((*mask.shape, labels.itemsize), np.uint8)
+        chain = _mask_chain(aug, repr(aug), fill)
+        super().__init__(chain, pixels, seed=seed, epoch=epoch, derive=derive)
+        self.struct = jax.ShapeDtypeStruct(self.struct.shape[:2], labels)
+
+
+class _MaskChain(Compose):
+    """What another chain does to masks, with what that one draws."""
+
+    def __init__(self, aug: Compose, settings: str, fill: tuple[float, ...]) -> None:
+        del settings
+        steps = mask_transforms(aug.transforms, fill)
+        if not steps:
+            raise ValueError(f"{aug!r} leaves masks as they are")
+        super().__init__([transform for _, transform in steps], np.uint8)
+        self._drawn_by, self._places = copy.copy(aug), [place for place, _ in steps]
+
+    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
+        drawn = self._drawn_by.sample(keys, size, boxes, boxes_valid)
+        return tuple(drawn[place] for place in self._places)
+
+
+# One object a chain, by which its drawing is found.
+_mask_chain = functools.lru_cache(maxsize=32)(_MaskChain)
+
+
+class EncodedRows(Protocol):
+    """Encoded images by record; `jaxkern.pipeline.EncodedImages` says what each part is."""
+
+    @property
+    def blobs(self) -> Sequence[np.ndarray]: ...
+    @property
+    def place(self) -> np.ndarray: ...
+    @property
+    def in_files(self) -> bool: ...
+    @property
+    def size(self) -> np.ndarray: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def max_pixels(self) -> int: ...
+    @property
+    def scaled(self) -> bool: ...
+    @property
+    def rows_of(self) -> Callable[[np.ndarray], np.ndarray] | None: ...
+
+
+class EncodedProducer(_SeededChain):
+    """A chain as native code that decodes records, for `jaxkern.ring.Assembly`.
+
+    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded,
+    and a large one in bands; the result is what the chain gives on a `Ragged` batch of the whole
+    images, bit for bit (unless they are ``scaled``). A record's parameters are drawn with the size
+    that ``images`` says, and an image that has another one by now is refused.
+
+    Args:
+      aug, seed, epoch, derive: as for `ChainProducer`.
+      images: where the images lie.
+
+    Attributes:
+      struct, capsule: as of `ChainProducer`.
+
+    Raises:
+      ValueError: for a chain that mixes images, changes the number of their channels or has no
+        fixed size of output, and where the native library was built without a decoder.
+      RuntimeError: without the native library.
+
+    >>> import numpy as np, jaxkern as jk
+    >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
+    >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one behind the other
+    >>> images = jk.pipeline.EncodedImages(
+    ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
+    ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
+    >>> producers = {"image": jk.image.EncodedProducer(aug, images)}
+    >>> with jk.ring.Assembly({"image": images.place}, [1, 0], 2, producers=producers) as batches:
+    ...     next(batches)["image"].shape
+    (2, 4, 4, 3)
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        images: EncodedRows,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        derive: Callable[[jax.Array], jax.Array] | None = None,
+    ):
+        shape = (None, None, images.channels)
+        self._drawing = drawing = _drawing_of(aug, shape, np.uint8, derive)
+        self._key = _key_data(seed, epoch)
+        self.struct = drawing.struct
+        self._images = images
+        # A header that cannot be understood has no size; its image is an error or zeros.
+        size = np.asarray(images.size, np.int32)
+        largest = np.maximum(size.max(0, initial=1), 1)
+        self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
+        #: what the capsule reads, for who keeps the capsule alone
+        self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
+        if drawing.plan is None:
+            raise ValueError(
+                f"{aug!r} changes nothing, and images of different sizes make no batch"
+            )
+        self.capsule = _library().image_encoded_producer(
+            _native(drawing.plan),
+            blobs=[(blob.ctypes.data, blob.nbytes) for blob in self.kept],
+            in_files=bool(images.in_files),
+            codec=_CODECS.index(images.codec),
+            max_pixels=int(images.max_pixels),
+            scaled=bool(images.scaled),
+        )
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """The parameters of these records int64 [N], and the sizes that they were drawn with."""
+        rows_of = self._images.rows_of
+        rows = records if rows_of is None else rows_of(records)
+        size = np.ascontiguousarray(self._size[rows])
+        return [*self._drawn(records, size), size]
+
+
+_CODECS = ("jpeg", "raw")  # numbered as in encoded_producer.h
+
+
+class _Drawing:
+    """How a chain draws and folds the parameters of records, and what makes their pixels.
+
+    Attributes:
+      plan: None where the chain changes nothing.
+      struct, capsule: as of `ChainProducer`; without a capsule where images differ in size.
+      sample: (data of the epoch's key, high and low halves of [N] records, and heights and widths
+        int32 [N] where they differ) -> operands; jitted.
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        settings: str,
+        shape: tuple[int | None, ...],
+        dtype: np.dtype,
+        derive: Callable[[jax.Array], jax.Array] | None,
+        wide: bool,
+    ) -> None:
+        del settings, wide  # only tell drawings apart: what is traced depends on them
+        self._aug = copy.copy(aug)  # traced later, when its attributes may have been set anew
+        self._shape, self._dtype = shape, dtype
+        self._derive = derive
+        # The plan follows from shapes alone, so one image says it.
+        plans: list[ChainPlan | StagesPlan | None] = []
+
+        def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
+            size = sides or shape[:2]
+            folded = self._fold(self._draw(key, high, low, size), high.shape[0], size)
+            plans.append(folded[0] if folded else None)
+            return folded[1] if folded else ()
+
+        one = np.zeros(1, np.uint32)
+        sides = [np.ones(1, np.int32) for side in shape[:2] if side is None]
+        jax.eval_shape(trace, np.zeros(2, np.uint32), one, one, *sides)
+        self.plan = plan = plans[0]
+        self.capsule: Any = None
+        if plan is None:
+            self.struct = jax.ShapeDtypeStruct(shape, dtype)
+        else:
+            source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
+            self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
+            if not sides:
+                height, width = (int(side) for side in shape[:2] if side is not None)
+                self.capsule = _library().image_chain_producer(
+                    _native(plan, height, width), height, width
+                )
+        self.sample = jax.jit(trace)
+
+    def _draw(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Params:
+        keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
+
+    def _fold(self, params: Params, count: int, size: tuple[Any, ...]) -> Call | None:
+        """The chain's plan and its operands for the parameters of so many records."""
+        aug = self._aug
+        shape = (count, *(1 if side is None else side for side in self._shape))
+        batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
+        given = checked_parameters(aug.transforms, params, count)
+        height, width = size
+        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
+        steps = list(zip(aug.transforms, given, strict=True))
+        first, *others = aug._passes(steps, chain, aug._output_dtype(batch.dtype))
+        if others:
+            raise ValueError(
+                f"{aug!r} changes the number of channels between its transforms, which native "
+                "threads do not; a pipeline runs the whole Compose as a JAX program instead"
+            )
+        return first.stages.finish()
+
+
+def _drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any) -> _Drawing:
+    """The drawing of a chain that takes records one by one."""
+    for transform in aug.transforms:
+        if transform.stage == "batch":
+            raise ValueError(
+                f"{transform!r} mixes the images of a batch, and records are made one by one; "
+                "apply it to the batches in a Compose of its own"
+            )
+    if aug.dtype == np.uint16:
+        raise ValueError(
+            "native threads make no uint16; a pipeline runs the whole Compose as a JAX program "
+            "instead"
+        )
+    _library()
+    wide = bool(jax.config.read("jax_enable_x64"))
+    return _drawing(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+
+
+def _library() -> Any:
+    library = registry.module("cpu")
+    if library is None:
+        raise RuntimeError(
+            "batches are filled by native code, and jaxkern's CPU library is not loaded: "
+            f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
+        )
+    return library
+
+
+def _native(plan: ChainPlan | StagesPlan, height: int = 0, width: int = 0) -> Any:
+    """A plan for images of this size as the library's functions take it."""
+    if isinstance(plan, ChainPlan):
+        plan = StagesPlan((Stage(plan),), plan.channels, plan.source_dtype)
+    return _library().image_stages(
+        **{name: np.asarray(value).tolist() for name, value in stages_attributes(plan).items()},
+        channels=plan.channels,
+        source_dtype=int(plan.source_dtype),
+        height=height,
+        width=width,
+    )
+
+
+# Every pipeline of the same Compose draws by the same program. An evicted one compiles anew.
+_drawing = functools.lru_cache(maxsize=32)(_Drawing)
+
+
+def _key_data(seed: int, epoch: int) -> np.ndarray:
+    with jax.default_device(_cpu()):
+        return np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _joined(blocks: Sequence[Any]) -> Any:
+    """An operand of blocks of records: one that all of them share, or the records'."""
+    if len(blocks) == 1 or blocks[0].shape[0] == 1:
+        return blocks[0]
+    return np.concatenate([np.asarray(block) for block in blocks])

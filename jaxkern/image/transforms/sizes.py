@@ -1,0 +1,231 @@
+"""Resizes that give images sizes of their own.
+
+They stay so up to the next transform that gives all one size, as in torchvision; where none does,
+each image lies at the top left of a canvas of one size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.image.chain.axis import clip, is_static
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.plan import MAX_SIZE
+from jaxkern.image.program.coefficients import fitted_sizes
+from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.geometric import _filter, _set, uniform_below
+from jaxkern.image.transforms.moves import Move, boxed
+from jaxkern.image.transforms.transform import Size, Transform
+
+
+class OfOwnSize(Transform):
+    """Gives each image the size that its parameters say."""
+
+    geometric = True
+
+    def output_size(self, size: Size) -> Size:
+        """Not known before the parameters are drawn."""
+        return (None, None)
+
+    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+        return params["height"], params["width"]
+
+
+class _RandomResize(OfOwnSize):
+    """Resizes whole images to sizes of their own."""
+
+    interpolation: str
+    antialias: bool
+    canvas: Any
+    canvas_fill: Any
+
+    parameters: ClassVar[dict[str, str]] = dict.fromkeys(("height", "width"), "int")
+
+    def _checked(self, **fields: Any) -> None:
+        _set(
+            self,
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
+            antialias=bool(self.antialias),
+            canvas=None if self.canvas is None else checks.size_pair(self.canvas, "canvas"),
+            canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
+            **fields,
+        )
+
+    def _largest(self, size: Size) -> Size:
+        """What images of `size` become without chance."""
+        raise NotImplementedError
+
+    def _limit(self, size: Size) -> tuple[int, int] | None:
+        """The largest size that images of `size` may become, where it is known."""
+        raise NotImplementedError
+
+    def eval(self) -> tuple[Transform, ...]:
+        """The resize without chance: by the factor 1, or to the largest of the sizes."""
+        return (_Fitted(self),)
+
+    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+        return clip(params["height"], 1, MAX_SIZE), clip(params["width"], 1, MAX_SIZE)
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        size = chain.size
+        kind = _filter(self.interpolation, self.antialias)
+        chain.resample(kind, (0, 0, *size), self._size_after(size, params))
+        canvas = self._limit(size) if self.canvas is None else self.canvas
+        chain.bound(canvas, chain.values(self.canvas_fill, "canvas_fill"))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest", canvas_fill=fill)  # type: ignore
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self._size_after(size, params), crops=False)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleJitter(_RandomResize):
+    """Resizes each image to fit `target_size`, times a factor uniform in `scale_range`.
+
+    Args:
+      target_size: what an image is fitted into at the factor 1: (width, height), as torchvision
+        reads it.
+      scale_range: (low, high) above 0.
+      interpolation, antialias: as of `Resize`.
+      canvas: (height, width) of the output where no later transform gives all images one size;
+        what is larger is cut off. None: the largest size that can be drawn.
+      canvas_fill: a number, or one a channel, beside the image there.
+    Parameters an image: height, width i32.
+    Raises: ValueError for sizes below 1 and ranges that are none.
+    Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.
+
+    >>> from jaxkern.image import ScaleJitter
+    >>> ScaleJitter((1024, 1024)).scale_range
+    (0.1, 2.0)
+    """
+
+    target_size: Any
+    scale_range: Any = (0.1, 2.0)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    canvas: Any = None
+    canvas_fill: Any = 0
+
+    def __post_init__(self) -> None:
+        self._checked(
+            target_size=checks.size_pair(self.target_size, "target_size"),
+            scale_range=checks.interval(self.scale_range, "scale_range", 0.0, open_low=True),
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the new size of one image of `size`."""
+        low, high = self.scale_range
+        height, width = (jnp.asarray(side, jnp.float32) for side in size)
+        fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
+        factor = fit * (low + jax.random.uniform(key) * (high - low))
+        sides = ((side * factor).astype(jnp.int32) for side in (height, width))
+        return dict(zip(self.parameters, (jnp.maximum(side, 1) for side in sides), strict=True))
+
+    def _largest(self, size: Size) -> Size:
+        (height, width), (wide, high) = size, self.target_size
+        if is_static(height, width):
+            factor = min(high / height, wide / width)
+            return max(int(height * factor), 1), max(int(width * factor), 1)
+        fit = jnp.minimum(high / jnp.float32(height), wide / jnp.float32(width))
+        new = ((side * fit).astype(jnp.int32) for side in (height, width))
+        return jnp.maximum(next(new), 1), jnp.maximum(next(new), 1)
+
+    def _limit(self, size: Size) -> tuple[int, int] | None:
+        most = self.scale_range[1]
+        width, height = (max(math.ceil(side * most), 1) for side in self.target_size)
+        return height, width
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomShortestSize(_RandomResize):
+    """Resizes each image so that its shorter side has a size drawn from `min_size`.
+
+    Args:
+      min_size: a size, or a list of them, each drawn alike.
+      max_size: what the longer side is at most; None for no bound.
+      interpolation, antialias: as of `Resize`.
+      canvas, canvas_fill: as of `ScaleJitter`; the largest size is known where all images had one
+        size, or with `max_size`.
+    Parameters an image: height, width i32.
+    Raises: ValueError for sizes below 1, and no sizes.
+
+    >>> from jaxkern.image import RandomShortestSize
+    >>> RandomShortestSize([480, 512, 544], max_size=800).min_size
+    (480, 512, 544)
+    """
+
+    min_size: Any
+    max_size: int | None = None
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    canvas: Any = None
+    canvas_fill: Any = 0
+
+    def __post_init__(self) -> None:
+        given = self.min_size
+        given = [given] if isinstance(given, numbers.Integral) else list(np.asarray(given).tolist())
+        if not given:
+            raise ValueError(f"min_size={self.min_size!r}; wanted a size, or at least one of them")
+        self._checked(
+            min_size=tuple(checks.whole(size, "min_size", 1, 2**24) for size in given),
+            max_size=None
+            if self.max_size is None
+            else checks.whole(self.max_size, "max_size", 1, 2**24),
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the new size of one image of `size`."""
+        place = uniform_below(jax.random.uniform(key), len(self.min_size))
+        shortest = jnp.asarray(self.min_size, jnp.int32)[place]
+        sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
+        return {"height": jnp.maximum(sides[0], 1), "width": jnp.maximum(sides[1], 1)}
+
+    def _largest(self, size: Size) -> Size:
+        shortest = max(self.min_size)
+        if is_static(*size):
+            factor = shortest / min(size)
+            if self.max_size is not None:
+                factor = min(factor, self.max_size / max(size))
+            return max(int(size[0] * factor), 1), max(int(size[1] * factor), 1)
+        new = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
+        return jnp.maximum(new[..., 0], 1), jnp.maximum(new[..., 1], 1)
+
+    def _limit(self, size: Size) -> tuple[int, int] | None:
+        if is_static(*size):
+            return self._largest(size)
+        return None if self.max_size is None else (self.max_size, self.max_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted(Transform):
+    """A resize to the size that another transform gives without chance."""
+
+    resize: Any
+
+    geometric = True
+
+    def output_size(self, size: Size) -> Size:
+        return (None, None) if None in size else self.resize._largest(size)
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        size, resize = chain.size, self.resize
+        new = resize._largest(size)
+        chain.resample(_filter(resize.interpolation, resize.antialias), (0, 0, *size), new)
+        if not is_static(*new):
+            canvas = resize._limit(size) if resize.canvas is None else resize.canvas
+            chain.bound(canvas, chain.values(resize.canvas_fill, "canvas_fill"))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _Fitted(self.resize._for_masks(fill))
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
