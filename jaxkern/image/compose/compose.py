@@ -105,7 +105,7 @@ class Compose:
         dtype = None if self.dtype is None else self.dtype.name
         named = "".join(f", {name}={value!r}" for name, value in self.targets._asdict().items())
         return (
-            f"Compose([{listed}\n], dtype={dtype}, layout={self.layout!r}, scale={self.scale}"
+            f"Compose([{listed}\n], dtype={dtype!r}, layout={self.layout!r}, scale={self.scale}"
             f"{named})"
         )
 

@@ -146,7 +146,7 @@ class RandomApply(_Container):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether the transforms are applied to one image, and their parameters."""
-        fraction = jax.random.uniform(jax.random.fold_in(key, 0))
+        fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         return {"apply": fraction < self.p, **self._sampled(key, size)}
 
     def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
@@ -191,7 +191,7 @@ class RandomChoice(_Container):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws which transform one image gets, and the parameters of all."""
-        fraction = jax.random.uniform(jax.random.fold_in(key, 0))
+        fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         # Bounds between the choices; equal ones, of probability 0, hold no fraction.
         bounds = np.cumsum(self.p)[:-1].astype(np.float32)
         choice = jnp.sum(fraction >= jnp.asarray(bounds), dtype=jnp.int32)

@@ -179,7 +179,7 @@ class _RandomColour(_Colour):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is changed."""
         del size
-        return {"apply": jax.random.uniform(key) < self.p}
+        return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _given(self) -> tuple[float, ...]:
         """The operation's values."""
@@ -421,9 +421,9 @@ class RandomPhotometricDistort(_Colour):
         }
         return {
             **drawn,
-            "contrast_before": jax.random.uniform(before) < 0.5,
+            "contrast_before": jax.random.uniform(before, dtype=jnp.float32) < 0.5,
             "permutation": jax.random.permutation(order, 3).astype(jnp.int32),
-            "apply": jax.random.uniform(chance, (5,)) < self.p,
+            "apply": jax.random.uniform(chance, (5,), jnp.float32) < self.p,
         }
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:

@@ -126,7 +126,7 @@ class ScaleJitter(_RandomResize):
         low, high = self.scale_range
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
-        factor = fit * (low + jax.random.uniform(key) * (high - low))
+        factor = fit * (low + jax.random.uniform(key, dtype=jnp.float32) * (high - low))
         sides = ((side * factor).astype(jnp.int32) for side in (height, width))
         return dict(zip(self.parameters, (jnp.maximum(side, 1) for side in sides), strict=True))
 
@@ -184,7 +184,7 @@ class RandomShortestSize(_RandomResize):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the new size of one image of `size`."""
-        place = uniform_below(jax.random.uniform(key), len(self.min_size))
+        place = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
         shortest = jnp.asarray(self.min_size, jnp.int32)[place]
         sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
         return {"height": jnp.maximum(sides[0], 1), "width": jnp.maximum(sides[1], 1)}
