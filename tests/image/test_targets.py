@@ -231,6 +231,36 @@ def test_what_is_cut_off_does_not_come_back():
     assert not small.apply(fields)["boxes_valid"].any()
 
 
+def test_a_canvas_cuts_images_and_their_targets():
+    """What a smaller canvas leaves is an image of that size, also for what follows."""
+    sizes = {"height": np.int32([54, 18, 30, 72]), "width": np.int32([72, 24, 60, 96])}
+    fields = {
+        "image": coordinates(),
+        "mask": numbered(),
+        "boxes": np.float32([[[2, 3, 30, 20], [40, 3, 47, 10]]] * COUNT),
+        "keypoints": np.float32([[[4, 6], [40, 10]]] * COUNT),
+    }
+    flip = {"flip": np.ones(COUNT, bool)}
+    resize = im.ScaleJitter((48, 48))
+    whole = im.Compose([resize]).apply(fields, (sizes,))
+    resize = im.ScaleJitter((48, 48), canvas=(36, 40))
+    out = im.Compose([resize, im.RandomHorizontalFlip()]).apply(fields, (sizes, flip))
+    assert out["image"].shape == (COUNT, 36, 40, 3)
+    assert out["image_size"].tolist() == [[36, 40], [18, 24], [30, 40], [36, 40]]
+    for n, (height, width) in enumerate(np.asarray(out["image_size"])):
+        for name in ("image", "mask"):
+            given, made = np.asarray(whole[name])[n], np.asarray(out[name])[n]
+            np.testing.assert_array_equal(made[:height, :width], given[:height, :width][:, ::-1])
+            assert not made[height:].any()
+            assert not made[:, width:].any()
+        left, top, right, bottom = np.minimum(whole["boxes"][n], [width, height] * 2).T
+        wanted = np.stack([width - right, top, width - left, bottom], -1)
+        np.testing.assert_allclose(out["boxes"][n], wanted, rtol=1e-6)
+        assert out["boxes_valid"][n].tolist() == (right - left > 0).tolist()
+        x, y = np.asarray(whole["keypoints"])[n].T
+        np.testing.assert_array_equal(out["keypoints_visible"][n], (x < width) & (y < height))
+
+
 def test_frames_of_a_clip_share_a_draw():
     rng = np.random.default_rng(2)
     clips = rng.integers(0, 256, (COUNT, 3, HEIGHT, WIDTH, 3)).astype(np.uint8)
