@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ class Formats(NamedTuple):
 
 def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
     """Raises ValueError for other words, and a fill that is no number."""
-    if isinstance(mask_fill, bool | str) or np.ndim(mask_fill) != 0:
+    number = isinstance(mask_fill, numbers.Real) or hasattr(mask_fill, "dtype")
+    if isinstance(mask_fill, bool) or not number or np.ndim(mask_fill) != 0:
         raise ValueError(f"mask_fill={mask_fill!r}; wanted one number, a mask's label")
     return Formats(
         checks.choice(boxes, "boxes", FORMATS),
@@ -111,10 +113,19 @@ def passages(
     """What each transform does to images that begin with `size`, numbers or arrays [N].
 
     Without `points`, only to their sizes.
+
+    Raises:
+      ValueError: for a warp of images of different sizes.
     """
     found = []
     for transform, given in zip(transforms, params, strict=True):
-        moves = transform._moves(given, size) if transform.geometric and points else []
+        moving = transform.geometric and points
+        if moving and transform.stage == "program" and not is_static(*size):
+            raise ValueError(
+                f"{transform!r} got images that still differ in size; put RandomResizedCrop, "
+                "CenterCrop, RandomCrop or Resize((h, w)) before it"
+            )
+        moves = transform._moves(given, size) if moving else []
         size = transform._size_after(size, given)
         found.append(_Passage(transform, moves, size))
     return found
