@@ -30,7 +30,8 @@ class OperatorNode(PipelineNode):
         Compose what is faster, see `Pipeline.explain`.
       image, label: the fields that a Compose acts on.
       mask, boxes, keypoints: the fields that it moves with the images, where the batch has them
-        with two axes or more a record; None leaves such a field as it is. Beside them come
+        with two axes or more a record; None leaves such a field as it is. One box or keypoint a
+        record without an axis of its own is refused beside what moves it. Beside them come
         "boxes_valid", "keypoints_visible" and "image_size", see `Compose.apply`, which begin with
         the names of their fields.
     Raises: TypeError for anything else.
@@ -280,6 +281,14 @@ class _Fields(NamedTuple):
             if field is not None and (is_ragged(batch[field]) or len(batch[field].shape) >= axes)
         }
 
+    def alone(self, batch: Mapping[str, Any], axes: int) -> str | None:
+        """The field whose records are one box or one keypoint, without an axis of them."""
+        for field, numbers in ((self.boxes, 4), (self.keypoints, 2)):
+            shape = getattr(batch.get(field or ""), "shape", ())
+            if len(shape) == axes and shape[-1] == numbers:
+                return field
+        return None
+
 
 def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
     """An element operator, a Compose or a JAX function as a `BatchOperator`."""
@@ -330,6 +339,7 @@ class _OfImages(BatchOperator):
         self._image, self._label = fields.image, fields.label
         self.stochastic = any(transform.parameters for transform in op.transforms)
         self._mixes = any(transform.stage == "batch" for transform in op.transforms)
+        self._moves = any(transform.geometric for transform in op.transforms)
         names = ("__call__", "sample", "apply")
         self._own_way = any(getattr(type(op), n) is not getattr(Compose, n) for n in names)
 
@@ -341,6 +351,12 @@ class _OfImages(BatchOperator):
             raise ValueError(
                 f"the batch has no field {self._image!r} but {sorted(batch)}; wanted the images' "
                 "field: OperatorNode(aug, image=...)"
+            )
+        if self._moves and (alone := self._fields.alone(batch, axes=2)):
+            raise ValueError(
+                f"field {alone!r} has shape {batch[alone].shape}, one place a record, which moves "
+                f"with its image only as [N, 1, {batch[alone].shape[-1]}]; wanted that, or "
+                "OperatorNode(aug, boxes=None, keypoints=None) to leave it as it is"
             )
         names = {"image": self._image, **self._fields.targets(batch, axes=3)}
         if self._mixes and batch.get(self._label) is not None:
@@ -375,6 +391,8 @@ class _OfImages(BatchOperator):
             return None
         image = fields[self._image]
         arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
+        if self._moves and self._fields.alone(arrays, axes=1):
+            return None  # which the program refuses
         targets = self._fields.targets(arrays, axes=2)
         encoded = isinstance(image, EncodedImages)
         # A program computes boxes and keypoints, and says how large images of own sizes are.
@@ -384,7 +402,7 @@ class _OfImages(BatchOperator):
         make: Any = EncodedProducer if encoded else ChainProducer
         try:
             made: dict[str, SeededProducer] = {self._image: make(self._op, image, derive=derive)}
-            if targets and any(transform.geometric for transform in self._op.transforms):
+            if targets and self._moves:
                 mask = arrays[targets["mask"]]
                 if mask.shape != start:
                     return None

@@ -45,6 +45,21 @@ def test_a_mask_of_records_is_none_of_pixels():
     assert np.asarray(batch["boxes"])[:2].tolist() == [4, 5]
 
 
+@pytest.mark.parametrize("field", [{"boxes": 4}, {"keypoints": 2}])
+def test_one_place_a_record_is_not_left_where_it_was(field):
+    """[N, 4] is a box of each image that nobody would move: said, unless it is to stay."""
+    ((name, numbers),) = field.items()
+    data = {"image": DATA["image"], name: np.ones((6, numbers), np.float32)}
+    source = jk.from_source(data, batch_size=3)
+    flip = jk.image.Compose([jk.image.RandomHorizontalFlip(1.0)])
+    with pytest.raises(ValueError, match=rf"field '{name}' has shape \(3, {numbers}\), one place"):
+        next(iter(source >> flip))
+    kept = source >> jk.OperatorNode(flip, boxes=None, keypoints=None)
+    assert (np.asarray(next(iter(kept))[name]) == 1).all()
+    colours = source >> jk.image.Compose([jk.image.RandomInvert(1.0)])
+    assert (np.asarray(next(iter(colours))[name]) == 1).all()
+
+
 @pytest.mark.parametrize("dtype", [np.int32, pytest.param(np.uint8, marks=pytest.mark.slow)])
 def test_native_threads_make_masks_too(dtype):
     """Of the same draw as the image's, bit by bit what the program makes."""
