@@ -292,6 +292,26 @@ def test_frames_of_a_clip_share_a_draw():
             np.testing.assert_array_equal(out[name][:, frame], value)
 
 
+@pytest.mark.parametrize(
+    ("noise", "name"),
+    [
+        (im.GaussianNoise(), "seed"),
+        pytest.param(im.RandomApply([im.GaussianNoise()]), "0.seed", marks=pytest.mark.slow),
+    ],
+    ids=["alone", "contained"],
+)
+def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
+    """As torchvision's, where one pattern in all frames would be part of the picture."""
+    params = {name: np.int32([[7, -1], [2**31 - 1, 2**31 - 1]])}
+    given = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
+    out = np.asarray(im.Compose([noise]).apply(np.zeros((2, 3, 6, 6, 1), np.float32), (given,)))
+    assert len(np.unique(out.reshape(6, 36), axis=0)) == 6
+    aug, image = im.Compose([im.GaussianNoise()]), np.zeros((2, 6, 6, 1), np.float32)
+    np.testing.assert_array_equal(out[:, 0], aug.apply(image, ({"seed": params[name]},)))
+    last = np.int32([[7, 1], [2**31 - 1, -(2**31) + 1]])
+    np.testing.assert_array_equal(out[:, 2], aug.apply(image, ({"seed": last},)))
+
+
 @pytest.mark.slow
 def test_clips_mix_with_clips():
     rng = np.random.default_rng(2)

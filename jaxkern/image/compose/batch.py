@@ -97,16 +97,19 @@ def as_frames(images: Any) -> tuple[Any, int | None]:
     return images.reshape(clips * frames, *images.shape[2:]), int(frames)
 
 
-def of_frames(params: dict[str, Any], clips: int, frames: int | None) -> dict[str, Any]:
-    """Checked parameters of clips as those of their frames."""
+def of_frames(
+    transform: Transform, params: dict[str, Any], clips: int, frames: int | None
+) -> dict[str, Any]:
+    """Checked parameters of a transform of clips as those of their frames."""
     if frames is None:
         return params
-    return {
+    repeated = {
         name: value.repeat(frames, axis=0)
         if hasattr(value, "shape") and value.shape[0] == clips
         else value
         for name, value in params.items()
     }
+    return transform._of_frames(repeated, np.tile(np.arange(frames, dtype=np.int32), clips))
 
 
 def canonical(images: Any) -> Any:

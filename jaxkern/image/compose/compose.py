@@ -201,8 +201,10 @@ class Compose:
         batch = checked_images(images)
         count = batch.images if frames is None else batch.images // max(frames, 1)
         checked = checked_parameters(self.transforms, params, count)
-        of_each = [of_frames(values, count, frames) for values in checked]
-        steps = list(zip(self.transforms, of_each, strict=True))
+        steps = [
+            (transform, of_frames(transform, given, count, frames))
+            for transform, given in zip(self.transforms, checked, strict=True)
+        ]
         if labels is not None:
             labels = checked_labels(labels, count)
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)

@@ -92,6 +92,14 @@ class _Container(Transform):
             for place, inner in enumerate(self.transforms)
         ]
 
+    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        given = zip(self.transforms, self._given(params), strict=True)
+        return params | {
+            f"{place}.{name}": value
+            for place, (inner, of_inner) in enumerate(given)
+            for name, value in inner._of_frames(of_inner, frame).items()
+        }
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
         given = zip(self.transforms, self._given(params), strict=True)
         programs = [inner._program(of_inner, (size[0], size[1])) for inner, of_inner in given]

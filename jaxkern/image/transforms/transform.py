@@ -55,6 +55,11 @@ class Transform:
         """What stands for this transform when nothing is random: nothing, where it draws all."""
         return () if self.parameters else (self,)
 
+    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        """The parameters of the frames i32 [N] of clips, from those of their clips, repeated."""
+        del frame
+        return params
+
     def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
         """The transforms that it is made of, on images of `size`, with their parameters."""
         del size
