@@ -284,7 +284,7 @@ class _Fields(NamedTuple):
     def alone(self, batch: Mapping[str, Any], axes: int) -> str | None:
         """The field whose records are one box or one keypoint, without an axis of them."""
         for field, numbers in ((self.boxes, 4), (self.keypoints, 2)):
-            shape = getattr(batch.get(field or ""), "shape", ())
+            shape: tuple[int, ...] = getattr(batch.get(field or ""), "shape", ())
             if len(shape) == axes and shape[-1] == numbers:
                 return field
         return None

@@ -98,7 +98,7 @@ class _RandomResize(OfOwnSize):
             chain.window((0, 0), self._within(new), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+    def _for_masks(self, fill: tuple[float, ...]) -> _RandomResize:
         return dataclasses.replace(self, interpolation="nearest", canvas_fill=fill)  # type: ignore
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
@@ -230,7 +230,7 @@ class RandomShortestSize(_RandomResize):
 class _Fitted(Transform):
     """A resize to the size that another transform gives without chance."""
 
-    resize: Any
+    resize: _RandomResize
 
     geometric = True
 
