@@ -20,18 +20,13 @@ from jaxkern.image.transforms.colour import (
     RandomPosterize,
     RandomSolarize,
 )
+from jaxkern.image.transforms.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from jaxkern.image.transforms.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from jaxkern.image.transforms.flips import RandomHorizontalFlip, RandomVerticalFlip
-from jaxkern.image.transforms.geometric import (
-    CenterCrop,
-    Pad,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-)
 from jaxkern.image.transforms.mixing import CutMix, MixUp
 from jaxkern.image.transforms.noise import ElasticTransform, GaussianNoise
-from jaxkern.image.transforms.sizes import RandomShortestSize, ScaleJitter
+from jaxkern.image.transforms.padding import Pad
+from jaxkern.image.transforms.sizes import RandomShortestSize, Resize, ScaleJitter
 from jaxkern.image.transforms.transform import Transform
 from jaxkern.image.transforms.values import Normalize, RandomErasing, ToDtype
 from jaxkern.image.transforms.warps import (

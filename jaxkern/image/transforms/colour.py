@@ -21,8 +21,7 @@ from jaxkern.image.program.program import (
     step_values,
 )
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set
-from jaxkern.image.transforms.transform import Size, Stage, Transform
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 
 _JITTERS = (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION, Code.HUE)
 _JITTER_NAMES = ("brightness", "contrast", "saturation", "hue")
@@ -92,8 +91,8 @@ class ColorJitter(_Colour):
 
     def __post_init__(self) -> None:
         for name in _JITTER_NAMES[:3]:
-            _set(self, **{name: _factor_range(getattr(self, name), name, 1.0, math.inf)})
-        _set(self, hue=_factor_range(self.hue, "hue", 0.0, 0.5))
+            set_fields(self, **{name: _factor_range(getattr(self, name), name, 1.0, math.inf)})
+        set_fields(self, hue=_factor_range(self.hue, "hue", 0.0, 0.5))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the factors and their order."""
@@ -174,7 +173,7 @@ class _RandomColour(_Colour):
     _code: ClassVar[Code]
 
     def __post_init__(self) -> None:
-        _set(self, p=checks.probability(self.p))
+        set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is changed."""
@@ -275,7 +274,7 @@ class RandomPosterize(_RandomColour):
         bits = self.bits
         if not isinstance(bits, numbers.Integral) or isinstance(bits, bool) or not 0 <= bits <= 8:
             raise TypeError(f"bits={bits!r}; wanted an integer from 0 to 8")
-        _set(self, bits=int(bits))
+        set_fields(self, bits=int(bits))
 
     def _given(self) -> tuple[float, ...]:
         return (float(self.bits),)
@@ -308,7 +307,7 @@ class RandomSolarize(_RandomColour):
             raise TypeError(f"threshold={self.threshold!r}; wanted {wanted}")
         if not math.isfinite(self.threshold):
             raise ValueError(f"threshold={self.threshold!r}; wanted {wanted}")
-        _set(self, threshold=float(self.threshold))
+        set_fields(self, threshold=float(self.threshold))
 
     def _given(self) -> tuple[float, ...]:
         return (self.threshold, 1.0)
@@ -338,7 +337,7 @@ class RandomAdjustSharpness(_RandomColour):
         factor = checks.number(self.sharpness_factor, "sharpness_factor", "from 0")
         if not (math.isfinite(factor) and factor >= 0):
             raise ValueError(f"sharpness_factor={self.sharpness_factor!r}; wanted a number from 0")
-        _set(self, sharpness_factor=factor)
+        set_fields(self, sharpness_factor=factor)
 
     def _given(self) -> tuple[float, ...]:
         return (self.sharpness_factor, 1.0 - self.sharpness_factor)
@@ -408,8 +407,8 @@ class RandomPhotometricDistort(_Colour):
                 raise TypeError(f"{name}={ends!r}; wanted two increasing numbers")
             centre, limit = (0.0, 0.5) if name == "hue" else (1.0, math.inf)
             found = _factor_range(ends, name, centre, limit)
-            _set(self, **{name: found or (centre, centre)})
-        _set(self, p=checks.probability(self.p))
+            set_fields(self, **{name: found or (centre, centre)})
+        set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws what is done to one image."""

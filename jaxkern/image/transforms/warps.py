@@ -20,9 +20,11 @@ from jaxkern.image.program.coefficients import (
 )
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import Pad, RandomCrop, _set, uniform_below
+from jaxkern.image.transforms.crops import RandomCrop
+from jaxkern.image.transforms.draws import uniform_below
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform
+from jaxkern.image.transforms.padding import Pad
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 
 MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
 
@@ -119,7 +121,7 @@ class RandomRotation(_Warp):
     parameters: ClassVar[dict[str, str]] = {"angle": "number"}
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             degrees=_angles(self.degrees, "degrees", (2,)),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
@@ -253,7 +255,7 @@ class RandomAffine(_Warp):
             translate = _numbers(translate, "translate", (2,), wanted)
             if not all(0.0 <= share <= 1.0 for share in translate):
                 raise ValueError(f"translate={self.translate!r}; wanted {wanted}")
-        _set(
+        set_fields(
             self,
             degrees=_angles(self.degrees, "degrees", (2,)),
             translate=translate,
@@ -315,7 +317,7 @@ class RandomPerspective(_Warp):
     parameters: ClassVar[dict[str, str]] = {"endpoints": "number[4,2]"}
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             distortion_scale=checks.probability(self.distortion_scale, "distortion_scale"),
             p=checks.probability(self.p),
@@ -389,7 +391,9 @@ class GaussianBlur(Transform):
             sigma = (sigma[0], sigma[0])
         elif isinstance(sigma, str) or not isinstance(sigma, Sequence | np.ndarray):
             raise TypeError(f"sigma={sigma!r}; wanted a number above 0, or (low, high)")
-        _set(self, kernel_size=kernel, sigma=checks.interval(sigma, "sigma", 0.0, open_low=True))
+        set_fields(
+            self, kernel_size=kernel, sigma=checks.interval(sigma, "sigma", 0.0, open_low=True)
+        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one sigma."""
