@@ -13,6 +13,11 @@ from jaxkern.image.transforms.transform import Size
 TRIES = 10  # of the rejection loops, as in torchvision
 
 
+def between(fraction: Any, low: float, high: float) -> jax.Array:
+    """A number from `low` to `high`, f32."""
+    return jnp.asarray(low + (high - low) * fraction, jnp.float32)
+
+
 def uniform_below(fraction: jax.Array, count: Any) -> jax.Array:
     """A whole number from 0 to count - 1 out of a fraction in [0, 1)."""
     drawn = jnp.floor(fraction * jnp.asarray(count, jnp.float32)).astype(jnp.int32)

@@ -17,9 +17,10 @@ import numpy as np
 from jaxkern.image.program import noise_twin
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_seed, with_key
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.blur import MAX_KERNEL
 from jaxkern.image.transforms.moves import Move
 from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
-from jaxkern.image.transforms.warps import MAX_KERNEL, NO_FILL, warp_fill
+from jaxkern.image.transforms.warps import NO_FILL, warp_fill
 
 _TURNS = 8  # to find where a pixel went
 
