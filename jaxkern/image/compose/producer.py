@@ -330,7 +330,7 @@ class _Drawing:
         height, width = size
         chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
         steps = list(zip(aug.transforms, given, strict=True))
-        first, *others = aug._passes(steps, chain, aug._output_dtype(batch.dtype))
+        first, *others = aug._passes(steps, chain)
         if others:
             raise ValueError(
                 f"{aug!r} changes the number of channels between its transforms, which native "
