@@ -26,7 +26,7 @@ from jaxkern.image.compose.batch import (
     of_frames,
 )
 from jaxkern.image.compose.drawing import Params, checked_size, drawn
-from jaxkern.image.compose.passes import Pass, Steps, passes
+from jaxkern.image.compose.passes import BatchPass, Steps, passes
 from jaxkern.image.compose.targets import (
     checked_boxes,
     checked_fields,
@@ -234,7 +234,7 @@ class Compose:
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
         return self.apply(images, params, labels)
 
-    def _passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[Pass]:
+    def _passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
         """What native calls do to the images that `chain` begins with."""
         return passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
 

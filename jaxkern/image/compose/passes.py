@@ -21,7 +21,7 @@ Steps = list[tuple[Transform, dict[str, Any]]]
 
 
 @dataclasses.dataclass
-class Pass:
+class BatchPass:
     """What one native call does to a batch, and what is done to it then.
 
     Attributes:
@@ -46,7 +46,7 @@ class Pass:
         return pixels, labels
 
 
-def passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> Iterator[Pass]:
+def passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> Iterator[BatchPass]:
     """Transforms with their parameters, on images that `chain` begins with.
 
     `dtype` and `layout` are those of the last pass's output.
@@ -64,13 +64,13 @@ def passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> I
                 stages.program(functools.partial(transform._program, size=size), given)
                 if transform._channels(channels) != channels:
                     channels = transform._channels(channels)
-                    yield Pass(stages, size, channels=channels)
+                    yield BatchPass(stages, size, channels=channels)
                     stages = StagesBuilder(channels, made)
             chain = chain.following(channels, made)
             continue
         order = layout if last else Layout.NHWC
         stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
-        yield Pass(stages, chain.size, order, mixes=between)
+        yield BatchPass(stages, chain.size, order, mixes=between)
         if not last:
             chain = chain.following(chain.channels, Dtype.F32)
             stages = StagesBuilder(chain.channels, Dtype.F32)
