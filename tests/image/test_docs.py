@@ -12,7 +12,9 @@ from jaxkern import image as im
 MODULES = [
     f"jaxkern.image.{name}"
     for name in (
-        "transforms.geometric",
+        "transforms.crops",
+        "transforms.padding",
+        "transforms.sizes",
         "transforms.values",
         "transforms.mixing",
         "transforms.colour",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image.chain.axis import Axis, Number, clip, is_static, maximum, minimum, plus, times
+from jaxkern.image.chain.axis import Number, is_static, plus, times
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,
     MAX_PIXELS,
@@ -28,66 +28,7 @@ from jaxkern.image.chain.plan import (
     Rounding,
     Segment,
 )
-
-Values = Any  # per-channel values [C]: float64 NumPy where known, else a traced float32 array
-
-
-def channel_values(value: Any, channels: int, name: str) -> Values:
-    """`value` (a number, or one per channel) as an array [channels]."""
-    if isinstance(value, jax.Array):
-        array: Any = value.astype(jnp.float32)
-    else:
-        array = np.asarray(value, np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
-        raise ValueError(
-            f"{name} has shape {array.shape}, but the images have {channels} channels; "
-            f"give one number or {channels}"
-        )
-    if isinstance(array, np.ndarray):
-        return np.broadcast_to(array.reshape(-1), (channels,))
-    return jnp.broadcast_to(array.reshape(-1), (channels,))
-
-
-def _equal(a: Values, b: Values) -> bool:
-    if a is b:
-        return True
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
-
-
-class _OpenSegment:
-    """One segment under construction, with everything in the coordinates of its output."""
-
-    def __init__(self, height: Number, width: Number, channels: int) -> None:
-        self.filter = Filter.NONE
-        self.rows = Axis.whole(height)
-        self.columns = Axis.whole(width)
-        self.scale: Values = np.ones(channels)
-        self.bias: Values = np.zeros(channels)
-        self.fill: Values | None = None
-        self.may_miss = False  # a crop at run-time places of what is not plain may leave it
-        self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
-        self.rounding = Rounding.KEEP
-        self.padding = Padding.CONSTANT
-
-    def is_identity(self) -> bool:
-        """Whether the segment's output is its input (rounding aside)."""
-        axes = (self.rows, self.columns)
-        return (
-            self.filter is Filter.NONE
-            and not self.erasures
-            and all(axis.identity for axis in axes)
-            and _equal(self.scale, np.ones_like(self.scale))
-            and _equal(self.bias, np.zeros_like(self.bias))
-        )
-
-    def geometry(self) -> list[Number]:
-        """The fields of plan.h's Geometry, in order."""
-        r, c = self.rows, self.columns
-        return [
-            *(r.box_start, c.box_start, r.box_size, c.box_size, r.resampled, c.resampled),
-            *(r.valid_start, c.valid_start, r.valid_stop, c.valid_stop),
-            *(r.offset, r.step, c.offset, c.step),
-        ]
+from jaxkern.image.chain.segment import OpenSegment, Values, channel_values, equal_values
 
 
 class ChainBuilder:
@@ -108,8 +49,8 @@ class ChainBuilder:
         self.scale = scale
         self.bounded: tuple[int, int] | None = None
         self.beyond: Values = np.zeros(channels)
-        self._done: list[_OpenSegment] = []
-        self._open = _OpenSegment(height, width, channels)
+        self._done: list[OpenSegment] = []
+        self._open = OpenSegment(height, width, channels)
 
     @property
     def size(self) -> tuple[Number, Number]:
@@ -120,7 +61,7 @@ class ChainBuilder:
         """A number or one number a channel, as [C]."""
         return channel_values(value, self.channels, name)
 
-    def _new_segment(self) -> _OpenSegment:
+    def _new_segment(self) -> OpenSegment:
         height, width = self.size
         if not is_static(height, width):
             if self.bounded is None:
@@ -135,7 +76,7 @@ class ChainBuilder:
                 f"the chain needs more than {MAX_SEGMENTS} passes; reorder it so that crops and "
                 "resizes come before pads and erasures, or split it into two Compose objects"
             )
-        self._open = _OpenSegment(height, width, self.channels)
+        self._open = OpenSegment(height, width, self.channels)
         return self._open
 
     def resample(
@@ -177,7 +118,7 @@ class ChainBuilder:
         if fill is not None and _window_inside(start, size, self.size):
             fill = None
         if fill is not None:
-            differs = segment.fill is not None and not _equal(segment.fill, fill)
+            differs = segment.fill is not None and not equal_values(segment.fill, fill)
             if differs or segment.rounding is not Rounding.KEEP:
                 segment = self._new_segment()
             segment.fill = fill
@@ -186,7 +127,7 @@ class ChainBuilder:
             ):
                 self.integral = False
         inside = fill is None
-        self._clip_erasures()
+        segment.clip_erasures()
         segment.erasures = [
             ((plus(top, times(-1, start[0])), plus(left, times(-1, start[1])), *sides), value)
             for (top, left, *sides), value in segment.erasures
@@ -217,7 +158,7 @@ class ChainBuilder:
         """Mirrors rows and columns where the given 0/1 numbers say so."""
         segment = self._open
         height, width = self.size
-        self._clip_erasures()
+        segment.clip_erasures()
         segment.erasures = [
             (
                 (
@@ -255,14 +196,9 @@ class ChainBuilder:
             )
         if segment.fill is None:
             segment.fill = self.beyond
-        self._clip_erasures()
+        segment.clip_erasures()
         segment.rows.window(0, size[0], False)
         segment.columns.window(0, size[1], False)
-
-    def _clip_erasures(self) -> None:
-        """Before the image moves: what lies outside must not move in, nor out of int32."""
-        segment = self._open
-        segment.erasures = [(_clipped(box, self.size), value) for box, value in segment.erasures]
 
     def affine(self, scale: Values, bias: Values) -> None:
         """value = scale * value + bias."""
@@ -408,20 +344,6 @@ def _window_inside(
         first >= 0 and first + length <= whole
         for first, length, whole in zip(start, size, image, strict=True)
     )
-
-
-def _clipped(
-    box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
-) -> tuple[Number, Number, Number, Number]:
-    """The part of a box inside an image; parts outside must not show where the image is padded."""
-    sides = []
-    for start, length, whole in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
-        first = clip(start, 0, whole)
-        # Start and length are never added where both are positive: the sum may leave int32.
-        inside = minimum(start, 0) + maximum(length, 0)
-        sides.append((first, clip(inside, 0, whole - first)))
-    (top, height), (left, width) = sides
-    return top, left, height, width
 
 
 def _integers(rows: list[list[Number]], fields: int) -> Any:

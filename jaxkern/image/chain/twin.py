@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxkern.image.chain.line_twin import Line, as_float
 from jaxkern.image.chain.plan import (
     ChainPlan,
     Dtype,
     Filter,
     Layout,
-    Padding,
     Rounding,
     Segment,
     jax_dtype,
@@ -118,26 +118,22 @@ def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.
     return a + fraction * (b - a) if finite else (1.0 - fraction) * a + fraction * b
 
 
-def _float(pixels: jax.Array) -> jax.Array:
-    return pixels.astype(jnp.float32)
-
-
 class _Dense:
     def __init__(self, pixels: jax.Array) -> None:
         # Half types are widened before the gathers so that gradients add up in float32.
         integer = jnp.issubdtype(pixels.dtype, jnp.integer)
-        self.pixels = pixels if integer else _float(pixels)
+        self.pixels = pixels if integer else as_float(pixels)
         self.height, self.width = pixels.shape[:2]
 
     def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
         picked = self.pixels.at[rows[:, None], columns[None, :]]
-        return _float(picked.get(mode=_CHECKED))
+        return as_float(picked.get(mode=_CHECKED))
 
     def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
         # Columns first: the row pass then copies whole rows, which XLA vectorizes on CPU.
         left, right, across = columns
-        a = _float(self.pixels.at[:, left].get(mode=_CHECKED))
-        b = _float(self.pixels.at[:, right].get(mode=_CHECKED))
+        a = as_float(self.pixels.at[:, left].get(mode=_CHECKED))
+        b = as_float(self.pixels.at[:, right].get(mode=_CHECKED))
         narrowed = _lerp(a, b, across[None, :, None], finite)
         upper, lower, down = rows
         a = narrowed.at[upper].get(mode=_CHECKED)
@@ -145,7 +141,7 @@ class _Dense:
         return _lerp(a, b, down[:, None, None], finite)
 
     def dense(self) -> jax.Array:
-        return _float(self.pixels)
+        return as_float(self.pixels)
 
 
 class _Ragged:
@@ -169,7 +165,7 @@ class _Ragged:
         pixel = rows[:, None] * self.width.astype(self.offset.dtype) + columns[None, :]
         start = self.offset + pixel * self.channels
         index = start[..., None] + jnp.arange(self.channels, dtype=start.dtype)
-        return _float(self.buffer.at[index].get(mode="clip"))
+        return as_float(self.buffer.at[index].get(mode="clip"))
 
     def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
         (upper, lower, down), (left, right, across) = rows, columns
@@ -180,122 +176,6 @@ class _Ragged:
 
     def dense(self) -> jax.Array:
         return self.grid(jnp.arange(self.max_height), jnp.arange(self.max_width))
-
-
-class _Line:
-    """One axis of a segment: the source positions of its outputs, as traced int32 scalars."""
-
-    def __init__(
-        self,
-        start: Any,
-        box: Any,
-        resampled: Any,
-        offset: Any,
-        step: Any,
-        limit: Any,
-        size: int,
-        padding: Padding,
-    ) -> None:
-        self.box = jnp.clip(box, 1, limit)
-        self.start = jnp.clip(start, 0, limit - self.box)
-        self.resampled = jnp.maximum(resampled, 1)
-        index = offset + step * lax.iota(jnp.int32, size)
-        if padding is not Padding.CONSTANT:
-            index = _folded(index, self.resampled, padding)
-        self.exists = (index >= 0) & (index < self.resampled)
-        self.index = jnp.clip(index, 0, self.resampled - 1)
-
-    def position(self, half: bool) -> tuple[jax.Array, jax.Array]:
-        """Whole and fractional part of (2 i + 1) box / (2 resampled), less 1/2 if `half`.
-
-        Exact for every size: see `offset`.
-        """
-        whole, rest = self.offset(half)
-        return whole, _float(rest) / _float(2 * self.resampled)
-
-    def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
-        """The same with the fraction as a remainder, of 2 resampled.
-
-        The estimate in float32 is a few off at most, and the remainder that corrects it is small,
-        so that int32 arithmetic which wraps around gives it exactly.
-        """
-        odd, double = 2 * self.index + 1, 2 * self.resampled
-        estimate = _float(odd) * _float(self.box) / _float(double) - (0.5 if half else 0.0)
-        whole = jnp.floor(estimate).astype(jnp.int32)
-        rest = odd * self.box - (self.resampled if half else 0) - whole * double
-        more = rest // double
-        return whole + more, rest - more * double
-
-    def direct(self) -> jax.Array:
-        """Source indices without resampling."""
-        return self.start + jnp.minimum(self.index, self.box - 1)
-
-    def nearest(self) -> jax.Array:
-        """Source indices of the nearest pixels."""
-        return self.start + jnp.clip(self.offset(half=False)[0], 0, self.box - 1)
-
-    def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The two source indices and the weight of the second."""
-        whole, fraction = self.position(half=True)
-        first = jnp.clip(whole, 0, self.box - 1)
-        second = jnp.minimum(first + 1, self.box - 1)
-        # A second index of weight 0 is the first one's twin: two halves of it keep infinities.
-        single = (whole < 0) | (fraction == 0.0)
-        second = jnp.where(single, first, second)
-        fraction = jnp.where(second == first, 0.5, fraction)
-        return self.start + first, self.start + second, fraction
-
-    def weights(self, columns: int, kind: Filter) -> jax.Array:
-        """Weights [size, columns] of all source pixels under a filter with windows."""
-        double = 2 * self.resampled
-        # An argument of 1 of the filter on the scale of `_away`, where all is an integer, so that
-        # a weight is 0 here where it is in the kernels.
-        one = jnp.maximum(2 * self.box, double) if kind.widened else double
-        source = lax.iota(jnp.int32, columns) - self.start
-        inside = (source >= 0) & (source < self.box)
-        if kind is Filter.ANTIALIAS:
-            height = jnp.maximum(one - jnp.abs(self._away(source, one)), 0)
-            weight = _float(jnp.where(inside, height, 0))
-        else:
-            argument = _float(self._away(source, 2 * one)) / _float(one)
-            a = -0.5 if kind.widened else -0.75
-            weight = jnp.where(inside, _keys(a, argument), 0.0)
-        if kind.widened:
-            return weight / jnp.sum(weight, axis=1, keepdims=True)
-        # Those beyond the box are its first and last pixel.
-        for beyond in (1.0, 2.0):
-            below, above = _keys(a, argument - beyond), _keys(a, argument + beyond)
-            weight += jnp.where(source == 0, below, 0.0)
-            weight += jnp.where(source == self.box - 1, above, 0.0)
-        return weight
-
-    def _away(self, source: jax.Array, reach: jax.Array) -> jax.Array:
-        """How far source pixels are from those wanted, in parts of 2 resampled [size, columns].
-
-        What lies beyond the reach, and could leave int32, is somewhere beyond it.
-        """
-        whole, rest = self.offset(half=True)
-        double = 2 * self.resampled
-        limit = reach // double + 2
-        return jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
-
-
-def _keys(a: float, x: jax.Array) -> jax.Array:
-    """Keys' cubic convolution kernel."""
-    x = jnp.abs(x)
-    inner = 1.0 - x * x * (a + 3.0 - (a + 2.0) * x)
-    outer = a * (x - 1.0) * (x - 2.0) * (x - 2.0)
-    return jnp.where(x < 1.0, inner, jnp.where(x < 2.0, outer, 0.0))
-
-
-def _folded(index: jax.Array, count: jax.Array, padding: Padding) -> jax.Array:
-    """The indices in [0, count) that stand for others."""
-    if padding is Padding.EDGE:
-        return jnp.clip(index, 0, count - 1)
-    twice = 1 if padding is Padding.SYMMETRIC else 0  # the outermost are there twice
-    period = jnp.maximum(2 * (count - 1 + twice), 1)
-    within = jnp.mod(index, period)
-    return jnp.where(within < count, within, period - twice - within)
 
 
 def _weighted(
@@ -313,7 +193,7 @@ def _weighted(
     channels = pixels.shape[-1]
     known = jnp.isfinite(pixels)
     up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
-    parts = [jnp.where(known, pixels, 0.0), _float(up), _float(down)]
+    parts = [jnp.where(known, pixels, 0.0), as_float(up), as_float(down)]
     if signed:  # a weight below 0 turns them round
         value = product(weights, parts[0])
         up, down = (
@@ -326,9 +206,7 @@ def _weighted(
     return value + jnp.where(up > 0, jnp.inf, 0.0) - jnp.where(down > 0, jnp.inf, 0.0)
 
 
-def _resampled(
-    source: _Source, kind: Filter, rows: _Line, columns: _Line, finite: bool
-) -> jax.Array:
+def _resampled(source: _Source, kind: Filter, rows: Line, columns: Line, finite: bool) -> jax.Array:
     if kind is Filter.NONE:
         return source.grid(rows.direct(), columns.direct())
     if kind is Filter.NEAREST:
@@ -366,8 +244,8 @@ def _segment(
     finite: bool,
 ) -> jax.Array:
     g = geometry
-    rows = _Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
-    columns = _Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
+    rows = Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
+    columns = Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
     value = _resampled(source, segment.filter, rows, columns, finite)
     y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
     rows_valid = rows.exists & (y >= g[6]) & (y < g[8])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Dtype, Layout, dtype_code
@@ -29,6 +26,7 @@ from jaxkern.image.compose.batch import (
     of_frames,
 )
 from jaxkern.image.compose.drawing import Params, checked_size, drawn
+from jaxkern.image.compose.passes import BatchPass, Steps, passes
 from jaxkern.image.compose.targets import (
     checked_boxes,
     checked_fields,
@@ -36,12 +34,9 @@ from jaxkern.image.compose.targets import (
     counted,
     move_fields,
 )
-from jaxkern.image.stages import StagesBuilder
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Stage, Transform
+from jaxkern.image.transforms.transform import Transform
 from jaxkern.image.transforms.values import Normalize, ToDtype
-
-_Steps = list[tuple[Transform, dict[str, Any]]]
 
 
 class Compose:
@@ -209,14 +204,8 @@ class Compose:
             labels = checked_labels(labels, count)
         chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
         pixels = images
-        for part in self._passes(steps, chain, self._output_dtype(batch.dtype)):
-            pixels = ops.run_stages(pixels, part.stages)
-            if part.channels is not None:
-                pixels = _with_channels(jnp.asarray(pixels), part.channels)
-            for transform, given in part.mixes:
-                pixels, labels = _mix(
-                    transform, given, pixels, labels, part.size, part.layout, frames or 1
-                )
+        for part in self._passes(steps, chain):
+            pixels, labels = part.run(pixels, labels, frames or 1)
         pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
         if narrow:
             pixels = as_uint16(pixels, self.scale)
@@ -247,31 +236,9 @@ class Compose:
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
         return self.apply(images, params, labels)
 
-    def _passes(self, steps: _Steps, chain: ChainBuilder, dtype: Dtype) -> Iterator[_Pass]:
-        """The chain in passes over the batch; where it ends, of which type and layout it is."""
-        groups = _grouped(_linear_first(_spread(steps, chain.size)))
-        stages = StagesBuilder(chain.channels, chain.source_dtype)
-        for place, (fused, stage, between) in enumerate(groups):
-            last = place == len(groups) - 1
-            for transform, given in fused:
-                transform._fold(chain, given)
-            if stage == "program":
-                stages.chain(chain.finish_rounded())
-                made, channels, size = chain.rounded_dtype, chain.channels, chain.size
-                for transform, given in between:
-                    stages.program(functools.partial(transform._program, size=size), given)
-                    if transform._channels(channels) != channels:
-                        channels = transform._channels(channels)
-                        yield _Pass(stages, size, channels=channels)
-                        stages = StagesBuilder(channels, made)
-                chain = chain.following(channels, made)
-                continue
-            layout = Layout[self.layout] if last else Layout.NHWC
-            stages.chain(chain.finish(dtype, layout) if last else chain.finish_open())
-            yield _Pass(stages, chain.size, layout, mixes=between)
-            if not last:
-                chain = chain.following(chain.channels, Dtype.F32)
-                stages = StagesBuilder(chain.channels, Dtype.F32)
+    def _passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
+        """What native calls do to the images that `chain` begins with."""
+        return passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
 
     def _sizes(self, size: Any) -> list[Any]:
         """The size before each transform, and after the last."""
@@ -302,23 +269,6 @@ class Compose:
         return result
 
 
-@dataclasses.dataclass
-class _Pass:
-    """What one native call does to a batch, and what is done to it then.
-
-    Attributes:
-      size, layout: of the images behind it.
-      channels: to which it is narrowed or widened, None: as it is.
-      mixes: of the batch.
-    """
-
-    stages: StagesBuilder
-    size: tuple[Any, Any]
-    layout: Layout = Layout.NHWC
-    channels: int | None = None
-    mixes: Sequence[tuple[Transform, dict[str, Any]]] = ()
-
-
 class _Identity(Transform):
     """Changes nothing; what is left of a chain that was all random."""
 
@@ -334,78 +284,3 @@ def _output_type(dtype: Any) -> np.dtype[Any] | None:
         return None
     known = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
     return np.dtype(np.uint16) if known else ToDtype(dtype).dtype
-
-
-def _spread(steps: _Steps, size: Any) -> _Steps:
-    """What each transform is made of; `size` is that before the first."""
-    if all(type(transform)._spread is Transform._spread for transform, _ in steps):
-        return steps
-    spread: _Steps = []
-    for transform, given in steps:
-        spread += transform._spread(given, size)
-        size = transform._size_after(size, given)
-    return spread
-
-
-def _linear_first(steps: _Steps) -> _Steps:
-    """Moves Normalize and ToDtype(float) before mixes, with which they commute."""
-    ordered: _Steps = []
-    for step in steps:
-        place = len(ordered)
-        while step[0].linear and place > 0 and ordered[place - 1][0].stage == "batch":
-            place -= 1
-        ordered.insert(place, step)
-    return ordered
-
-
-def _grouped(steps: _Steps) -> list[tuple[_Steps, Stage, _Steps]]:
-    """The transforms of one fused chain, then those of one other stage that follow it.
-
-    The last group ends in a chain, or in mixes of its output.
-    """
-    groups: list[tuple[_Steps, Stage, _Steps]] = [([], "image", [])]
-    for step in steps:
-        fused, stage, between = groups[-1]
-        if step[0].stage == "image" and stage == "image":
-            fused.append(step)
-        elif step[0].stage == "image":
-            groups.append(([step], "image", []))
-        elif stage in ("image", step[0].stage):
-            groups[-1] = (fused, step[0].stage, [*between, step])
-        else:
-            groups.append(([], step[0].stage, [step]))
-    if groups[-1][1] == "program":
-        groups.append(([], "image", []))
-    return groups
-
-
-def _with_channels(pixels: jax.Array, channels: int) -> jax.Array:
-    if channels == 1:
-        return pixels[..., :1]
-    return jnp.broadcast_to(pixels, (*pixels.shape[:-1], channels))
-
-
-def _mix(
-    transform: Transform,
-    params: dict[str, Any],
-    pixels: Any,
-    labels: Any,
-    size: tuple[Any, Any],
-    layout: Layout,
-    frames: int,
-) -> tuple[Any, Any]:
-    lam, box, share = transform._mixture(params, size)
-    pixels = jnp.asarray(pixels)
-    pixels = ops.run_mix(pixels, _partner(pixels, frames), lam, box, layout)
-    if labels is not None:
-        share = jnp.asarray(share, labels.dtype)[::frames, None]
-        labels = share * labels + (1 - share) * _partner(labels, 1)
-    return pixels, labels
-
-
-def _partner(values: Any, count: int) -> Any:
-    """The batch rolled by one sample of so many: between shards, its last one to the next one."""
-    roll = in_auto_mode(
-        lambda x: jnp.roll(x, count, axis=0), jax.typeof(values).sharding, explicit_axes([values])
-    )
-    return roll(values)

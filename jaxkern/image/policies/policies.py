@@ -34,8 +34,8 @@ from jaxkern.image.program.program import (
     step_values,
 )
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set, uniform_below
-from jaxkern.image.transforms.transform import Size, Stage, Transform
+from jaxkern.image.transforms.draws import uniform_below
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 from jaxkern.image.transforms.warps import warp_fill
 
 
@@ -56,7 +56,7 @@ class _Policy(Transform):
     fill: Any
 
     def _checked(self, **fields: Any) -> None:
-        _set(
+        set_fields(
             self,
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
             fill=warp_fill(self.fill),

@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxkern.image.program.program import Code, Step
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 
 
 class _Container(Transform):
@@ -147,7 +146,7 @@ class RandomApply(_Container):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _set(self, transforms=self._checked_transforms(), p=checks.probability(self.p))
+        set_fields(self, transforms=self._checked_transforms(), p=checks.probability(self.p))
 
     def _own(self) -> dict[str, str]:
         return {"apply": "bool"}
@@ -192,7 +191,7 @@ class RandomChoice(_Container):
             raise ValueError(
                 f"p={self.p!r}; wanted {count} finite numbers from 0, one a transform, not all 0"
             )
-        _set(self, transforms=transforms, p=tuple((p / p.sum()).tolist()))
+        set_fields(self, transforms=transforms, p=tuple((p / p.sum()).tolist()))
 
     def _own(self) -> dict[str, str]:
         return {"choice": "int"}
@@ -227,7 +226,7 @@ class RandomOrder(_Container):
     transforms: Any
 
     def __post_init__(self) -> None:
-        _set(self, transforms=self._checked_transforms())
+        set_fields(self, transforms=self._checked_transforms())
 
     def _own(self) -> dict[str, str]:
         return {"order": f"int[{len(self.transforms)}]"}

@@ -15,10 +15,10 @@ from jaxkern.image.chain.axis import clip, is_static
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.boxes import overlap, sane, with_area
-from jaxkern.image.transforms.geometric import _set, uniform_below
+from jaxkern.image.transforms.draws import uniform_below
 from jaxkern.image.transforms.moves import Move, boxed
 from jaxkern.image.transforms.sizes import OfOwnSize
-from jaxkern.image.transforms.transform import Size, Transform, as_number
+from jaxkern.image.transforms.transform import Size, Transform, as_number, set_fields
 
 _ROUNDS = 128  # of options, after which an image is left whole
 
@@ -82,7 +82,7 @@ class RandomIoUCrop(OfOwnSize):
             raise ValueError(
                 f"sampler_options={self.sampler_options!r}; wanted finite overlaps, at least one"
             )
-        _set(
+        set_fields(
             self,
             min_scale=low,
             max_scale=high,
@@ -208,7 +208,7 @@ class RandomZoomOut(OfOwnSize):
     parameters: ClassVar[dict[str, str]] = _BOX
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             fill=checks.per_channel(self.fill, "fill"),
             side_range=checks.interval(self.side_range, "side_range", 1.0, open_low=False),
@@ -292,7 +292,7 @@ class SanitizeBoundingBoxes(Transform):
             value = float(getattr(self, name))
             if not 1.0 <= value < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}; wanted a finite number from 1")
-            _set(self, **{name: value})
+            set_fields(self, **{name: value})
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set
 from jaxkern.image.transforms.moves import Move, mirror
-from jaxkern.image.transforms.transform import Size, Transform, as_number
+from jaxkern.image.transforms.transform import Size, Transform, as_number, set_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,7 @@ class _RandomFlip(Transform):
     geometric = True
 
     def __post_init__(self) -> None:
-        _set(self, p=checks.probability(self.p))
+        set_fields(self, p=checks.probability(self.p))
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
         return self

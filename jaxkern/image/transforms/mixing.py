@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set, uniform_below
-from jaxkern.image.transforms.transform import Size, Stage, Transform
+from jaxkern.image.transforms.draws import uniform_below
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,9 @@ class MixUp(Transform):
     parameters: ClassVar[dict[str, str]] = {"lam": "float"}
 
     def __post_init__(self) -> None:
-        _set(self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample))
+        set_fields(
+            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
+        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one lam."""
@@ -75,7 +77,9 @@ class CutMix(Transform):
     }
 
     def __post_init__(self) -> None:
-        _set(self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample))
+        set_fields(
+            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
+        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one box, clipped to an image of `size`, and its lam."""

@@ -17,10 +17,10 @@ import numpy as np
 from jaxkern.image.program import noise_twin
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_seed, with_key
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _set
+from jaxkern.image.transforms.blur import MAX_KERNEL
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform
-from jaxkern.image.transforms.warps import MAX_KERNEL, NO_FILL, warp_fill
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.warps import NO_FILL, warp_fill
 
 _TURNS = 8  # to find where a pixel went
 
@@ -61,7 +61,7 @@ class GaussianNoise(Transform):
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             mean=_finite(self.mean, "mean"),
             sigma=_finite(self.sigma, "sigma", 0.0),
@@ -132,7 +132,7 @@ class ElasticTransform(Transform):
         sigma = _pair(self.sigma, "sigma", 0.0)
         if (sigma[0] == 0.0) != (sigma[1] == 0.0):
             raise ValueError(f"sigma={self.sigma!r}; wanted numbers above 0, or 0 along both axes")
-        _set(
+        set_fields(
             self,
             alpha=_pair(self.alpha, "alpha", -math.inf),
             sigma=sigma,

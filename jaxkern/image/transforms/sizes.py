@@ -1,7 +1,7 @@
-"""Resizes that give images sizes of their own.
+"""Resizes: to one size, or to sizes of the images' own.
 
-They stay so up to the next transform that gives all one size, as in torchvision; where none does,
-each image lies at the top left of a canvas of one size.
+The latter stay so up to the next transform that gives all one size, as in torchvision; where none
+does, each image lies at the top left of a canvas of one size.
 """
 
 from __future__ import annotations
@@ -15,14 +15,101 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import clip, is_static, minimum
+from jaxkern.image.chain.axis import clip, is_static, maximum, minimum, scaled
 from jaxkern.image.chain.fold import ChainBuilder
-from jaxkern.image.chain.plan import MAX_SIZE
+from jaxkern.image.chain.plan import MAX_SIZE, Filter
 from jaxkern.image.program.coefficients import fitted_sizes
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import _filter, _set, uniform_below
+from jaxkern.image.transforms.draws import uniform_below
 from jaxkern.image.transforms.moves import Move, boxed
-from jaxkern.image.transforms.transform import Size, Transform
+from jaxkern.image.transforms.transform import Size, Transform, set_fields
+
+
+def filter_of(interpolation: str, antialias: bool) -> Filter:
+    """The filter of an interpolation that `checks.RESAMPLINGS` names."""
+    if interpolation == "nearest":
+        return Filter.NEAREST
+    if interpolation == "bicubic":
+        return Filter.BICUBIC_ANTIALIAS if antialias else Filter.BICUBIC
+    return Filter.ANTIALIAS if antialias else Filter.BILINEAR
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize(Transform):
+    """Resizes whole images.
+
+    Args:
+      size: (height, width), or an integer for the shorter edge, the other edge following.
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
+      max_size: upper bound of the longer edge, only with an integer size.
+      antialias: widen the filter where the image shrinks; as in torchvision, the bicubic kernel's
+        a is -1/2 with it and -3/4 without.
+    Raises: ValueError for sizes below 1 or above 2**24, max_size not above size or beside a pair.
+
+    >>> from jaxkern.image import Resize
+    >>> Resize(256).output_size((512, 640))
+    (256, 320)
+    """
+
+    size: Any
+    interpolation: str = "bilinear"
+    max_size: int | None = None
+    antialias: bool = True
+
+    geometric = True
+
+    def __post_init__(self) -> None:
+        pair = checks.size_pair(self.size)
+        shorter = not isinstance(self.size, tuple | list | np.ndarray) or len(self.size) == 1
+        set_fields(
+            self,
+            size=pair[0] if shorter else pair,
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
+            antialias=bool(self.antialias),
+        )
+        if self.max_size is not None:
+            limit = checks.size_pair(self.max_size, "max_size")[0]
+            if not shorter:
+                raise ValueError("max_size goes only with an integer size, which is a shorter edge")
+            if limit <= pair[0]:
+                raise ValueError(f"max_size={limit} must be above size={pair[0]}")
+            set_fields(self, max_size=limit)
+
+    def output_size(self, size: Size) -> Size:
+        """(height, width) after resizing an image of `size`."""
+        if isinstance(self.size, tuple):
+            return self.size
+        height, width = size
+        if height is None or width is None:
+            return (None, None)
+        shorter, longer = minimum(height, width), maximum(height, width)
+        new_shorter, new_longer = self.size, scaled(self.size, longer, shorter)
+        if self.max_size is not None:
+            limited = maximum(scaled(self.max_size, self.size, new_longer), 1)
+            fits = _select(new_longer <= self.max_size, 1, 0)
+            new_shorter = fits * self.size + (1 - fits) * limited
+            new_longer = minimum(new_longer, self.max_size)
+        upright = _select(width <= height, 1, 0)
+        difference = new_longer - new_shorter
+        return (new_shorter + upright * difference, new_longer - upright * difference)
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        height, width = chain.size
+        new = self.output_size((height, width))
+        chain.resample(filter_of(self.interpolation, self.antialias), (0, 0, height, width), new)
+
+
+def _select(condition: Any, yes: int, no: int) -> Any:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return no + (yes - no) * condition.astype("int32")
 
 
 class OfOwnSize(Transform):
@@ -49,7 +136,7 @@ class _RandomResize(OfOwnSize):
     parameters: ClassVar[dict[str, str]] = dict.fromkeys(("height", "width"), "int")
 
     def _checked(self, **fields: Any) -> None:
-        _set(
+        set_fields(
             self,
             interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
             antialias=bool(self.antialias),
@@ -90,7 +177,7 @@ class _RandomResize(OfOwnSize):
     def _resize(self, chain: ChainBuilder, new: Size) -> None:
         """To sizes of their own, on the canvas where there is one."""
         limit = self._limit(chain.size) if self.canvas is None else self.canvas
-        kind = _filter(self.interpolation, self.antialias)
+        kind = filter_of(self.interpolation, self.antialias)
         chain.resample(kind, (0, 0, *chain.size), new)
         if is_static(*new):
             return

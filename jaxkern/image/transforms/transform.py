@@ -110,3 +110,9 @@ class Transform:
 def as_number(flag: Any) -> Any:
     """A bool or bool array as 0/1: an int, or int32 [N]."""
     return flag.astype("int32") if hasattr(flag, "astype") else int(flag)
+
+
+def set_fields(instance: Any, **fields: Any) -> None:
+    """Sets fields of a frozen dataclass, as it checks what it was given."""
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)

@@ -14,8 +14,8 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Dtype, dtype_code
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, drawn_seed, with_key
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import TRIES, _set, drawn_sizes, uniform_below
-from jaxkern.image.transforms.transform import Size, Stage, Transform, as_number
+from jaxkern.image.transforms.draws import TRIES, drawn_sizes, uniform_below
+from jaxkern.image.transforms.transform import Size, Stage, Transform, as_number, set_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ToDtype(Transform):
             raise TypeError(f"dtype={self.dtype!r} is not a dtype") from error
         if dtype_code(dtype) is None:
             raise TypeError(f"dtype={dtype.name}; wanted uint8, float16, bfloat16 or float32")
-        _set(self, dtype=dtype, scale=bool(self.scale))
+        set_fields(self, dtype=dtype, scale=bool(self.scale))
 
     def __repr__(self) -> str:
         return f"ToDtype(dtype={self.dtype.name!r}, scale={self.scale})"
@@ -90,7 +90,7 @@ class Normalize(Transform):
             raise ValueError(
                 f"mean has {np.size(mean)} values and std {np.size(std)}; wanted one per channel"
             )
-        _set(self, mean=mean, std=std)
+        set_fields(self, mean=mean, std=std)
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         mean, std = chain.values(self.mean, "mean"), chain.values(self.std, "std")
@@ -145,7 +145,7 @@ class RandomErasing(Transform):
         scale = checks.interval(self.scale, "scale", 0.0, open_low=False)
         if scale[1] > 1.0:
             raise ValueError(f"scale={self.scale!r}; wanted shares of the area, at most 1")
-        _set(
+        set_fields(
             self,
             p=checks.probability(self.p),
             scale=scale,

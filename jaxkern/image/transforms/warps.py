@@ -1,4 +1,4 @@
-"""Transforms that turn, shear, tilt or blur whole images: steps of an image program."""
+"""Transforms that turn, shear or tilt whole images: steps of an image program."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxkern.image.program.coefficients import (
 )
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.geometric import Pad, RandomCrop, _set, uniform_below
+from jaxkern.image.transforms.crops import RandomCrop
+from jaxkern.image.transforms.draws import between, uniform_below
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform
-
-MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
+from jaxkern.image.transforms.padding import Pad
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
 
 NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
 
@@ -68,10 +68,6 @@ def warp_fill(value: Any) -> tuple[float, ...] | None:
     if isinstance(value, jax.core.Tracer):
         raise TypeError("fill is traced, but a compiled program holds it; give numbers or None")
     return None if value is None else checks.per_channel(value, "fill")
-
-
-def _between(fraction: Any, low: float, high: float) -> jax.Array:
-    return jnp.asarray(low + (high - low) * fraction, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +115,7 @@ class RandomRotation(_Warp):
     parameters: ClassVar[dict[str, str]] = {"angle": "number"}
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             degrees=_angles(self.degrees, "degrees", (2,)),
             interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
@@ -136,7 +132,7 @@ class RandomRotation(_Warp):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one angle."""
-        return {"angle": _between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
+        return {"angle": between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
 
     def output_size(self, size: Size) -> Size:
         """That of the turned image where it is expanded, else `size`."""
@@ -253,7 +249,7 @@ class RandomAffine(_Warp):
             translate = _numbers(translate, "translate", (2,), wanted)
             if not all(0.0 <= share <= 1.0 for share in translate):
                 raise ValueError(f"translate={self.translate!r}; wanted {wanted}")
-        _set(
+        set_fields(
             self,
             degrees=_angles(self.degrees, "degrees", (2,)),
             translate=translate,
@@ -273,12 +269,12 @@ class RandomAffine(_Warp):
         share_x, share_y = self.translate or (0.0, 0.0)
         shear = (*(self.shear or (0.0, 0.0)), 0.0, 0.0)
         return {
-            "angle": _between(fraction[0], *self.degrees),
+            "angle": between(fraction[0], *self.degrees),
             "translate_x": jnp.round((2.0 * fraction[1] - 1.0) * share_x * width),
             "translate_y": jnp.round((2.0 * fraction[2] - 1.0) * share_y * height),
-            "scale": _between(fraction[3], *(self.scale or (1.0, 1.0))),
-            "shear_x": _between(fraction[4], *shear[:2]),
-            "shear_y": _between(fraction[5], *shear[2:4]),
+            "scale": between(fraction[3], *(self.scale or (1.0, 1.0))),
+            "shear_x": between(fraction[4], *shear[:2]),
+            "shear_y": between(fraction[5], *shear[2:4]),
         }
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
@@ -315,7 +311,7 @@ class RandomPerspective(_Warp):
     parameters: ClassVar[dict[str, str]] = {"endpoints": "number[4,2]"}
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
             distortion_scale=checks.probability(self.distortion_scale, "distortion_scale"),
             p=checks.probability(self.p),
@@ -349,60 +345,3 @@ class RandomPerspective(_Warp):
 
 # Whether the x and y of the corners, in the order of endpoints, are the last ones.
 _LAST = np.asarray([[False, False], [True, False], [True, True], [False, True]])
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianBlur(Transform):
-    """Blurs each image by a Gaussian with sigma uniform in `sigma`; edges are reflected.
-
-    Weights are exp(-t^2 / (2 sigma^2)) at whole t, normalized; edges are not repeated.
-
-    Args:
-      kernel_size: an odd number of pixels, or (x, y), up to 1023; half of one must fit within the
-        image.
-      sigma: (low, high) in pixels, above 0, or a number.
-    Parameter an image: sigma f32; not above 0 leaves an image as it is.
-    Raises: TypeError or ValueError for even sizes, ranges that are none, and, in `apply`, images
-    that are not larger than half the kernel.
-
-    >>> from jaxkern.image import GaussianBlur
-    >>> GaussianBlur(23).sigma
-    (0.1, 2.0)
-    """
-
-    kernel_size: Any
-    sigma: Any = (0.1, 2.0)
-
-    stage: ClassVar[Stage] = "program"
-    parameters: ClassVar[dict[str, str]] = {"sigma": "number"}
-
-    def __post_init__(self) -> None:
-        kernel = checks.size_pair(self.kernel_size, "kernel_size")
-        if not all(size % 2 == 1 and size <= MAX_KERNEL for size in kernel):
-            raise ValueError(
-                f"kernel_size={self.kernel_size!r}; wanted odd sizes from 1 to {MAX_KERNEL}"
-            )
-        sigma = self.sigma
-        if isinstance(sigma, numbers.Real):
-            sigma = (sigma, sigma)
-        elif isinstance(sigma, list | tuple) and len(sigma) == 1:
-            sigma = (sigma[0], sigma[0])
-        elif isinstance(sigma, str) or not isinstance(sigma, Sequence | np.ndarray):
-            raise TypeError(f"sigma={sigma!r}; wanted a number above 0, or (low, high)")
-        _set(self, kernel_size=kernel, sigma=checks.interval(sigma, "sigma", 0.0, open_low=True))
-
-    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one sigma."""
-        return {"sigma": _between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
-
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        across, down = self.kernel_size
-        if across // 2 >= size[1] or down // 2 >= size[0]:
-            raise ValueError(
-                f"GaussianBlur(kernel_size={self.kernel_size}) got images of (height, width) "
-                f"{tuple(size)}; half a kernel must be smaller than the image: wanted a smaller "
-                "kernel or larger images"
-            )
-        sigma = params["sigma"]
-        static = ProgramStep((Code.BLUR,), kernel=self.kernel_size)
-        return [(np.full(1, Code.BLUR, np.int32), step_values(sigma, sigma), static)]
