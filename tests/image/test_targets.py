@@ -345,6 +345,29 @@ def test_a_record_has_the_same_targets_in_any_batch_under_jit_and_vmap():
         np.testing.assert_allclose(value[2:3], alone[name], atol=1e-4)
 
 
+def test_ragged_images_zoom_out():
+    """SSD's sampling takes images of different sizes, on a canvas for the largest of them."""
+    sizes, zoomed = [(6, 7), (9, 5)], [(11, 20), (9, 5)]
+    pictures = [np.full((*size, 1), 50 + k, np.uint8) for k, size in enumerate(sizes)]
+    aug = im.Compose([im.RandomZoomOut(7, (1, 3)), im.RandomIoUCrop()])
+    zoom = {"top": [4, 0], "left": [2, 0], "height": [11, 9], "width": [20, 5]}
+    crop = {"top": [2, 1], "left": [1, 2], "height": [8, 4], "width": [12, 3]}
+    zoom, crop = ({name: np.int32(v) for name, v in given.items()} for given in (zoom, crop))
+    fields = {"image": im.Ragged.from_list(pictures), "boxes": np.float32([[[0, 0, 5, 5]]] * 2)}
+    out = aug.apply(fields, (zoom, crop | {"crop": np.ones(2, bool)}))
+    assert out["image"].shape == (2, 27, 21, 1)
+    assert out["image_size"].tolist() == [[8, 12], [4, 3]]
+    for n, (size, whole) in enumerate(zip(sizes, zoomed, strict=True)):
+        canvas, (top, left) = np.full(whole, 7), (zoom["top"][n], zoom["left"][n])
+        canvas[top : top + size[0], left : left + size[1]] = 50 + n
+        top, left, height, width = (crop[name][n] for name in zoom)
+        wanted = canvas[top : top + height, left : left + width]
+        np.testing.assert_array_equal(out["image"][n, :height, :width, 0], wanted)
+    assert out["boxes"].tolist() == [[[1, 2, 6, 7]], [[0, 0, 3, 4]]]
+    fitted = im.Compose([im.ScaleJitter((8, 8), canvas=(8, 6))]).eval().apply(fields)
+    assert fitted["image_size"].tolist() == [[6, 6], [8, 4]]
+
+
 @pytest.mark.slow
 def test_targets_of_images_of_different_sizes():
     """A ragged batch as each image alone."""
@@ -353,7 +376,8 @@ def test_targets_of_images_of_different_sizes():
     pictures = [rng.integers(0, 256, (*size, 3)).astype(np.uint8) for size in sizes]
     masks = [rng.integers(0, 256, (*size, 1)).astype(np.uint8) for size in sizes]
     boxes = np.float32([[[2, 3, 12, 14]], [[5, 6, 15, 30]]])
-    aug = im.Compose([im.RandomIoUCrop(), im.Resize((16, 16)), im.RandomHorizontalFlip()])
+    zoom = im.RandomZoomOut(side_range=(1, 2), p=0.7)
+    aug = im.Compose([zoom, im.RandomIoUCrop(), im.Resize((16, 16)), im.RandomHorizontalFlip()])
     fields = {
         "image": im.Ragged.from_list(pictures),
         "mask": im.Ragged.from_list(masks),

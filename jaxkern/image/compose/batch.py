@@ -17,13 +17,17 @@ from jaxkern.image.transforms.transform import Transform
 
 
 class Batch(NamedTuple):
-    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype."""
+    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype.
+
+    Of different sizes also what they are at most.
+    """
 
     images: int
     height: Any
     width: Any
     channels: int
     dtype: Dtype
+    largest: tuple[int, int] | None = None
 
 
 def checked_images(images: Any) -> Batch:
@@ -155,7 +159,8 @@ def _checked_ragged(images: Ragged) -> Batch:
     for name, size in (("max_height", images.max_height), ("max_width", images.max_width)):
         if not 1 <= size <= MAX_SIZE:
             raise ValueError(f"images.{name}={size}; wanted a size from 1 to 2**24")
-    return Batch(count[0], images.height, images.width, images.channels, Dtype.U8)
+    largest = images.max_height, images.max_width
+    return Batch(count[0], images.height, images.width, images.channels, Dtype.U8, largest)
 
 
 def is_single_key(key: Any) -> bool:

@@ -202,7 +202,8 @@ class Compose:
         ]
         if labels is not None:
             labels = checked_labels(labels, count)
-        chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
+        size, largest = (batch.height, batch.width), batch.largest
+        chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, largest)
         pixels = images
         for part in self._passes(steps, chain):
             pixels, labels = part.run(pixels, labels, frames or 1)

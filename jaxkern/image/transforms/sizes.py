@@ -322,7 +322,9 @@ class _Fitted(Transform):
     geometric = True
 
     def output_size(self, size: Size) -> Size:
-        return (None, None) if None in size else self.resize._within(self.resize._largest(size))
+        if any(side is None for side in size):
+            return (None, None)
+        return self.resize._within(self.resize._largest(size))
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         self.resize._resize(chain, self.resize._largest(chain.size))
