@@ -47,6 +47,10 @@ def test_targets_are_checked(fields, error, message):
 def test_dicts_are_checked():
     with pytest.raises(ValueError, match='wanted one named "image"'):
         FLIP(KEY, {"images": IMAGES})
+    with pytest.raises(ValueError, match="a field 'bboxes', which does not move .* wanted 'boxes'"):
+        FLIP.apply({"image": IMAGES, "bboxes": BOXES}, ({"flip": True},))
+    named = {"image": IMAGES, "boxes": BOXES, "bboxes": BOXES}
+    assert FLIP.apply(named, ({"flip": True},))["bboxes"] is BOXES
     with pytest.raises(ValueError, match="labels go with images"):
         FLIP.apply({"image": IMAGES}, ({"flip": True},), np.eye(2, dtype=np.float32))
     mixes = im.Compose([im.MixUp()])

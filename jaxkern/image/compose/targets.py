@@ -35,6 +35,12 @@ from jaxkern.image.transforms.transform import Size, Transform
 
 KEYPOINTS = ("torchvision", "centers")
 TARGETS = ("mask", "boxes", "keypoints")
+# What others call them.
+_OTHER_NAMES = {
+    **dict.fromkeys(("masks", "segmentation_mask"), "mask"),
+    **dict.fromkeys(("bboxes", "bbox", "box", "bounding_boxes"), "boxes"),
+    "keypoint": "keypoints",
+}
 
 
 class Formats(NamedTuple):
@@ -183,9 +189,17 @@ def _inside(points: jax.Array, size: Size) -> Any:
 
 
 def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
-    """Raises ValueError for a dict without images, and for targets where images are mixed."""
+    """Raises ValueError for a dict without images, with targets by another name, which would stay
+    where they are, and for targets where images are mixed."""
     if "image" not in fields:
         raise ValueError(f'the dict has the fields {sorted(fields)}; wanted one named "image"')
+    if any(transform.geometric for transform in transforms):
+        for name, known in _OTHER_NAMES.items():
+            if name in fields and known not in fields:
+                raise ValueError(
+                    f"the dict has a field {name!r}, which does not move with its images; wanted "
+                    f"{known!r} for what moves, and another name for what stays"
+                )
     for transform in transforms:
         given = [name for name in TARGETS if name in fields]
         if transform.stage == "batch" and given:
