@@ -47,7 +47,7 @@ def test_targets_are_checked(fields, error, message):
 def test_dicts_are_checked():
     with pytest.raises(ValueError, match='wanted one named "image"'):
         FLIP(KEY, {"images": IMAGES})
-    with pytest.raises(ValueError, match="a field 'bboxes', which does not move .* wanted 'boxes'"):
+    with pytest.raises(ValueError, match="a field 'bboxes', which does not move"):
         FLIP.apply({"image": IMAGES, "bboxes": BOXES}, ({"flip": True},))
     named = {"image": IMAGES, "boxes": BOXES, "bboxes": BOXES}
     assert FLIP.apply(named, ({"flip": True},))["bboxes"] is BOXES

@@ -79,3 +79,26 @@ def test_native_threads_make_masks_too(dtype):
         assert batch["mask"].dtype == dtype
         np.testing.assert_array_equal(batch["mask"], wanted["mask"])
         np.testing.assert_allclose(batch["image"], wanted["image"], atol=1e-5)
+
+
+def test_boxes_and_keypoints_beside_native_threads():
+    """By the draws of their images, whose sizes are told where they are their own."""
+    data = {name: DATA[name] for name in ("image", "mask", "id")}
+    data["keypoints"] = DATA["things"][..., :2].copy()
+    data["things"] = np.zeros(DATA["things"].nbytes + 1, np.uint8)[1:].view(np.float32)
+    data["things"] = data["things"].reshape(DATA["things"].shape)  # not aligned, as in some files
+    data["things"][:] = DATA["things"]
+    aug = jk.image.Compose(
+        [jk.image.RandomHorizontalFlip(), jk.image.ScaleJitter((12, 10), (0.6, 1.4))]
+    )
+    pipe = jk.from_source(data, batch_size=4, seed=4, shuffle=True)
+    pipe = pipe >> jk.OperatorNode(aug, on="host", boxes="things")
+    assert "Compose  native threads" in str(pipe.explain())
+    given = {name: data[name] for name in ("image", "mask", "keypoints")}
+    wanted = aug(jk.random.record_keys(4, 0, data["id"]), given | {"boxes": data["things"]})
+    wanted["things"], wanted["things_valid"] = wanted.pop("boxes"), wanted.pop("boxes_valid")
+    for batch in pipe:
+        assert batch.keys() == wanted.keys() | {"id"}
+        for name, value in wanted.items():
+            assert batch[name].dtype == value.dtype
+            np.testing.assert_allclose(batch[name], value[batch["id"]], atol=1e-5)

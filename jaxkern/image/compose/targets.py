@@ -234,10 +234,23 @@ def move_fields(
     mixes = any(transform.stage == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
     count, size = counted(fields["image"])
-    given = checked_parameters(aug.transforms, params, count)
     moved = dict(fields)
     if "mask" in fields:
         moved["mask"] = _moved_masks(aug, fields, params, chain)
+    moved |= move_places(aug, fields, params, count, size)
+    result = aug.apply(fields["image"], params, label)
+    if label is None:
+        return {**moved, "image": result}
+    return {**moved, "image": result[0], "label": result[1]}
+
+
+def move_places(
+    aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
+) -> dict[str, Any]:
+    """Boxes and keypoints behind a chain on `count` images of `size`, what is valid and visible of
+    them, and the sizes of images that have sizes of their own."""
+    moved = {}
+    given = checked_parameters(aug.transforms, params, count)
     points = "boxes" in fields or "keypoints" in fields
     trail = passages(aug.transforms, given, size, points)
     if "boxes" in fields:
@@ -256,10 +269,7 @@ def move_fields(
     if not is_static(*size):
         sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
         moved["image_size"] = jnp.stack(sides, axis=-1)
-    result = aug.apply(fields["image"], params, label)
-    if label is None:
-        return {**moved, "image": result}
-    return {**moved, "image": result[0], "label": result[1]}
+    return moved
 
 
 def _moved_masks(
