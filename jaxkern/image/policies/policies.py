@@ -50,6 +50,7 @@ class _Policy(Transform):
 
     OPS: ClassVar[tuple[str, ...]]
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
     geometric = True
 
     interpolation: str

@@ -26,6 +26,7 @@ class OfColours(Transform):
     """Changes colours by operations of a program."""
 
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

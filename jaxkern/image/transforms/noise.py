@@ -58,6 +58,7 @@ class GaussianNoise(Transform):
     clip: bool = True
 
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
 
     def __post_init__(self) -> None:
