@@ -58,7 +58,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=wanted):
             im.Compose([transform]).apply(IMAGES)
     for transform in (im.RandomOrder([im.ColorJitter(0.4)]), im.RandAugment(), im.GaussianNoise()):
-        with pytest.raises(ValueError, match="takes values from 0 to 1, and .* wanted scale=True"):
+        with pytest.raises(ValueError, match="takes values from 0 to 1, and Compose"):
             im.Compose([transform], scale=False).apply(IMAGES)
     struct = jax.ShapeDtypeStruct((9, 12, 1), np.uint8)
     with pytest.raises(ValueError, match="native threads make no uint16"):
