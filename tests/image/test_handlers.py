@@ -363,8 +363,8 @@ CASES = {
     "half floats between stages": (
         STAGES,
         stages(dtype=i32(1, 0)),
-        "jaxkern.image_stages: attribute 'dtype' or 'layout' of stage 0 is out of range; wanted "
-        "uint8 or float32, and NHWC, where a program or chain follows",
+        "jaxkern.image_stages: attributes 'dtype' and 'layout' of stage 0 are 1 and 0; wanted "
+        "0 (uint8) or 3 (float32), and 0 (NHWC), where a program or chain follows",
     ),
     "codes of stages": (
         STAGES,
