@@ -41,7 +41,7 @@ ChainState::ChainState(const Stages& stages) : stages_(stages) {
     if (--shared->shares_ == 0) delete shared;
   };
   abi_.output_bytes = stages.output_bytes();
-  abi_.operands = stages.has_programs() ? kParameters : kOps;
+  abi_.operands = stages.is_chain() ? kOps : kParameters;
   abi_.operand_bytes = parameter_bytes_;
   abi_.run = &ChainState::run;
 }
@@ -71,7 +71,7 @@ StagesSample ChainState::checked_sample(const JaxkernRecords& records, int64_t i
   sample.fill = parameter<float>(records, kFill, i);
   sample.erase_box = parameter<EraseBox>(records, kEraseBox, i);
   sample.erase_value = parameter<float>(records, kEraseValue, i);
-  if (stages_.has_programs()) {
+  if (!stages_.is_chain()) {
     all.op = parameter<int32_t>(records, kOps, i);
     all.values = parameter<float>(records, kValues, i);
   }

@@ -90,6 +90,12 @@ CASES = {
             for step in ((im.CenterCrop(19 - k), {}), (im.RandomInvert(), flags()))
         ),
     ),
+    "chains with nothing between them": (
+        images,
+        (im.CenterCrop(15), {}),
+        (im.RandAugment(0), dict.fromkeys(("op", "magnitude"), np.zeros((COUNT, 0), np.int32))),
+        (im.Resize(9), {}),
+    ),
     "mirrored and bicubic": (
         images,
         (im.Pad(3, padding_mode="reflect"), {}),
@@ -157,6 +163,13 @@ def test_a_box_outside_is_named_with_its_segment():
     problem += "input of 9; wanted a box of at least one row inside the input"
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=problem):
         np.asarray(aug.apply(images(), ({}, {"apply": True}, place)))
+
+
+def test_a_batch_without_images():
+    aug = im.Compose([im.RandomCrop(9), im.RandomInvert(), im.RandomCrop(4), im.Normalize(0, 1)])
+    nothing = np.zeros((0, 12, 12, 3), np.uint8)
+    made = aug(jax.random.split(jax.random.key(0), 0), nothing)
+    assert made.shape == (0, 4, 4, 3) and made.dtype == np.float32
 
 
 def test_pure_jax_has_the_same_levels():

@@ -14,6 +14,7 @@ import pytest
 import jaxkern as jk
 from jaxkern.image import (
     ChainProducer,
+    ColorJitter,
     Compose,
     Grayscale,
     MixUp,
@@ -75,6 +76,7 @@ CHAINS = {
         layout="NCHW",
     ),
     "colours alone": Compose([RandomInvert(), RandomPosterize(2)]),
+    "nothing between": Compose([RandomCrop(20), ColorJitter(), Normalize(0.5, 0.5)]),
 }
 
 
