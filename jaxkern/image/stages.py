@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image import program_twin, twin
-from jaxkern.image.plan import ChainPlan, Dtype, Operands
-from jaxkern.image.program import MAX_STEPS, ProgramStep, Step, program_operands
+from jaxkern.image.chain import twin
+from jaxkern.image.chain.plan import ChainPlan, Dtype, Operands
+from jaxkern.image.program import program_twin
+from jaxkern.image.program.program import MAX_STEPS, ProgramStep, Step, program_operands
 
 MAX_STAGES = 8  # of one call
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import Layout
+from jaxkern.image.chain.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
 from jaxkern.xpcs.correlators.ops import multitau_update_op
