@@ -157,12 +157,12 @@ std::string set_stages(const StagesAttributes& given, Stages* stages) {
       height = plan.segment[segments - 1].height;
       width = plan.segment[segments - 1].width;
     } else if (steps == 0 || plan.output_dtype != dtype || !is_size(height) || !is_size(width)) {
-      return "attribute 'segments' of stage 0 is 0 before " + std::to_string(steps) +
-             " steps, from dtype " + std::to_string(given.source_dtype) + " to " +
-             std::to_string(given.dtype[at]) + " of " + std::to_string(height) + " x " +
-             std::to_string(width) +
-             " pixels; wanted a program there, the source's dtype behind it, and images of one "
-             "size, 1 to 2^24 on a side";
+      return "attribute 'segments' of stage 0 is 0, with " + std::to_string(steps) +
+             " steps, dtype " + std::to_string(given.dtype[at]) + " behind dtype " +
+             std::to_string(given.source_dtype) + ", and images of " + std::to_string(height) +
+             " x " + std::to_string(width) +
+             " (0: they differ); wanted a program there, the source's dtype behind it, and images "
+             "of one size, 1 to 2^24 on a side";
     }
     dtype = plan.output_dtype;
     if (plan.kept && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {

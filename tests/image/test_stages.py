@@ -50,6 +50,8 @@ def policy():
     return {"op": draws.astype(np.int32), "magnitude": np.full((COUNT, 2), 0.3, np.float32)}
 
 
+NOTHING = np.zeros((COUNT, 0), np.float32)
+
 # Parameters are given, not drawn, which would be compiled.
 CASES = {
     "recipe": (
@@ -93,7 +95,7 @@ CASES = {
     "chains with nothing between them": (
         images,
         (im.CenterCrop(15), {}),
-        (im.RandAugment(0), dict.fromkeys(("op", "magnitude"), np.zeros((COUNT, 0), np.int32))),
+        (im.RandAugment(0), {"op": NOTHING.astype(int), "magnitude": NOTHING}),
         (im.Resize(9), {}),
     ),
     "mirrored and bicubic": (

@@ -149,7 +149,7 @@ def test_plans_are_checked_natively():
         ({"erasures": [99]}, "'erasures'"),
         ({"channels": 2}, "'channels'"),
         ({"dtype": [0]}, "'rounding'"),
-        ({"dtype": [1], **step}, "'dtype' or 'layout' of stage 0"),
+        ({"dtype": [1], **step}, "'dtype' and 'layout' of stage 0"),
         ({**step, "kernel": [2, 1]}, "'kernel' holds 2"),
         ({**step, "steps": [2]}, "1 steps"),
         ({"segments": [-1]}, "'segments' and 'steps' say"),
