@@ -108,7 +108,9 @@ class RandomIoUCrop(OfOwnSize):
 
         def attempt(state: Any) -> Any:
             turn = state[0]
-            fraction = jax.random.uniform(jax.random.fold_in(key, turn), (4 * self.trials + 1,))
+            fraction = jax.random.uniform(
+                jax.random.fold_in(key, turn), (4 * self.trials + 1,), jnp.float32
+            )
             wanted = options[uniform_below(fraction[0], len(self.sampler_options))]
             crops = self._crops(fraction[1:].reshape(self.trials, 4), height, width)
             fits = self._fits(crops, boxes, valid, wanted)
@@ -215,7 +217,7 @@ class RandomZoomOut(OfOwnSize):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws a canvas for one image of `size`, and its place there."""
-        fraction = jax.random.uniform(key, (4,))
+        fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
         drawn = []
