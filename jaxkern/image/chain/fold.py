@@ -262,7 +262,7 @@ class ChainBuilder:
             )
         if dtype is Dtype.U8:
             self.to_u8(self.scale)
-            if self._open.rounding is Rounding.KEEP and not self._only_copies():
+            if self._open.rounding is Rounding.KEEP:
                 self._open.rounding = Rounding.NEAREST
         else:
             self.to_float(self.scale)
@@ -342,9 +342,6 @@ class ChainBuilder:
         chain = ChainBuilder(height, width, channels, dtype, self.scale)
         chain.levels = self.levels
         return chain
-
-    def _only_copies(self) -> bool:
-        return all(segment.is_identity() for segment in [*self._done, self._open])
 
 
 def _window_inside(
