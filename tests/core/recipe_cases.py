@@ -14,7 +14,7 @@ from PIL import Image
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import Layout
+from jaxkern.image.chain.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
 from jaxkern.xpcs.correlators.ops import multitau_update_op
@@ -115,6 +115,27 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
         return {**run, "atol": 2e-4, "rtol": 1e-3}
 
     return make
+
+
+def image_noise_and_warps() -> dict[str, Any]:
+    """A turn onto a larger image, a perspective, noise, noise in a box, and an elastic warp."""
+    random = np.random.default_rng(7)
+    inwards = random.integers(0, 3, (8, 4, 2), np.int32) * [[1, 1], [-1, 1], [-1, -1], [1, -1]]
+    seeds = random.integers(-(2**31), 2**31, (3, 8, 2)).astype(np.int32)
+    box = {"top": 1, "left": np.arange(8) % 3, "height": 2, "width": 3, "erase": True}
+    steps: list[tuple[jk.image.Transform, dict[str, Any]]] = [
+        (jk.image.RandomRotation((30, 30), expand=True), {"angle": np.float32(30)}),
+        (jk.image.RandomPerspective(), {"endpoints": np.int32(_CORNERS + inwards)}),
+        (jk.image.GaussianNoise(clip=False), {"seed": seeds[0]}),
+        (jk.image.RandomErasing(value="random"), {**box, "seed": seeds[1]}),
+        (jk.image.ElasticTransform(4.0, 0.3), {"seed": seeds[2]}),
+    ]
+    aug = jk.image.Compose([transform for transform, _ in steps])
+    images = _images(np.float32)[:, :5, :6]
+    return _captured(ops.stages, lambda: aug.apply(images, [given for _, given in steps]))
+
+
+_CORNERS = np.asarray([[0, 0], [7, 0], [7, 8], [0, 8]])  # of the 9 x 8 pixels behind the turn
 
 
 def image_stages(dtype: Any) -> Callable[[], dict[str, Any]]:
@@ -280,13 +301,17 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
             seen.append((operands, static))
             return op(*operands, batch_dims=batch_dims, **static)
 
+    def given() -> Any:
+        run()
+        return seen[0][0]
+
     name = next(n for n, value in vars(ops).items() if value is op)
     setattr(ops, name, Recorder())
     try:
-        run()
+        operands = jax.jit(given)()  # by one program, which drops the op's own call
     finally:
         setattr(ops, name, op)
-    operands, static = seen[0]
+    static = seen[0][1]
     count = max(x.shape[0] for x in operands)
     samples = [tuple(x[min(i, x.shape[0] - 1)] for x in operands) for i in range(count)]
     # The kernel's fixed point may be off by 2e-4 of the value range, here divided by std.
@@ -326,6 +351,7 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "image_program-f32": (image_program(np.float32), _AUTO_ROWS),
     "image_program-u8": (image_program(np.uint8), _DTYPE_ROWS),
     "image_stages-f32": (image_stages(np.float32), ["reverse"]),
+    "image_stages-noise-f32": (image_noise_and_warps, ["eager_and_jit", "vmap_mixes"]),
     "image_stages-u8-f32": (image_stages(np.uint8), _BATCH_ROWS),
     "image_stages_ragged-u8": (image_stages_ragged, _DTYPE_ROWS),
     **{

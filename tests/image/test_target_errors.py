@@ -47,6 +47,10 @@ def test_targets_are_checked(fields, error, message):
 def test_dicts_are_checked():
     with pytest.raises(ValueError, match='wanted one named "image"'):
         FLIP(KEY, {"images": IMAGES})
+    with pytest.raises(ValueError, match="a field 'bboxes', which does not move"):
+        FLIP.apply({"image": IMAGES, "bboxes": BOXES}, ({"flip": True},))
+    named = {"image": IMAGES, "boxes": BOXES, "bboxes": BOXES}
+    assert FLIP.apply(named, ({"flip": True},))["bboxes"] is BOXES
     with pytest.raises(ValueError, match="labels go with images"):
         FLIP.apply({"image": IMAGES}, ({"flip": True},), np.eye(2, dtype=np.float32))
     mixes = im.Compose([im.MixUp()])
@@ -72,6 +76,8 @@ def test_means_of_warped_copies_have_no_targets(target):
         ({"boxes": "yxyx"}, "boxes='yxyx'; wanted one of 'xyxy', 'xywh', 'cxcywh'"),
         ({"keypoints": "xy"}, "keypoints='xy'; wanted one of 'torchvision', 'centers'"),
         ({"mask_fill": "no"}, "mask_fill='no'; wanted one number"),
+        ({"mask_fill": None}, "mask_fill=None; wanted one number"),
+        ({"mask_fill": [1]}, "mask_fill=[1]; wanted one number"),
     ],
 )
 def test_formats_are_words(options, message):
@@ -79,10 +85,26 @@ def test_formats_are_words(options, message):
         im.Compose([im.RandomHorizontalFlip()], **options)
 
 
-def test_a_fill_that_labels_do_not_hold():
-    pad = im.Compose([im.Pad(1)], mask_fill=300)
-    with pytest.raises(ValueError, match="mask_fill=300, which masks of uint8 do not hold"):
+@pytest.mark.parametrize("fill", [300, -1, 1.5, np.nan, np.inf])
+def test_a_fill_that_labels_do_not_hold(fill):
+    pad = im.Compose([im.Pad(1)], mask_fill=fill)
+    with pytest.raises(ValueError, match=f"mask_fill={fill}, which masks of uint8 do not hold"):
         pad.apply({"image": IMAGES, "mask": IMAGES[..., 0]})
+
+
+@pytest.mark.parametrize(
+    ("warp", "drawn"),
+    [
+        (im.RandomPerspective(), {"endpoints": np.zeros((2, 4, 2), np.int32)}),
+        (im.ElasticTransform(sigma=0.2), {"seed": np.zeros((2, 2), np.int32)}),
+    ],
+)
+def test_warps_of_images_of_different_sizes(warp, drawn):
+    """Said of the images, not met as arrays that do not fit."""
+    aug = im.Compose([im.ScaleJitter((8, 8)), warp])
+    sizes = {"height": np.int32([4, 5]), "width": np.int32([4, 5])}
+    with pytest.raises(ValueError, match="got images that still differ in size; put"):
+        aug.apply({"image": IMAGES, "boxes": BOXES}, (sizes, drawn))
 
 
 @pytest.mark.parametrize(
