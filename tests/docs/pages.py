@@ -74,10 +74,7 @@ with h5py.File("run.h5", "w") as _file:
 """,
     },
     "files.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
-    "images.md": {
-        0: _IMAGES
-        + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"
-    },
+    "images.md": {0: _IMAGES + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"},
     "pipelines.md": {
         1: _PHOTOS
         + """
