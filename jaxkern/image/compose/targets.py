@@ -273,7 +273,7 @@ def _moved_places(
     def moved(*arrays: jax.Array) -> dict[str, Any]:
         new = iter(arrays)
         filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        named, given, size = tree.unflatten(filled)
+        named, given, size = jax.tree.unflatten(tree, filled)
         trail, made = passages(aug.transforms, given, size), {}
         for move, name, form in (
             (move_boxes, "boxes", aug.targets.boxes),
@@ -286,7 +286,7 @@ def _moved_places(
 
     # XLA places what is inside: the corners of all boxes of an image are points along one axis.
     axes = explicit_axes(arrays)
-    specs = {}
+    specs: dict[str, Any] = {}
     for name, flag in flags.items() if axes else ():
         rank = np.ndim(fields[name])
         specs |= {name: batch_sharding(arrays, rank), flag: batch_sharding(arrays, rank - 1)}
