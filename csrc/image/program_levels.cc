@@ -30,6 +30,7 @@ namespace {
 // clang-format off: in order of use
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
+#include "image/blur_bytes-inl.h"
 #include "image/elastic-inl.h"
 #include "image/program-inl.h"
 // clang-format on
