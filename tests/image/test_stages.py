@@ -171,7 +171,8 @@ def test_a_batch_without_images():
     aug = im.Compose([im.RandomCrop(9), im.RandomInvert(), im.RandomCrop(4), im.Normalize(0, 1)])
     nothing = np.zeros((0, 12, 12, 3), np.uint8)
     made = aug(jax.random.split(jax.random.key(0), 0), nothing)
-    assert made.shape == (0, 4, 4, 3) and made.dtype == np.float32
+    assert made.shape == (0, 4, 4, 3)
+    assert made.dtype == np.float32
 
 
 def test_pure_jax_has_the_same_levels():

@@ -113,6 +113,7 @@ def test_warps_of_images_of_different_sizes(warp, drawn):
         (lambda: im.RandomIoUCrop(min_scale=0), "(min_scale, max_scale)=(0, 1.0)"),
         (lambda: im.RandomIoUCrop(max_scale=1.5), "max_scale=1.5; wanted a share"),
         (lambda: im.RandomIoUCrop(sampler_options=[]), "sampler_options=[]"),
+        (lambda: im.RandomIoUCrop(sampler_options=[0.5, np.nan]), "sampler_options=(0.5, nan)"),
         (lambda: im.RandomIoUCrop(trials=0), "trials=0"),
         (lambda: im.RandomZoomOut(side_range=(0.5, 2)), "side_range=(0.5, 2)"),
         (lambda: im.RandomZoomOut(p=2), "p=2"),
@@ -120,12 +121,27 @@ def test_warps_of_images_of_different_sizes(warp, drawn):
         (lambda: im.ScaleJitter(8, (2, 1)), "scale_range=(2, 1)"),
         (lambda: im.RandomShortestSize([]), "min_size=[]"),
         (lambda: im.RandomShortestSize([3, 0]), "min_size=0"),
+        (lambda: im.RandomShortestSize(None), "min_size=None; wanted a size"),
+        (lambda: im.RandomShortestSize(1.5), "min_size=1.5; wanted a size"),
         (lambda: im.RandomShortestSize(3, canvas=0), "canvas=0"),
         (lambda: im.SanitizeBoundingBoxes(0.5), "min_size=0.5; wanted a finite number from 1"),
     ],
 )
 def test_detection_is_checked(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: im.SanitizeBoundingBoxes(None), "min_size=None; wanted a number from 1"),
+        (lambda: im.SanitizeBoundingBoxes(min_area="4"), "min_area='4'; wanted a number"),
+        (lambda: im.RandomIoUCrop(sampler_options=["x"]), "sampler_options='x'; wanted a number"),
+    ],
+)
+def test_what_are_no_numbers(make, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
         make()
 
 

@@ -77,18 +77,20 @@ class RandomIoUCrop(OfOwnSize):
         options = self.sampler_options
         if options is None:
             options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-        listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str)
-        if not listed or not len(options) or not np.isfinite(np.asarray(options, float)).all():
-            raise ValueError(
-                f"sampler_options={self.sampler_options!r}; wanted finite overlaps, at least one"
-            )
+        wanted = "wanted finite overlaps, at least one"
+        listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str | bytes)
+        if not listed or not len(options):
+            raise ValueError(f"sampler_options={options!r}; {wanted}")
+        options = tuple(checks.number(each, "sampler_options", f": {wanted}") for each in options)
+        if not np.isfinite(options).all():
+            raise ValueError(f"sampler_options={options!r}; {wanted}")
         set_fields(
             self,
             min_scale=low,
             max_scale=high,
             min_aspect_ratio=thin,
             max_aspect_ratio=wide,
-            sampler_options=tuple(float(option) for option in options),
+            sampler_options=options,
             trials=checks.whole(self.trials, "trials", 1),
             canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
         )
@@ -289,7 +291,7 @@ class SanitizeBoundingBoxes(Transform):
 
     def __post_init__(self) -> None:
         for name in ("min_size", "min_area"):
-            value = float(getattr(self, name))
+            value = checks.number(getattr(self, name), name, "from 1")
             if not 1.0 <= value < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}; wanted a finite number from 1")
             set_fields(self, **{name: value})

@@ -279,10 +279,10 @@ class RandomShortestSize(_RandomResize):
     canvas_fill: Any = 0
 
     def __post_init__(self) -> None:
-        given = self.min_size
-        given = [given] if isinstance(given, numbers.Integral) else list(np.asarray(given).tolist())
-        if not given:
+        given = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
+        if not isinstance(given, list | tuple | range | np.ndarray) or not len(given):
             raise ValueError(f"min_size={self.min_size!r}; wanted a size, or at least one of them")
+        given = np.asarray(given).tolist()
         self._checked(
             min_size=tuple(checks.whole(size, "min_size", 1, 2**24) for size in given),
             max_size=None
