@@ -159,7 +159,9 @@ inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* o
   load_pairs<kChannels>(in + in_row, offset, &lower[0], &lower[1]);
   GroupBits levels = {};
   uint32_t certain = kWholeGroup;
-  const float least_doubt = 0.5f - kBlendError;
+  // A blend along each row, of which errors are averaged, their difference, and its blend are
+  // rounded, by at most 2^-17 each.
+  const float least_doubt = 0.5f - 0x1p-15f;
   int32_t least_doubt_bits;
   memcpy(&least_doubt_bits, &least_doubt, sizeof least_doubt_bits);
   const auto channel = [&](auto which) {
@@ -247,24 +249,43 @@ struct WarpImage {
   }
 };
 
-// Blends the lanes that are ready, others as they come; returns those in doubt.
-template <typename Element, int32_t kChannels>
-inline uint32_t blend_group(const WarpImage<Element, kChannels, false>& image,
-                            const uint32_t* offset, const float* across, const float* down,
-                            uint32_t ready, Element* out) {
-#if defined(__AVX2__) && defined(__FMA__)
-  if constexpr (sizeof(Element) == 1)
-    return ready & blend_bytes<kChannels>(image.in, image.in_row, offset, across, down, out);
-#endif
-  uint32_t doubts = 0;
-  for (; ready != 0; ready &= ready - 1) {
-    const int32_t k = __builtin_ctz(ready);
-    const Element* const upper = image.in + offset[k];
-    if (!blend_inside<Element, kChannels>(upper, upper + image.in_row, across[k], down[k],
-                                          out + k * kChannels))
-      doubts |= 1u << k;
+// As blend_pixel, where all four pixels are inside: exact where the weights are short enough for
+// ties.
+template <int32_t kChannels>
+inline void blend_in_double(const uint8_t* upper, const uint8_t* lower, double across, double down,
+                            uint8_t* out) {
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const double a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
+    const double high = a + across * (b - a), low = d + across * (e - d);
+    out[c] = stored_value<uint8_t>(high + down * (low - high));
   }
-  return doubts;
+}
+
+// Blends the lanes that are ready, others as they come.
+template <typename Element, int32_t kChannels>
+inline void blend_group(const Element* in, int64_t in_row, const uint32_t* offset,
+                        const float* across, const float* down, uint32_t ready, Element* out) {
+  uint32_t doubts = 0;
+  if constexpr (WarpKind<Element, kChannels>::kBlendsBytes) {
+#if defined(__AVX2__) && defined(__FMA__)
+    doubts = ready & blend_bytes<kChannels>(in, in_row, offset, across, down, out);
+#endif
+  } else {
+    for (; ready != 0; ready &= ready - 1) {
+      const int32_t k = __builtin_ctz(ready);
+      const Element* const upper = in + offset[k];
+      if (!blend_inside<Element, kChannels>(upper, upper + in_row, across[k], down[k],
+                                            out + k * kChannels))
+        doubts |= 1u << k;
+    }
+  }
+  if constexpr (sizeof(Element) == 1) {
+    for (; doubts != 0; doubts &= doubts - 1) {
+      const int32_t k = __builtin_ctz(doubts);
+      const uint8_t* const upper = in + offset[k];
+      blend_in_double<kChannels>(upper, upper + in_row, across[k], down[k], out + k * kChannels);
+    }
+  }
 }
 
 // Columns whose points are found before any is shown.
@@ -341,8 +362,8 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
           if constexpr (kNearest) {
             copy_group<Element, kChannels>(in, offset, at);
           } else {
-            again |= blend_group<Element, kChannels>(image, offset, tile.across + k, tile.down + k,
-                                                     lanes.ready, at);
+            blend_group<Element, kChannels>(in, image.in_row, offset, tile.across + k,
+                                            tile.down + k, lanes.ready, at);
           }
         } else if (gone == kWholeGroup) {
           memcpy(at, blank, sizeof blank);
