@@ -69,12 +69,11 @@ JAXKERN_HD float bounded(float value) {
   return sizeof(T) == 1 ? level_of(value) : unit_of(value);
 }
 
-// ITU-R 601-2 luma. Of bytes floored, exactly: in units of 1 / 10,000, of which sixteenths are
-// dropped first; 625 of those are a level, and a quotient is 1 / 1250 away from any whole number.
+// ITU-R 601-2 luma. Of bytes floored, exactly: float32 holds the sum in units of 1 / 10,000 and half
+// a unit more, which keeps the quotient 1 / 20,000 away from any whole number.
 JAXKERN_HD float luma(float r, float g, float b, uint8_t) {
-  const int32_t parts = 2989 * static_cast<int32_t>(r) + 5870 * static_cast<int32_t>(g) +
-                        1140 * static_cast<int32_t>(b);
-  return truncf((static_cast<float>(parts >> 4) + 0.5f) * (1.f / 625.f));
+  const float parts = 2989.f * r + 5870.f * g + 1140.f * b;
+  return truncf((parts + 0.5f) * (1.f / 10000.f));
 }
 JAXKERN_HD float luma(float r, float g, float b, float) {
   return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
@@ -89,9 +88,20 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   const float range = value - low;
   const bool flat = value == low;
   const float share = flat ? 0.f : range / value;
-  const float divisor = flat ? 1.f : range;
-  const float rc = (value - r) / divisor, gc = (value - g) / divisor, bc = (value - b) / divisor;
-  const float sixths = value == r ? bc - gc : (value == g ? (2.f + rc) - bc : (4.f + gc) - rc);
+  // The hue lies between the two channels below the value, of which `near` is not the lowest: its
+  // distance from the value is a part of the range, and the lowest's is all of it, NaN where the
+  // range is infinite.
+  const bool red_first = value == r, green_first = !red_first && value == g;
+  const float first = red_first ? b : (green_first ? r : g);
+  const float second = red_first ? g : (green_first ? b : r);
+  const float start = red_first ? 0.f : (green_first ? 2.f : 4.f);
+  const bool lowest_first = first == low;
+  const float near = lowest_first ? second : first;
+  const float part_near = (value - near) / (flat ? 1.f : range);
+  const float part_low = flat ? 0.f : 1.f + (range - range);
+  const float part_first = lowest_first ? part_low : part_near;
+  const float part_second = lowest_first ? part_near : part_low;
+  const float sixths = (start + part_first) - part_second;
   float hue = sixths * (1.f / 6.f) + 1.f;
   hue = hue - floorf(hue);
   hue = hue + shift;
@@ -297,6 +307,7 @@ JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weigh
 
 // The index within [0, size) that i, an index as far out as may be, is reflected to.
 JAXKERN_HD int32_t reflected(int64_t i, int32_t size) {
+  if (i >= 0 && i < size) return static_cast<int32_t>(i);
   if (size == 1) return 0;
   const int64_t period = 2 * (static_cast<int64_t>(size) - 1);
   i = (i < 0 ? -i : i) % period;
