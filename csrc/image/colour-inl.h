@@ -34,7 +34,7 @@ void hue(T* image, int64_t pixels, float shift) {
       float x = kBytes ? r[i] * kUnit : r[i];
       float y = kBytes ? g[i] * kUnit : g[i];
       float z = kBytes ? b[i] * kUnit : b[i];
-      turn_hue(shift, &x, &y, &z);
+      turn_hue<T>(shift, &x, &y, &z);
       r[i] = kBytes ? x * 255.999f : x;
       g[i] = kBytes ? y * 255.999f : y;
       b[i] = kBytes ? z * 255.999f : z;
