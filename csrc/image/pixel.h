@@ -174,9 +174,12 @@ JAXKERN_HD uint8_t unit_level(float x) { return static_cast<uint8_t>(level_of(x 
 
 // ---------------------------------------------------------------- warps
 
-struct WarpPoint {
-  float x, y;  // in pixels of the input: (0, 0) is the centre of the first
+// In pixels of the input: (0, 0) is the centre of the first. Real: a float, or a vector of them.
+template <typename Real>
+struct PointOf {
+  Real x, y;
 };
+using WarpPoint = PointOf<float>;
 
 // What makes points of output pixels: c0 to c5 in units of half the input's sides.
 struct WarpMap {
@@ -200,18 +203,23 @@ JAXKERN_HD WarpMap warp_map(const Warp& warp, const float* coefficients) {
   return map;
 }
 
-template <bool kPerspective>
-JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row) {
-  const float x = static_cast<float>(column) + map.first_x;
-  const float y = static_cast<float>(row) + map.first_y;
-  float across = (map.c[0] * x + map.c[1] * y) + map.c[2];
-  float down = (map.c[3] * x + map.c[4] * y) + map.c[5];
+// What an output pixel shows, or several of a row.
+template <bool kPerspective, typename Real>
+JAXKERN_HD PointOf<Real> mapped_point(const WarpMap& map, Real column, float row) {
+  const Real x = column + map.first_x;
+  const float y = row + map.first_y;
+  Real across = (map.c[0] * x + map.c[1] * y) + map.c[2];
+  Real down = (map.c[3] * x + map.c[4] * y) + map.c[5];
   if constexpr (kPerspective) {
-    const float depth = (map.c[6] * x + map.c[7] * y) + 1.f;
+    const Real depth = (map.c[6] * x + map.c[7] * y) + 1.f;
     across = across / depth - 1.f;
     down = down / depth - 1.f;
   }
   return {(across + 1.f) * map.half_width - 0.5f, (down + 1.f) * map.half_height - 0.5f};
+}
+template <bool kPerspective>
+JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row) {
+  return mapped_point<kPerspective>(map, static_cast<float>(column), static_cast<float>(row));
 }
 
 // NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.

@@ -193,9 +193,9 @@ void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const flo
 template <typename T, int C>
 void mean_step(Work<T, C>& work, Mean<T>& mean, Code code, const float* values) {
   work.change();
-  if (code == Code::kKeep) return mean.keep(work.image, values[0]);
-  if (code == Code::kAdd) return mean.add(work.image, values[0]);
-  mean.take(work.image);
+  work.image = code == Code::kKeep  ? mean.keep(work.image, values[0])
+               : code == Code::kAdd ? mean.add(work.image, values[0])
+                                    : mean.take(work.image);
 }
 
 template <typename T, int C>
@@ -224,8 +224,7 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   char* const behind = scratch + program_work_bytes(call);
   work.field = behind + program_mean_bytes(call);
-  Mean<T> mean = {reinterpret_cast<T*>(behind),
-                  reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
+  Mean<T> mean(reinterpret_cast<T*>(behind), call.elements());
   for (int32_t s = 0; s < call.steps; ++s) {
     const Code code = drawn_code(call.step[s], ops[s], values[s]);
     if (code == Code::kNone) continue;

@@ -74,15 +74,7 @@ with h5py.File("run.h5", "w") as _file:
 """,
     },
     "files.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
-    "images.md": {
-        0: _IMAGES
-        + """
-augment = jk.image.Compose([jk.image.RandomResizedCrop(8), jk.image.RandomHorizontalFlip()])
-images = np.random.default_rng(0).integers(0, 256, (4, 256, 256, 3), np.uint8)
-keys = jax.random.split(jax.random.key(0), 4)
-list_of_uint8_images = [images[i, : 20 + i, :30] for i in range(4)]
-"""
-    },
+    "images.md": {0: _IMAGES + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"},
     "pipelines.md": {
         1: _PHOTOS
         + """
@@ -93,6 +85,16 @@ def predict(images): return jnp.zeros(len(images), jnp.int32)
     "packed.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
     "ring.md": {
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
+    },
+    "targets.md": {
+        4: """
+import pathlib, PIL.Image
+photo_paths = [pathlib.Path(f"{k}.jpg") for k in range(4)]
+mask_paths = [path.with_suffix(".png") for path in photo_paths]
+for k, path in enumerate(photo_paths):
+    PIL.Image.fromarray(images[k, 8 * k :]).save(path)
+    PIL.Image.fromarray(np.uint8(images[k, 8 * k :, :, 0] > 99)).save(mask_paths[k])
+"""
     },
     "start.md": {1: _PHOTOS.replace('path.write_bytes(b"no image")', ""), 2: _IMAGES},
 }
@@ -120,6 +122,7 @@ SHOWN = {
     "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
     "execution.md": ["Both: 3 operators in 3 parts", "critical path: "],
     "roofline.md": ["fma_f32"],
+    "targets.md": ["(4, 24, 24, 3) (4, 24, 24)"],
     "tokens.md": [
         "rows of 1000 segments, ",
         "(8, 512, 512)\n10.8",

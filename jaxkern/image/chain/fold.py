@@ -37,11 +37,17 @@ class ChainBuilder:
     `levels` says that values are u8 levels, 0 to 255, and `integral` that they are whole numbers.
     `scale` decides whether levels become x / 255 where a float image is implied. Where sizes that
     differ are `bounded`, images lie at the top left of a canvas of that size wherever a common size
-    is needed.
+    is needed. `largest` is what the sizes of a ragged batch are at most.
     """
 
     def __init__(
-        self, height: Number, width: Number, channels: int, dtype: Dtype, scale: bool = True
+        self,
+        height: Number,
+        width: Number,
+        channels: int,
+        dtype: Dtype,
+        scale: bool = True,
+        largest: tuple[int, int] | None = None,
     ) -> None:
         self.channels = channels
         self.source_dtype = dtype
@@ -51,6 +57,7 @@ class ChainBuilder:
         self.beyond: Values = np.zeros(channels)
         self._done: list[OpenSegment] = []
         self._open = OpenSegment(height, width, channels)
+        self._of_source = (height, width, largest)
 
     @property
     def size(self) -> tuple[Number, Number]:
@@ -178,7 +185,10 @@ class ChainBuilder:
     def limit(self) -> tuple[int, int] | None:
         """What the current height and width are at most, where that is known."""
         height, width = self.size
-        return (height, width) if is_static(height, width) else self.bounded
+        of_source, its_width, largest = self._of_source
+        if is_static(height, width):
+            return height, width
+        return largest if height is of_source and width is its_width else self.bounded
 
     def bound(self, size: tuple[int, int] | None, beyond: Values | None = None) -> None:
         """Says what the current height and width are at most, and what the canvas then shows."""
@@ -252,7 +262,7 @@ class ChainBuilder:
             )
         if dtype is Dtype.U8:
             self.to_u8(self.scale)
-            if self._open.rounding is Rounding.KEEP and not self._only_copies():
+            if self._open.rounding is Rounding.KEEP:
                 self._open.rounding = Rounding.NEAREST
         else:
             self.to_float(self.scale)
@@ -332,9 +342,6 @@ class ChainBuilder:
         chain = ChainBuilder(height, width, channels, dtype, self.scale)
         chain.levels = self.levels
         return chain
-
-    def _only_copies(self) -> bool:
-        return all(segment.is_identity() for segment in [*self._done, self._open])
 
 
 def _window_inside(

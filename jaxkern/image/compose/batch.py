@@ -10,20 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, dtype_code
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.values import ToDtype
 
 
 class Batch(NamedTuple):
-    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype."""
+    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype.
+
+    Of different sizes also what they are at most.
+    """
 
     images: int
     height: Any
     width: Any
     channels: int
     dtype: Dtype
+    largest: tuple[int, int] | None = None
 
 
 def checked_images(images: Any) -> Batch:
@@ -68,7 +74,8 @@ def as_unit(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
     """uint16 images as float32, x / 65535 or with `scale` False as they are; others untouched.
 
     Raises:
-      ValueError: for a ToDtype without scale, for which it is too late.
+      ValueError: for a ToDtype without scale, for which it is too late; for constants above 1 where
+        values are not, and what takes values up to 1 where they are more.
     """
     if not is_uint16(images):
         return images
@@ -78,8 +85,29 @@ def as_unit(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
                 f"{transform!r} got uint16 images, which a chain takes as x / 65535; wanted "
                 "scale=True, or Compose(..., scale=False) for their levels"
             )
+        if transform.linear or isinstance(transform, ToDtype):  # other values from there on
+            break
+        _check_values(transform, scale)
     values = jnp.asarray(images).astype(jnp.float32)
     return values / _MOST if scale else values
+
+
+def _check_values(transform: Transform, scale: bool) -> None:
+    for inner in getattr(transform, "transforms", ()):
+        _check_values(inner, scale)
+    constants = {name: getattr(transform, name, None) for name in ("fill", "value", "threshold")}
+    numbers = {name: np.max(v) for name, v in constants.items() if isinstance(v, float | tuple)}
+    for name, most in numbers.items():
+        if scale and most > 1.0:
+            raise ValueError(
+                f"{transform!r} got uint16 images, which a chain takes as x / 65535; wanted {name} "
+                f"up to 1: of a level, {name}={most:g} / 65535"
+            )
+    if not scale and transform.of_unit_values:
+        raise ValueError(
+            f"{transform!r} takes values from 0 to 1, and Compose(..., scale=False) keeps the "
+            "levels of uint16 images; wanted scale=True"
+        )
 
 
 def as_uint16(values: jax.Array, scale: bool) -> jax.Array:
@@ -97,16 +125,30 @@ def as_frames(images: Any) -> tuple[Any, int | None]:
     return images.reshape(clips * frames, *images.shape[2:]), int(frames)
 
 
-def of_frames(params: dict[str, Any], clips: int, frames: int | None) -> dict[str, Any]:
-    """Checked parameters of clips as those of their frames."""
+def _repeated(value: Any, frames: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.repeat(frames, axis=0)
+    repeat = in_auto_mode(
+        lambda value: value.repeat(frames, axis=0),
+        batch_sharding([value], value.ndim),
+        explicit_axes([value]),
+    )
+    return repeat(value)
+
+
+def of_frames(
+    transform: Transform, params: dict[str, Any], clips: int, frames: int | None
+) -> dict[str, Any]:
+    """Checked parameters of a transform of clips as those of their frames."""
     if frames is None:
         return params
-    return {
-        name: value.repeat(frames, axis=0)
+    repeated = {
+        name: _repeated(value, frames)
         if hasattr(value, "shape") and value.shape[0] == clips
         else value
         for name, value in params.items()
     }
+    return transform._of_frames(repeated, np.tile(np.arange(frames, dtype=np.int32), clips))
 
 
 def canonical(images: Any) -> Any:
@@ -152,7 +194,8 @@ def _checked_ragged(images: Ragged) -> Batch:
     for name, size in (("max_height", images.max_height), ("max_width", images.max_width)):
         if not 1 <= size <= MAX_SIZE:
             raise ValueError(f"images.{name}={size}; wanted a size from 1 to 2**24")
-    return Batch(count[0], images.height, images.width, images.channels, Dtype.U8)
+    largest = images.max_height, images.max_width
+    return Batch(count[0], images.height, images.width, images.channels, Dtype.U8, largest)
 
 
 def is_single_key(key: Any) -> bool:

@@ -100,7 +100,7 @@ class Compose:
         dtype = None if self.dtype is None else self.dtype.name
         named = "".join(f", {name}={value!r}" for name, value in self.targets._asdict().items())
         return (
-            f"Compose([{listed}\n], dtype={dtype}, layout={self.layout!r}, scale={self.scale}"
+            f"Compose([{listed}\n], dtype={dtype!r}, layout={self.layout!r}, scale={self.scale}"
             f"{named})"
         )
 
@@ -196,11 +196,14 @@ class Compose:
         batch = checked_images(images)
         count = batch.images if frames is None else batch.images // max(frames, 1)
         checked = checked_parameters(self.transforms, params, count)
-        of_each = [of_frames(values, count, frames) for values in checked]
-        steps = list(zip(self.transforms, of_each, strict=True))
+        steps = [
+            (transform, of_frames(transform, given, count, frames))
+            for transform, given in zip(self.transforms, checked, strict=True)
+        ]
         if labels is not None:
             labels = checked_labels(labels, count)
-        chain = ChainBuilder(batch.height, batch.width, batch.channels, batch.dtype, self.scale)
+        size, largest = (batch.height, batch.width), batch.largest
+        chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, largest)
         pixels = images
         for part in self._passes(steps, chain):
             pixels, labels = part.run(pixels, labels, frames or 1)

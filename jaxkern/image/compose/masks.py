@@ -149,7 +149,7 @@ def fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
     labels = np.dtype(dtype)
     if labels.kind in "iu":
         limits = np.iinfo(labels)
-        if fill != int(fill) or not limits.min <= fill <= limits.max:
+        if not (limits.min <= fill <= limits.max and fill == int(fill)):
             raise ValueError(f"mask_fill={fill!r}, which masks of {labels.name} do not hold")
     value = np.asarray(bool(fill) if labels.kind == "b" else fill).astype(stored)
     return tuple(float(byte) for byte in value.reshape(1).view(np.uint8))

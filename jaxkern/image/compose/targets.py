@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.compose.batch import (
     as_frames,
@@ -34,6 +36,13 @@ from jaxkern.image.transforms.transform import Size, Transform
 
 KEYPOINTS = ("torchvision", "centers")
 TARGETS = ("mask", "boxes", "keypoints")
+_FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
+# What others call them.
+_OTHER_NAMES = {
+    **dict.fromkeys(("masks", "segmentation_mask"), "mask"),
+    **dict.fromkeys(("bboxes", "bbox", "box", "bounding_boxes"), "boxes"),
+    "keypoint": "keypoints",
+}
 
 
 class Formats(NamedTuple):
@@ -46,7 +55,8 @@ class Formats(NamedTuple):
 
 def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
     """Raises ValueError for other words, and a fill that is no number."""
-    if isinstance(mask_fill, bool | str) or np.ndim(mask_fill) != 0:
+    number = isinstance(mask_fill, numbers.Real) or hasattr(mask_fill, "dtype")
+    if isinstance(mask_fill, bool) or not number or np.ndim(mask_fill) != 0:
         raise ValueError(f"mask_fill={mask_fill!r}; wanted one number, a mask's label")
     return Formats(
         checks.choice(boxes, "boxes", FORMATS),
@@ -111,10 +121,19 @@ def passages(
     """What each transform does to images that begin with `size`, numbers or arrays [N].
 
     Without `points`, only to their sizes.
+
+    Raises:
+      ValueError: for a warp of images of different sizes.
     """
     found = []
     for transform, given in zip(transforms, params, strict=True):
-        moves = transform._moves(given, size) if transform.geometric and points else []
+        moving = transform.geometric and points
+        if moving and transform.stage == "program" and not is_static(*size):
+            raise ValueError(
+                f"{transform!r} got images that still differ in size; put RandomResizedCrop, "
+                "CenterCrop, RandomCrop or Resize((h, w)) before it"
+            )
+        moves = transform._moves(given, size) if moving else []
         size = transform._size_after(size, given)
         found.append(_Passage(transform, moves, size))
     return found
@@ -172,9 +191,17 @@ def _inside(points: jax.Array, size: Size) -> Any:
 
 
 def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
-    """Raises ValueError for a dict without images, and for targets where images are mixed."""
+    """Raises ValueError for a dict without images, with targets by another name, which would stay
+    where they are, and for targets where images are mixed."""
     if "image" not in fields:
         raise ValueError(f'the dict has the fields {sorted(fields)}; wanted one named "image"')
+    if any(transform.geometric for transform in transforms):
+        for name, known in _OTHER_NAMES.items():
+            if name in fields and known not in fields:
+                raise ValueError(
+                    f"the dict has a field {name!r}, which does not move with its images; wanted "
+                    f"{known!r} for what moves, and another name for what stays"
+                )
     for transform in transforms:
         given = [name for name in TARGETS if name in fields]
         if transform.stage == "batch" and given:
@@ -209,32 +236,62 @@ def move_fields(
     mixes = any(transform.stage == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
     count, size = counted(fields["image"])
-    given = checked_parameters(aug.transforms, params, count)
     moved = dict(fields)
     if "mask" in fields:
         moved["mask"] = _moved_masks(aug, fields, params, chain)
-    points = "boxes" in fields or "keypoints" in fields
-    trail = passages(aug.transforms, given, size, points)
-    if "boxes" in fields:
-        moved["boxes"], moved["boxes_valid"] = move_boxes(
-            fields["boxes"], fields.get("boxes_valid"), count, trail, aug.targets.boxes
-        )
-    if "keypoints" in fields:
-        moved["keypoints"], moved["keypoints_visible"] = move_keypoints(
-            fields["keypoints"],
-            fields.get("keypoints_visible"),
-            count,
-            trail,
-            aug.targets.keypoints,
-        )
-    size = trail[-1].size
-    if not is_static(*size):
-        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
-        moved["image_size"] = jnp.stack(sides, axis=-1)
+    moved |= move_places(aug, fields, params, count, size)
     result = aug.apply(fields["image"], params, label)
     if label is None:
         return {**moved, "image": result}
     return {**moved, "image": result[0], "label": result[1]}
+
+
+def move_places(
+    aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
+) -> dict[str, Any]:
+    """Boxes and keypoints behind a chain on `count` images of `size`, what is valid and visible of
+    them, and the sizes of images that have sizes of their own."""
+    given = checked_parameters(aug.transforms, params, count)
+    moved = _moved_places(aug, fields, given, count, size)
+    last = passages(aug.transforms, given, size, points=False)[-1].size
+    if not is_static(*last):
+        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in last]
+        moved["image_size"] = jnp.stack(sides, axis=-1)
+    return moved
+
+
+def _moved_places(
+    aug: Any, fields: dict[str, Any], given: Any, count: int, size: Size
+) -> dict[str, Any]:
+    flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
+    named = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
+    leaves, tree = jax.tree.flatten((named, given, size))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if not flags:
+        return {}
+
+    def moved(*arrays: jax.Array) -> dict[str, Any]:
+        new = iter(arrays)
+        filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        named, given, size = jax.tree.unflatten(tree, filled)
+        trail, made = passages(aug.transforms, given, size), {}
+        for move, name, form in (
+            (move_boxes, "boxes", aug.targets.boxes),
+            (move_keypoints, "keypoints", aug.targets.keypoints),
+        ):
+            if name in named:
+                flag = flags[name]
+                made[name], made[flag] = move(named[name], named.get(flag), count, trail, form)
+        return made
+
+    # XLA places what is inside: the corners of all boxes of an image are points along one axis.
+    axes = explicit_axes(arrays)
+    specs: dict[str, Any] = {}
+    for name, flag in flags.items() if axes else ():
+        rank = np.ndim(fields[name])
+        specs |= {name: batch_sharding(arrays, rank), flag: batch_sharding(arrays, rank - 1)}
+    result: dict[str, Any] = in_auto_mode(moved, specs, axes)(*arrays)
+    return result
 
 
 def _moved_masks(

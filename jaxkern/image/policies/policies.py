@@ -50,6 +50,7 @@ class _Policy(Transform):
 
     OPS: ClassVar[tuple[str, ...]]
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
     geometric = True
 
     interpolation: str
@@ -123,7 +124,7 @@ class RandAugment(_Policy):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the ops of one image and their signs."""
-        fractions = jax.random.uniform(key, (2, self.num_ops))
+        fractions = jax.random.uniform(key, (2, self.num_ops), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
         table = magnitude_table(RAND_AUGMENT, self.num_magnitude_bins, size)
         strength = jnp.asarray(table[:, self.magnitude])[op]
@@ -159,7 +160,7 @@ class TrivialAugmentWide(_Policy):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the op of one image, its magnitude and its sign."""
         space = TRIVIAL_AUGMENT_WIDE
-        fractions = jax.random.uniform(key, (3, 1))
+        fractions = jax.random.uniform(key, (3, 1), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
         place = uniform_below(fractions[1], self.num_magnitude_bins)
         strength = jnp.asarray(magnitude_table(space, self.num_magnitude_bins, size))[op, place]
@@ -198,7 +199,7 @@ class AutoAugment(_Policy):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws a pair for one image, which of its ops are applied, and their signs."""
-        fractions = jax.random.uniform(key, (3, 2))
+        fractions = jax.random.uniform(key, (3, 2), jnp.float32)
         published = pairs(AutoAugmentPolicy(self.policy))
         drawn = uniform_below(fractions[0, 0], len(published.op))
         op, place = (jnp.asarray(part)[drawn] for part in (published.op, published.place))
@@ -275,14 +276,16 @@ class AugMix(_Policy):
         """Draws the chains of one image and their weights."""
         fraction_key, depth_key, weight_key = jax.random.split(key, 3)
         width, depth = self.mixture_width, self._depth
-        fractions = jax.random.uniform(fraction_key, (3, width, depth))
+        fractions = jax.random.uniform(fraction_key, (3, width, depth), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS) - (0 if self.all_ops else 4))
         place = uniform_below(fractions[1], self.severity)
         strength = jnp.asarray(magnitude_table(AUG_MIX, 10, size))[op, place]
         magnitude = _either_sign(AUG_MIX, op, strength, fractions[2])
         used: Any = np.ones((width, depth), bool)
         if self.chain_depth < 1:
-            used = jnp.arange(depth) < jax.random.randint(depth_key, (width, 1), 1, depth + 1)
+            used = jnp.arange(depth) < jax.random.randint(
+                depth_key, (width, 1), 1, depth + 1, jnp.int32
+            )
         # Gamma variates over their sum: Dirichlet, and of two Beta.
         log_gamma = jax.random.loggamma(weight_key, self.alpha, (width + 2,), jnp.float32)
         return {

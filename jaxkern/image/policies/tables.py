@@ -26,6 +26,10 @@ class AutoAugmentPolicy(enum.StrEnum):
     CIFAR10 = "cifar10"
     SVHN = "svhn"
 
+    def __repr__(self) -> str:
+        """The word, which stands for it in arguments."""
+        return repr(str(self))
+
 
 class Magnitude(NamedTuple):
     """Magnitudes of an op, linear over the bins.

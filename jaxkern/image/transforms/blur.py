@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image.program.program import Code, ProgramStep, Step, step_values
@@ -62,7 +63,7 @@ class GaussianBlur(Transform):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one sigma."""
-        return {"sigma": between(jax.random.uniform(key), *self.sigma)}
+        return {"sigma": between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         across, down = self.kernel_size

@@ -68,11 +68,12 @@ def moved_boxes(
         points = moved_points(corners.reshape(count, 4 * number, 2), move)
         points = points.reshape(count, number, 4, 2)
         found = jnp.concatenate([points.min(axis=2), points.max(axis=2)], axis=-1)
+        kept = valid
         if move.crops:
             found = clamped(found, size)
-        kept = valid
+            kept = kept & with_area(found)
         if move.within is not None:
-            kept = valid & _centred(boxes, *move.within)
+            kept = kept & _centred(boxes, *move.within)
         used = jnp.asarray(move.used).reshape(-1, 1)
         boxes = jnp.where(used[..., None], found, boxes)
         valid = jnp.where(used, kept, valid)

@@ -91,6 +91,14 @@ class _Container(Transform):
             for place, inner in enumerate(self.transforms)
         ]
 
+    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        given = zip(self.transforms, self._given(params), strict=True)
+        return params | {
+            f"{place}.{name}": value
+            for place, (inner, of_inner) in enumerate(given)
+            for name, value in inner._of_frames(of_inner, frame).items()
+        }
+
     def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
         given = zip(self.transforms, self._given(params), strict=True)
         programs = [inner._program(of_inner, (size[0], size[1])) for inner, of_inner in given]
@@ -145,7 +153,7 @@ class RandomApply(_Container):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether the transforms are applied to one image, and their parameters."""
-        fraction = jax.random.uniform(jax.random.fold_in(key, 0))
+        fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         return {"apply": fraction < self.p, **self._sampled(key, size)}
 
     def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
@@ -190,7 +198,7 @@ class RandomChoice(_Container):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws which transform one image gets, and the parameters of all."""
-        fraction = jax.random.uniform(jax.random.fold_in(key, 0))
+        fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         # Bounds between the choices; equal ones, of probability 0, hold no fraction.
         bounds = np.cumsum(self.p)[:-1].astype(np.float32)
         choice = jnp.sum(fraction >= jnp.asarray(bounds), dtype=jnp.int32)

@@ -26,6 +26,7 @@ class OfColours(Transform):
     """Changes colours by operations of a program."""
 
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class _RandomColour(OfColours):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is changed."""
         del size
-        return {"apply": jax.random.uniform(key) < self.p}
+        return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _given(self) -> tuple[float, ...]:
         """The operation's values."""

@@ -72,7 +72,7 @@ class RandomResizedCrop(_OfFixedSize):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one box within an image of `size`."""
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
-        fractions = jax.random.uniform(key, (TRIES + 1, 2))
+        fractions = jax.random.uniform(key, (TRIES + 1, 2), jnp.float32)
         tried_w, tried_h = drawn_sizes(fractions[:TRIES], size, self.scale, self.ratio)
         fits = (tried_w > 0) & (tried_w <= width) & (tried_h > 0) & (tried_h <= height)
         first = jnp.argmax(fits)
@@ -215,7 +215,7 @@ class RandomCrop(_OfFixedSize):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the top left corner in the padded image, every place alike."""
         _, padded = self._padded(size)
-        fractions = jax.random.uniform(key, (2,))
+        fractions = jax.random.uniform(key, (2,), jnp.float32)
         room = [maximum(p - s, 0) + 1 for p, s in zip(padded, self.size, strict=True)]
         top, left = (uniform_below(fractions[k], room[k]) for k in range(2))
         return {"top": top, "left": left}

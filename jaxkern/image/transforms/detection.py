@@ -77,18 +77,20 @@ class RandomIoUCrop(OfOwnSize):
         options = self.sampler_options
         if options is None:
             options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-        listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str)
-        if not listed or not len(options) or not np.isfinite(np.asarray(options, float)).all():
-            raise ValueError(
-                f"sampler_options={self.sampler_options!r}; wanted finite overlaps, at least one"
-            )
+        wanted = "wanted finite overlaps, at least one"
+        listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str | bytes)
+        if not listed or not len(options):
+            raise ValueError(f"sampler_options={options!r}; {wanted}")
+        options = tuple(checks.number(each, "sampler_options", f": {wanted}") for each in options)
+        if not np.isfinite(options).all():
+            raise ValueError(f"sampler_options={options!r}; {wanted}")
         set_fields(
             self,
             min_scale=low,
             max_scale=high,
             min_aspect_ratio=thin,
             max_aspect_ratio=wide,
-            sampler_options=tuple(float(option) for option in options),
+            sampler_options=options,
             trials=checks.whole(self.trials, "trials", 1),
             canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
         )
@@ -108,7 +110,9 @@ class RandomIoUCrop(OfOwnSize):
 
         def attempt(state: Any) -> Any:
             turn = state[0]
-            fraction = jax.random.uniform(jax.random.fold_in(key, turn), (4 * self.trials + 1,))
+            fraction = jax.random.uniform(
+                jax.random.fold_in(key, turn), (4 * self.trials + 1,), jnp.float32
+            )
             wanted = options[uniform_below(fraction[0], len(self.sampler_options))]
             crops = self._crops(fraction[1:].reshape(self.trials, 4), height, width)
             fits = self._fits(crops, boxes, valid, wanted)
@@ -215,7 +219,7 @@ class RandomZoomOut(OfOwnSize):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws a canvas for one image of `size`, and its place there."""
-        fraction = jax.random.uniform(key, (4,))
+        fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
         drawn = []
@@ -287,7 +291,7 @@ class SanitizeBoundingBoxes(Transform):
 
     def __post_init__(self) -> None:
         for name in ("min_size", "min_area"):
-            value = float(getattr(self, name))
+            value = checks.number(getattr(self, name), name, "from 1")
             if not 1.0 <= value < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}; wanted a finite number from 1")
             set_fields(self, **{name: value})

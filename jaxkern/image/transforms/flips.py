@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
@@ -29,7 +30,7 @@ class _RandomFlip(Transform):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws whether one image is mirrored."""
-        return {"flip": jax.random.uniform(key) < self.p}
+        return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _mirrored(self, flip: Any, *coefficients: float) -> list[Step]:
         """Within a container that draws what is done, a flip is a warp by whole pixels."""

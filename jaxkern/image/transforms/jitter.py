@@ -176,9 +176,9 @@ class RandomPhotometricDistort(OfColours):
         }
         return {
             **drawn,
-            "contrast_before": jax.random.uniform(before) < 0.5,
+            "contrast_before": jax.random.uniform(before, dtype=jnp.float32) < 0.5,
             "permutation": jax.random.permutation(order, 3).astype(jnp.int32),
-            "apply": jax.random.uniform(chance, (5,)) < self.p,
+            "apply": jax.random.uniform(chance, (5,), jnp.float32) < self.p,
         }
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:

@@ -85,7 +85,7 @@ class CutMix(Transform):
         """Draws one box, clipped to an image of `size`, and its lam."""
         beta_key, place_key = jax.random.split(key)
         lam = jax.random.beta(beta_key, self.alpha, self.alpha, dtype=jnp.float32)
-        fractions = jax.random.uniform(place_key, (2,))
+        fractions = jax.random.uniform(place_key, (2,), jnp.float32)
         half = 0.5 * jnp.sqrt(1.0 - lam)
         box = []
         for fraction, side in zip(fractions, size, strict=True):

@@ -55,11 +55,18 @@ def boxed(
     top, left, height, width = box
 
     def forward(points: jax.Array) -> jax.Array:
-        x = (points[..., 0] - of_images(left)) * _ratio(size[1], width)
-        y = (points[..., 1] - of_images(top)) * _ratio(size[0], height)
+        x = _resized(points[..., 0] - of_images(left), width, size[1])
+        y = _resized(points[..., 1] - of_images(top), height, size[0])
         return jnp.stack([x, y], axis=-1)
 
     return Move(forward, used, crops=crops, within=box if within else None)
+
+
+def _resized(place: jax.Array, length: Number, size: Number) -> Any:
+    """Counted from the nearer end, so that both ends go to ends exactly."""
+    ratio, last = _ratio(size, length), of_images(length)
+    from_end = of_images(size) - (last - place) * ratio
+    return jnp.where(2.0 * place > last, from_end, place * ratio)
 
 
 def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:

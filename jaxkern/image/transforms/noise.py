@@ -44,7 +44,8 @@ class GaussianNoise(Transform):
     Args:
       mean, sigma: of the noise, where 1 is the largest value of an image.
       clip: whether sums are clipped to the image's range; without it uint8 wraps.
-    Parameter an image: seed int32 [2], any numbers. Another image of the seed has the same noise.
+    Parameter an image: seed int32 [2], any numbers. Another image of the seed has the same noise;
+    the frames of a clip have seeds from seed on, (seed[0], seed[1] + frame).
     Raises: TypeError for what is no number; ValueError for a sigma below 0 and what is not finite.
 
     >>> from jaxkern.image import GaussianNoise
@@ -57,6 +58,7 @@ class GaussianNoise(Transform):
     clip: bool = True
 
     stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
 
     def __post_init__(self) -> None:
@@ -71,6 +73,11 @@ class GaussianNoise(Transform):
         """Draws one seed."""
         del size
         return {"seed": drawn_seed(key)}
+
+    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        """The seeds of a clip's frames follow each other, from its own."""
+        first, second = jnp.moveaxis(jnp.asarray(params["seed"], jnp.int32), -1, 0)
+        return {"seed": jnp.stack([first, second + frame], axis=-1)}
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         del size

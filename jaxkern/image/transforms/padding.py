@@ -82,7 +82,7 @@ class Pad(Transform):
         if any(self.padding):
             left, top, right, bottom = self.padding
             before, after = (top, left), (bottom, right)
-            size, limit = self.output_size(chain.size), chain.limit
+            size, limit = self.output_size(chain.size), chain.bounded
             checks.mirrored_padding(self.padding_mode, before, after, chain.size, "Pad")
             show(chain, self.padding_mode, (-top, -left), size, self.fill)
             chain.bound(None if limit is None else self.output_size(limit))

@@ -157,21 +157,42 @@ class _RandomResize(OfOwnSize):
         """The resize without chance: by the factor 1, or to the largest of the sizes."""
         return (_Fitted(self),)
 
+    def _resized(self, size: Size, params: dict[str, Any]) -> Size:
+        """Height and width before a canvas cuts them; sizes that are never drawn are the next."""
+        most = self._limit(size) or (MAX_SIZE, MAX_SIZE)
+        return clip(params["height"], 1, most[0]), clip(params["width"], 1, most[1])
+
+    def _within(self, size: Size) -> Size:
+        """What a canvas leaves of images of sizes of their own."""
+        if self.canvas is None or is_static(*size):
+            return size
+        return minimum(size[0], self.canvas[0]), minimum(size[1], self.canvas[1])
+
     def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
-        return clip(params["height"], 1, MAX_SIZE), clip(params["width"], 1, MAX_SIZE)
+        return self._within(self._resized(size, params))
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        size = chain.size
-        kind = filter_of(self.interpolation, self.antialias)
-        chain.resample(kind, (0, 0, *size), self._size_after(size, params))
-        canvas = self._limit(size) if self.canvas is None else self.canvas
-        chain.bound(canvas, chain.values(self.canvas_fill, "canvas_fill"))
+        self._resize(chain, self._resized(chain.size, params))
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+    def _resize(self, chain: ChainBuilder, new: Size) -> None:
+        """To sizes of their own, on the canvas where there is one."""
+        limit = self._limit(chain.size) if self.canvas is None else self.canvas
+        kind = filter_of(self.interpolation, self.antialias)
+        chain.resample(kind, (0, 0, *chain.size), new)
+        if is_static(*new):
+            return
+        if self.canvas is not None:
+            chain.window((0, 0), self._within(new), None)
+        chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> _RandomResize:
         return dataclasses.replace(self, interpolation="nearest", canvas_fill=fill)  # type: ignore
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), self._size_after(size, params), crops=False)]
+        return self._moves_to(self._resized(size, params), size)
+
+    def _moves_to(self, new: Size, size: Size) -> list[Move]:
+        return [boxed((0, 0, *size), new, crops=self._within(new) is not new)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,10 +204,10 @@ class ScaleJitter(_RandomResize):
         reads it.
       scale_range: (low, high) above 0.
       interpolation, antialias: as of `Resize`.
-      canvas: (height, width) of the output where no later transform gives all images one size;
-        what is larger is cut off. None: the largest size that can be drawn.
+      canvas: (height, width) to which images are cut, and on which they lie in the output where no
+        later transform gives all of them one size. None: the largest size that can be drawn.
       canvas_fill: a number, or one a channel, beside the image there.
-    Parameters an image: height, width i32.
+    Parameters an image: height, width i32; others than can be drawn count as the next that can.
     Raises: ValueError for sizes below 1 and ranges that are none.
     Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.
 
@@ -213,7 +234,7 @@ class ScaleJitter(_RandomResize):
         low, high = self.scale_range
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
-        factor = fit * (low + jax.random.uniform(key) * (high - low))
+        factor = fit * (low + jax.random.uniform(key, dtype=jnp.float32) * (high - low))
         sides = ((side * factor).astype(jnp.int32) for side in (height, width))
         return dict(zip(self.parameters, (jnp.maximum(side, 1) for side in sides), strict=True))
 
@@ -258,10 +279,10 @@ class RandomShortestSize(_RandomResize):
     canvas_fill: Any = 0
 
     def __post_init__(self) -> None:
-        given = self.min_size
-        given = [given] if isinstance(given, numbers.Integral) else list(np.asarray(given).tolist())
-        if not given:
+        given = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
+        if not isinstance(given, list | tuple | range | np.ndarray) or not len(given):
             raise ValueError(f"min_size={self.min_size!r}; wanted a size, or at least one of them")
+        given = np.asarray(given).tolist()
         self._checked(
             min_size=tuple(checks.whole(size, "min_size", 1, 2**24) for size in given),
             max_size=None
@@ -271,7 +292,7 @@ class RandomShortestSize(_RandomResize):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws the new size of one image of `size`."""
-        place = uniform_below(jax.random.uniform(key), len(self.min_size))
+        place = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
         shortest = jnp.asarray(self.min_size, jnp.int32)[place]
         sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
         return {"height": jnp.maximum(sides[0], 1), "width": jnp.maximum(sides[1], 1)}
@@ -296,23 +317,20 @@ class RandomShortestSize(_RandomResize):
 class _Fitted(Transform):
     """A resize to the size that another transform gives without chance."""
 
-    resize: Any
+    resize: _RandomResize
 
     geometric = True
 
     def output_size(self, size: Size) -> Size:
-        return (None, None) if None in size else self.resize._largest(size)
+        if any(side is None for side in size):
+            return (None, None)
+        return self.resize._within(self.resize._largest(size))
 
     def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        size, resize = chain.size, self.resize
-        new = resize._largest(size)
-        chain.resample(filter_of(resize.interpolation, resize.antialias), (0, 0, *size), new)
-        if not is_static(*new):
-            canvas = resize._limit(size) if resize.canvas is None else resize.canvas
-            chain.bound(canvas, chain.values(resize.canvas_fill, "canvas_fill"))
+        self.resize._resize(chain, self.resize._largest(chain.size))
 
     def _for_masks(self, fill: tuple[float, ...]) -> Transform:
         return _Fitted(self.resize._for_masks(fill))
 
     def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+        return self.resize._moves_to(self.resize._largest(size), size)

@@ -25,6 +25,7 @@ class Transform:
       linear: whether it is an affine map of each channel, which commutes with mixing.
       per_sample: whether parameters are drawn for each image; otherwise once for a batch, from the
         first record's key.
+      of_unit_values: whether it takes the values of float images as lying from 0 to 1.
       geometric: whether it moves pixels, and so masks, boxes and keypoints.
       needs_boxes: whether `sample` also takes the boxes f32 [K, 4] of the image as they are at its
         place, (left, top, right, bottom), and which of them are valid, bool [K].
@@ -33,6 +34,7 @@ class Transform:
     parameters: ClassVar[dict[str, str]] = {}
     stage: ClassVar[Stage] = "image"
     linear: ClassVar[bool] = False
+    of_unit_values: ClassVar[bool] = False
     per_sample: bool = True
     geometric: bool = False
     needs_boxes: ClassVar[bool] = False
@@ -54,6 +56,11 @@ class Transform:
     def eval(self) -> tuple[Transform, ...]:
         """What stands for this transform when nothing is random: nothing, where it draws all."""
         return () if self.parameters else (self,)
+
+    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        """The parameters of the frames i32 [N] of clips, from those of their clips, repeated."""
+        del frame
+        return params
 
     def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
         """The transforms that it is made of, on images of `size`, with their parameters."""

@@ -48,6 +48,9 @@ class ToDtype(Transform):
             raise TypeError(f"dtype={dtype.name}; wanted uint8, float16, bfloat16 or float32")
         set_fields(self, dtype=dtype, scale=bool(self.scale))
 
+    def __repr__(self) -> str:
+        return f"ToDtype(dtype={self.dtype.name!r}, scale={self.scale})"
+
     @property
     def linear(self) -> bool:  # type: ignore[override]
         """Whether it is an affine map of values: uint8 rounds."""
@@ -153,7 +156,7 @@ class RandomErasing(Transform):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one box within an image of `size`, and whether it is erased."""
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
-        fractions = jax.random.uniform(key, (TRIES + 2, 2))
+        fractions = jax.random.uniform(key, (TRIES + 2, 2), jnp.float32)
         tried_h, tried_w = drawn_sizes(fractions[:TRIES], size, self.scale, self.ratio)
         fits = (tried_h < height) & (tried_w < width)
         first = jnp.argmax(fits)

@@ -132,7 +132,7 @@ class RandomRotation(_Warp):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one angle."""
-        return {"angle": between(jax.random.uniform(key), *self.degrees)}
+        return {"angle": between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
 
     def output_size(self, size: Size) -> Size:
         """That of the turned image where it is expanded, else `size`."""
@@ -264,7 +264,7 @@ class RandomAffine(_Warp):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws one angle, shift, scale and shear for an image of `size`."""
-        fraction = jax.random.uniform(key, (6,))
+        fraction = jax.random.uniform(key, (6,), jnp.float32)
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         share_x, share_y = self.translate or (0.0, 0.0)
         shear = (*(self.shear or (0.0, 0.0)), 0.0, 0.0)
@@ -322,7 +322,7 @@ class RandomPerspective(_Warp):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draws where the four corners of one image go."""
         apply_key, corner_key = jax.random.split(key)
-        fraction = jax.random.uniform(corner_key, (4, 2))
+        fraction = jax.random.uniform(corner_key, (4, 2), jnp.float32)
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
         with jax.enable_x64(True):  # of 0.29 and 200 pixels a float32 would make one more
             share = jnp.asarray(self.distortion_scale, jnp.float64)
@@ -332,7 +332,7 @@ class RandomPerspective(_Warp):
         last = jnp.asarray(_LAST)
         moved = jnp.where(last, sides - 1 - inwards, inwards)
         still = jnp.where(last, sides - 1, 0)
-        apply = jax.random.uniform(apply_key) < self.p
+        apply = jax.random.uniform(apply_key, dtype=jnp.float32) < self.p
         return {"endpoints": jnp.where(apply, moved, still)}
 
     def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
