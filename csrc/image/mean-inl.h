@@ -4,26 +4,26 @@
 // What an image had when it was kept, and the mean so far.
 template <typename T>
 struct Mean {
-  T* kept;
+  const T* source;  // an image that nothing writes to, which is kept where it is; or null
+  T* memory;        // of another
   float* sum;
   int64_t values;
+  const T* kept = nullptr;
   bool begun = false;
 
   // Keeps the image; it has this weight in the mean.
   void keep(const T* image, float weight) {
-    memcpy(kept, image, static_cast<size_t>(values) * sizeof(T));
+    kept = image == source ? source : memory;
+    if (image != kept) memcpy(memory, image, static_cast<size_t>(values) * sizeof(T));
     for (int64_t i = 0; i < values; ++i) sum[i] = static_cast<float>(image[i]) * weight;
     begun = true;
   }
-  // The image has this weight in the mean; what follows begins with the kept one again.
-  void add(T* image, float weight) {
-    if (!begun) return;
+  // The image has this weight in the mean.
+  void add(const T* image, float weight) {
     for (int64_t i = 0; i < values; ++i) sum[i] += static_cast<float>(image[i]) * weight;
-    memcpy(image, kept, static_cast<size_t>(values) * sizeof(T));
   }
   // The image becomes the mean: truncated to levels, floats as they are.
   void take(T* image) {
-    if (!begun) return;
     for (int64_t i = 0; i < values; ++i) {
       image[i] = static_cast<T>(sizeof(T) == 1 ? level_of(sum[i]) : sum[i]);
     }

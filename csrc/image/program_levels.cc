@@ -13,6 +13,7 @@ namespace {
 
 // clang-format off: in order of use
 #include "core/simd-inl.h"
+#include "image/wide-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
 #include "image/lookup-inl.h"
