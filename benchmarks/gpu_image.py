@@ -20,7 +20,7 @@ from gpu_harness import Case, copy_rate, timed, write
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment, jax_dtype
+from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment, jax_dtype
 
 SIDE, SIZE = 256, 224
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])

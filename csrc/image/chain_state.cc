@@ -21,7 +21,7 @@ ChainState::ChainState(const Stages& stages) : stages_(stages) {
     if (problem.argument == nullptr) continue;
     throw std::invalid_argument(std::string("the plan's '") + problem.argument + "' in segment " +
                                 std::to_string(stage.first_segment + problem.segment) +
-                                " is out of range; wanted " + problem.wanted);
+                                problem.text());
   }
   const int64_t segments = stages.segments(), channels = plan_.channels;
   const int64_t erasures = stages.erasures();
@@ -41,7 +41,7 @@ ChainState::ChainState(const Stages& stages) : stages_(stages) {
     if (--shared->shares_ == 0) delete shared;
   };
   abi_.output_bytes = stages.output_bytes();
-  abi_.operands = stages.has_programs() ? kParameters : kOps;
+  abi_.operands = stages.is_chain() ? kOps : kParameters;
   abi_.operand_bytes = parameter_bytes_;
   abi_.run = &ChainState::run;
 }
@@ -71,15 +71,14 @@ StagesSample ChainState::checked_sample(const JaxkernRecords& records, int64_t i
   sample.fill = parameter<float>(records, kFill, i);
   sample.erase_box = parameter<EraseBox>(records, kEraseBox, i);
   sample.erase_value = parameter<float>(records, kEraseValue, i);
-  if (stages_.has_programs()) {
+  if (!stages_.is_chain()) {
     all.op = parameter<int32_t>(records, kOps, i);
     all.values = parameter<float>(records, kValues, i);
   }
   if (const Problem problem = check_stages_sample(stages_, sample, i);
       problem.argument != nullptr) {
     throw std::invalid_argument("'" + std::string(problem.argument) + "' in segment " +
-                                std::to_string(problem.segment) + " is out of range; wanted " +
-                                problem.wanted);
+                                std::to_string(problem.segment) + problem.text());
   }
   return all;
 }

@@ -12,7 +12,7 @@
 namespace jaxkern::image {
 
 // Per record: geometry i32 [S, 14], affine f32 [S, 2, C], fill f32 [S, C], erase_box i32 [K, 4],
-// erase_value f32 [K, C]; where there are programs op i32 [P] and values f32 [P, 8]; and what a
+// erase_value f32 [K, C]; of more than a chain op i32 [P] and values f32 [P, 8]; and what a
 // producer adds.
 enum Parameter { kGeometry, kAffine, kFill, kEraseBox, kEraseValue, kOps, kValues, kParameters };
 

@@ -1,6 +1,8 @@
 // Rejects every plan and sample for which the arithmetic could leave its arrays or overflow.
 #include "image/check.h"
 
+#include <string>
+
 #include "image/arithmetic.h"
 
 namespace jaxkern::image {
@@ -23,11 +25,43 @@ constexpr const char* kWanted[] = {
     "a source width of 1 to 2^24",
     "a box of at least one row inside the input",
     "a box of at least one column inside the input",
-    "a resampled size of 1 to 2^24",
+    "a resampled height and width of 1 to 2^24",
     "a resampled size equal to the box, since nothing resamples",
     "row and column steps of 1 or -1",
     "row and column offsets of a padding within 2^25 of 0",
 };
+
+std::string pair_text(int32_t first, int32_t second) {
+  return std::to_string(first) + " and " + std::to_string(second);
+}
+
+std::string box_text(const char* what, int32_t start, int32_t length, int32_t size) {
+  return std::string(what) + " from " + std::to_string(start) + ", " + std::to_string(length) +
+         " of them, in an input of " + std::to_string(size);
+}
+
+// What a sample has in the place of a fault.
+std::string given_text(SampleFault found, const Plan& plan, const Sample& sample) {
+  if (found.fault == Fault::kSourceHeight) return std::to_string(sample.height);
+  if (found.fault == Fault::kSourceWidth) return std::to_string(sample.width);
+  const Geometry& g = sample.geometry[found.segment];
+  const Segment* const before = found.segment > 0 ? &plan.segment[found.segment - 1] : nullptr;
+  switch (found.fault) {
+    case Fault::kBoxRows:
+      return box_text("rows", g.top, g.box_height, before ? before->height : sample.height);
+    case Fault::kBoxColumns:
+      return box_text("columns", g.left, g.box_width, before ? before->width : sample.width);
+    case Fault::kResampledSize:
+      return pair_text(g.resampled_height, g.resampled_width);
+    case Fault::kWindowSize:
+      return pair_text(g.resampled_height, g.resampled_width) + " for a box of " +
+             pair_text(g.box_height, g.box_width);
+    case Fault::kStep:
+      return pair_text(g.row_step, g.column_step);
+    default:
+      return pair_text(g.row_offset, g.column_offset);
+  }
+}
 
 }  // namespace
 
@@ -69,7 +103,8 @@ Problem check_sample(const Plan& plan, const Sample& sample, int64_t index) {
   const char* argument = found.fault == Fault::kSourceHeight  ? "height"
                          : found.fault == Fault::kSourceWidth ? "width"
                                                               : "geometry";
-  return {argument, index, found.segment, kWanted[static_cast<int>(found.fault)]};
+  return {argument, index, found.segment, kWanted[static_cast<int>(found.fault)],
+          given_text(found, plan, sample)};
 }
 
 size_t output_bytes(const Plan& plan) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "core/host_device.h"
 #include "image/arithmetic.h"
@@ -73,7 +74,13 @@ struct Problem {
   const char* argument = nullptr;  // "geometry", "height", ...
   int64_t sample = 0;
   int32_t segment = 0;
-  const char* wanted = nullptr;  // e.g. "a box inside the 256x256 image"; static text
+  const char* wanted = nullptr;  // e.g. "a box of at least one row inside the input"; static text
+  std::string given = {};        // of a sample: what is there instead
+
+  // "rows 99 to 103 of 9; wanted a box ..." behind the name of what is out of range.
+  std::string text() const {
+    return " is out of range" + (given.empty() ? "" : ": " + given) + "; wanted " + wanted;
+  }
 };
 
 // Checks everything that the arithmetic trusts: the plan's ranges, and one sample's boxes, sizes

@@ -27,7 +27,9 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
     typename Body::Thread state;
     Body::prepare(call, flat, thread, threads, shared, state);
     __syncthreads();
-    for (int32_t pass = 0; pass * kPassRows < shared.tile.rows; ++pass) {
+    // Taken here: behind the last barrier another thread may write the next tile's.
+    const int32_t rows = shared.tile.rows;
+    for (int32_t pass = 0; pass * kPassRows < rows; ++pass) {
       Body::compute(call, shared, state, pass, thread, stage);
       __syncthreads();
       Body::store(call, shared, pass, thread, threads, stage);

@@ -86,7 +86,7 @@ std::string problem_of(const Op& op, const Places& places, int64_t i) {
   if (problem.argument == nullptr) return {};
   return std::string("operand or attribute '") + problem.argument + "' of sample " +
          std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) +
-         " is out of range; wanted " + problem.wanted;
+         problem.text();
 }
 
 void run(const ChainOperands& op, const Sample& sample, int64_t i) {

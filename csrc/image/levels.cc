@@ -11,6 +11,7 @@ namespace {
 
 // clang-format off: in order of use
 #include "core/simd-inl.h"
+#include "image/taps-inl.h"
 #include "image/stream-inl.h"
 #include "image/fast_columns-inl.h"
 #include "image/fast_finish-inl.h"

@@ -137,7 +137,7 @@ struct ChainOperands : SourceOperands {
     const Problem problem = check_plan(plan);
     if (call.ok() && problem.argument != nullptr) {
       call.fail(std::string("attribute '") + problem.argument + "' of segment " +
-                std::to_string(problem.segment) + " is out of range; wanted " + problem.wanted);
+                std::to_string(problem.segment) + problem.text());
     }
   }
 

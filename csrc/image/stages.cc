@@ -80,9 +80,11 @@ std::string counts_text(const StagesAttributes& given) {
          std::to_string(given.rounding.size()) + " roundings, " +
          std::to_string(given.codes.size()) + " steps, " +
          std::to_string(given.interpolation.size()) + " interpolations, " +
-         std::to_string(given.kernel.size()) + " kernel sizes and " +
-         std::to_string(given.fill.size()) +
-         " fill values; wanted as many as attributes 'segments' and 'steps' say, in 1 to " +
+         std::to_string(given.kernel.size()) + " kernel sizes, " +
+         std::to_string(given.fill.size()) + " fill values, steps of " +
+         std::to_string(given.steps.size()) + " stages and dtypes of " +
+         std::to_string(given.dtype.size()) +
+         "; wanted as many as attributes 'segments' and 'steps' say, in 1 to " +
          std::to_string(kMaxStages) + " stages of at most " + std::to_string(kMaxSegments) +
          " segments and " + std::to_string(kMaxProgramSteps) + " steps";
 }
@@ -149,20 +151,23 @@ std::string set_stages(const StagesAttributes& given, Stages* stages) {
                    &plan);
       if (const Problem found = check_plan(plan); found.argument != nullptr) {
         return std::string("attribute '") + found.argument + "' of segment " +
-               std::to_string(segment + found.segment) + " is out of range; wanted " + found.wanted;
+               std::to_string(segment + found.segment) + found.text();
       }
       height = plan.segment[segments - 1].height;
       width = plan.segment[segments - 1].width;
     } else if (steps == 0 || plan.output_dtype != dtype || !is_size(height) || !is_size(width)) {
-      return "attribute 'segments' of stage 0 is 0; wanted a program there, the source's dtype "
-             "behind it, "
-             "and images of one size, 1 to 2^24 on a side";
+      return "attribute 'segments' of stage 0 is 0, with " + std::to_string(steps) +
+             " steps, dtype " + std::to_string(given.dtype[at]) + " behind dtype " +
+             std::to_string(given.source_dtype) + ", and images of " + std::to_string(height) +
+             " x " + std::to_string(width) +
+             " (0: they differ); wanted a program there, the source's dtype behind it, and images "
+             "of one size, 1 to 2^24 on a side";
     }
     dtype = plan.output_dtype;
     if (plan.kept && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
-      return "attribute 'dtype' or 'layout' of stage " + std::to_string(k) +
-             " is out of range; wanted uint8 or float32, and NHWC, where a program or chain "
-             "follows";
+      return "attributes 'dtype' and 'layout' of stage " + std::to_string(k) + " are " +
+             std::to_string(given.dtype[at]) + " and " + std::to_string(given.layout) +
+             "; wanted 0 (uint8) or 3 (float32), and 0 (NHWC), where a program or chain follows";
     }
     ProgramCall& program = stage.program;
     program.dtype = dtype;

@@ -34,12 +34,8 @@ struct Stages {
   Stages(const Plan& plan) : count(1) { stage[0].chain = plan; }  // NOLINT: a plan is one stage
 
   const Stage& last() const { return stage[count - 1]; }
-  bool has_programs() const {
-    for (int32_t k = 0; k < count; ++k) {
-      if (stage[k].program.steps > 0) return true;
-    }
-    return false;
-  }
+  // Whether it is a chain and nothing else, whose calls have no operands of programs.
+  bool is_chain() const { return count == 1 && stage[0].program.steps == 0; }
   // Over all stages.
   int32_t segments() const { return last().first_segment + last().chain.segments; }
   int32_t steps() const { return last().first_step + last().program.steps; }

@@ -1,8 +1,14 @@
 """Fused image augmentation with torchvision v2's names and semantics."""
 
-from jaxkern.image.choices import RandomApply, RandomChoice, RandomOrder
-from jaxkern.image.colour import (
-    ColorJitter,
+from jaxkern.image.compose.compose import Compose
+from jaxkern.image.compose.producer import ChainProducer, EncodedProducer, MaskProducer
+from jaxkern.image.jpeg import decode_jpeg
+from jaxkern.image.policies.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from jaxkern.image.policies.tables import AutoAugmentPolicy
+from jaxkern.image.ragged import Ragged
+from jaxkern.image.transforms.blur import GaussianBlur
+from jaxkern.image.transforms.choices import RandomApply, RandomChoice, RandomOrder
+from jaxkern.image.transforms.colour import (
     Grayscale,
     RandomAdjustSharpness,
     RandomAutocontrast,
@@ -10,32 +16,20 @@ from jaxkern.image.colour import (
     RandomEqualize,
     RandomGrayscale,
     RandomInvert,
-    RandomPhotometricDistort,
     RandomPosterize,
     RandomSolarize,
 )
-from jaxkern.image.compose import Compose
-from jaxkern.image.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
-from jaxkern.image.flips import RandomHorizontalFlip, RandomVerticalFlip
-from jaxkern.image.geometric import (
-    CenterCrop,
-    Pad,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-)
-from jaxkern.image.jpeg import decode_jpeg
-from jaxkern.image.mixing import CutMix, MixUp
-from jaxkern.image.noise import ElasticTransform, GaussianNoise
-from jaxkern.image.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from jaxkern.image.policy_tables import AutoAugmentPolicy
-from jaxkern.image.producer import ChainProducer, EncodedProducer, MaskProducer
-from jaxkern.image.ragged import Ragged
-from jaxkern.image.sizes import RandomShortestSize, ScaleJitter
-from jaxkern.image.transform import Transform
-from jaxkern.image.values import Normalize, RandomErasing, ToDtype
-from jaxkern.image.warps import (
-    GaussianBlur,
+from jaxkern.image.transforms.crops import CenterCrop, RandomCrop, RandomResizedCrop
+from jaxkern.image.transforms.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
+from jaxkern.image.transforms.flips import RandomHorizontalFlip, RandomVerticalFlip
+from jaxkern.image.transforms.jitter import ColorJitter, RandomPhotometricDistort
+from jaxkern.image.transforms.mixing import CutMix, MixUp
+from jaxkern.image.transforms.noise import ElasticTransform, GaussianNoise
+from jaxkern.image.transforms.padding import Pad
+from jaxkern.image.transforms.sizes import RandomShortestSize, Resize, ScaleJitter
+from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.transforms.warps import (
     RandomAffine,
     RandomPerspective,
     RandomRotation,

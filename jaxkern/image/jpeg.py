@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxkern.core.integers import narrowable
 from jaxkern.image import ops
-from jaxkern.image.plan import CHANNEL_COUNTS
+from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
 MAX_PIXELS = 178_956_970
 """Pillow's limit: a quarter of 2**31 bytes as RGB."""

@@ -13,9 +13,11 @@ import numpy as np
 from jaxkern.core.batch import nbytes
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.image import pillow, program_twin, twin
-from jaxkern.image.plan import ChainPlan, Filter, Layout
-from jaxkern.image.program import INTERPOLATIONS, ProgramStep, Step, program_operands
+from jaxkern.image import pillow
+from jaxkern.image.chain import twin
+from jaxkern.image.chain.plan import ChainPlan, Filter, Layout
+from jaxkern.image.program import program_twin
+from jaxkern.image.program.program import INTERPOLATIONS, ProgramStep, Step, program_operands
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.stages import StagesBuilder, StagesPlan, image_stages
 from jaxkern.image.stages import ragged_stages as ragged_image_stages

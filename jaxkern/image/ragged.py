@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.alignment import aligned_array
-from jaxkern.image.plan import CHANNEL_COUNTS
+from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
 _INT32_MAX = 2**31 - 1
 

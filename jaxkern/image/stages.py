@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image import program_twin, twin
-from jaxkern.image.plan import ChainPlan, Dtype, Operands
-from jaxkern.image.program import MAX_STEPS, ProgramStep, Step, program_operands
+from jaxkern.image.chain import twin
+from jaxkern.image.chain.plan import ChainPlan, Dtype, Operands
+from jaxkern.image.program import program_twin
+from jaxkern.image.program.program import MAX_STEPS, ProgramStep, Step, program_operands
 
 MAX_STAGES = 8  # of one call
 
@@ -125,8 +126,8 @@ class StagesBuilder:
                 dtype = dtype if folded is None else folded[0].output_dtype
 
     def finish(self) -> Call | None:
-        """The plan and its operands; None where nothing changes, and a chain where there is no
-        program.
+        """The plan and its operands; None where nothing changes, and a chain's where there is
+        nothing else.
 
         Raises:
           ValueError: for more stages or steps than one call takes.
@@ -140,9 +141,9 @@ class StagesBuilder:
             return None
         chains = [folded[1] for folded, _ in self._parts if folded is not None]
         drawn = [program for _, programs in self._parts for program in programs]
-        if not drawn:
-            (folded,) = (folded for folded, _ in self._parts)
-            return folded
+        if not drawn and len(self._parts) == 1:
+            return self._parts[0][0]
+        drawn = drawn or [program_operands(())]  # of chains with nothing between them
         stages = tuple(
             Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
             for folded, programs in self._parts
@@ -195,7 +196,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     full = [part for part in parts if part.shape[1] > 0] or list(parts[:1])
     if len(full) == 1:
         return full[0]
-    batch = max(part.shape[0] for part in full)
+    batch = next((part.shape[0] for part in full if part.shape[0] != 1), 1)
 
     def join(numpy: Any, *arrays: Any) -> Any:
         wide = [numpy.broadcast_to(x, (batch, *x.shape[1:])) for x in arrays]

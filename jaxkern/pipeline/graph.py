@@ -248,6 +248,16 @@ class PipelineNode:
         """
         return None
 
+    def beside_producers(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
+        """JAX code for what producers leave to do, None where they do it all.
+
+        It takes the arrays of a batch that no producer makes and returns those that it changes.
+
+        Args:
+          fields: as of `record_producer`, without encoded images.
+        """
+        return None
+
 
 def named(value: Callable[..., Any] | Any) -> str:
     """The name of a function or an object's class, without addresses."""

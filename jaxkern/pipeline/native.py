@@ -44,7 +44,8 @@ class NativeBatches:
         device: Any,
         memory: SlotMemory,
     ) -> None:
-        self._epoch, self._masks = epoch, work.masks
+        self._epoch, self._masks, self._beside = epoch, work.masks, work.beside
+        self._left = work.arrays.keys() - work.producers.keys()
         self._stream = stream = epoch.plan.streams[work.source]
         assert isinstance(work.source.node, SourceNode)
         self._reader = work.source.node.source
@@ -87,7 +88,11 @@ class NativeBatches:
         if self._masks and not (valid := np.asarray(data["valid"])).all():
             bad = int((~valid & mask).sum())
             self._reader.note_masked(records[~valid])
-        unit = BatchUnit(Joint.of([data]), halves(records), bad=bad)
+        numbers = halves(records)
+        if self._beside is not None:
+            left = Joint.of([{name: data[name] for name in self._left}])
+            data |= self._beside(left, numbers, self._epoch.key)
+        unit = BatchUnit(Joint.of([data]), numbers, bad=bad)
         self._epoch.plan.learn(unit)
         return unit
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxkern.core import registry
 from jaxkern.pipeline.graph import Derivation, SeededProducer, Vertex
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.program import NodeProgram
 from jaxkern.ring import RowParts
 
 
@@ -23,12 +23,14 @@ class NativeWork(NamedTuple):
       arrays: field -> array [records, ...]; of encoded images, where they lie.
       producers: field -> what makes its records of rows; the other fields are copied.
       masks: whether a field "valid" says which records the producers could make.
+      beside: what is computed of the other fields when a batch is there; None for nothing.
     """
 
     source: Vertex
     arrays: Mapping[str, np.ndarray | RowParts]
     producers: dict[str, SeededProducer]
     masks: bool = False
+    beside: NodeProgram | None = None
 
 
 def native_work(
@@ -59,17 +61,23 @@ def native_work(
     masks = reader.on_bad_record == "mask"
     if last is source:
         return None if encoded or masks else NativeWork(source, arrays, {})
-    fields: dict[str, jax.ShapeDtypeStruct | EncodedImages] = {
-        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for name, array in parts[0].items()
-        if all(part[name].flags.aligned for part in parts)
+    fields: dict[str, jax.ShapeDtypeStruct] = {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
     }
     made = last.node.record_producer({**fields, **encoded}, derivations.get(last))
     # Nobody else decodes.
     if made is None or encoded.keys() - made.keys() or (masks and not encoded):
         return None
+    if not all(part[name].flags.aligned for part in parts for name in made.keys() & part.keys()):
+        return None
     places = {name: images.place for name, images in encoded.items()}
-    return NativeWork(source, {**arrays, **places}, made, masks)
+    node, beside = last.node.beside_producers(fields), None
+    if node is not None:
+        vertex = Vertex(node, (source,))
+        keys = {vertex: derivations[last]} if last in derivations else {}
+        names = {source: source.node.name, vertex: node.name}
+        beside = NodeProgram(vertex, {vertex: "host"}, names, keys)
+    return NativeWork(source, {**arrays, **places}, made, masks, beside)
 
 
 def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
+from jaxkern.image.compose.targets import move_places
 from jaxkern.pipeline.element import Element, ElementOperator
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
@@ -30,7 +32,8 @@ class OperatorNode(PipelineNode):
         Compose what is faster, see `Pipeline.explain`.
       image, label: the fields that a Compose acts on.
       mask, boxes, keypoints: the fields that it moves with the images, where the batch has them
-        with two axes or more a record; None leaves such a field as it is. Beside them come
+        with two axes or more a record; None leaves such a field as it is. One box or keypoint a
+        record without an axis of its own is refused beside what moves it. Beside them come
         "boxes_valid", "keypoints_visible" and "image_size", see `Compose.apply`, which begin with
         the names of their fields.
     Raises: TypeError for anything else.
@@ -83,6 +86,15 @@ class OperatorNode(PipelineNode):
     ) -> dict[str, SeededProducer] | None:
         """The operator's."""
         return self.op.record_producer(fields, derive) if self._is_the_operator else None
+
+    def beside_producers(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
+        """The operator's."""
+        op = self.op.beside_producers(fields)
+        if op is None:
+            return None
+        node = copy.copy(self)
+        node.op = op
+        return node
 
     def describe(self) -> str:
         return self._placed(self.op.describe())
@@ -260,6 +272,10 @@ class BatchOperator:
         """As `PipelineNode.record_producer`."""
         return None
 
+    def beside_producers(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
+        """What does to batches what a node of `PipelineNode.beside_producers` does."""
+        return None
+
 
 class _Fields(NamedTuple):
     """The fields of a batch that a Compose acts on, and those that move with its images."""
@@ -279,6 +295,22 @@ class _Fields(NamedTuple):
             for name, field in found.items()
             if field is not None and (is_ragged(batch[field]) or len(batch[field].shape) >= axes)
         }
+
+    def with_flags(self, names: dict[str, str]) -> dict[str, str]:
+        """Those names, and beside each target that of what a Compose says of it."""
+        return names | {
+            more: names[target] + more.removeprefix(target)
+            for target, more in _OF_TARGETS.items()
+            if target in names
+        }
+
+    def alone(self, batch: Mapping[str, Any], axes: int) -> str | None:
+        """The field whose records are one box or one keypoint, without an axis of them."""
+        for field, numbers in ((self.boxes, 4), (self.keypoints, 2)):
+            shape: tuple[int, ...] = getattr(batch.get(field or ""), "shape", ())
+            if len(shape) == axes and shape[-1] == numbers:
+                return field
+        return None
 
 
 def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
@@ -330,6 +362,7 @@ class _OfImages(BatchOperator):
         self._image, self._label = fields.image, fields.label
         self.stochastic = any(transform.parameters for transform in op.transforms)
         self._mixes = any(transform.stage == "batch" for transform in op.transforms)
+        self._moves = any(transform.geometric for transform in op.transforms)
         names = ("__call__", "sample", "apply")
         self._own_way = any(getattr(type(op), n) is not getattr(Compose, n) for n in names)
 
@@ -342,14 +375,18 @@ class _OfImages(BatchOperator):
                 f"the batch has no field {self._image!r} but {sorted(batch)}; wanted the images' "
                 "field: OperatorNode(aug, image=...)"
             )
+        if self._moves and (alone := self._fields.alone(batch, axes=2)):
+            raise ValueError(
+                f"field {alone!r} has shape {batch[alone].shape}, one place a record, which moves "
+                f"with its image only as [N, 1, {batch[alone].shape[-1]}]; wanted that, or "
+                "OperatorNode(aug, boxes=None, keypoints=None) to leave it as it is"
+            )
         names = {"image": self._image, **self._fields.targets(batch, axes=3)}
         if self._mixes and batch.get(self._label) is not None:
             names["label"] = self._label
         if self._own_way and names.keys() <= {"image", "label"}:
             return self._apply_images(batch, keys)
-        for target, more in _OF_TARGETS.items():
-            if target in names:
-                names[more] = names[target] + more.removeprefix(target)
+        names = self._fields.with_flags(names)
         given = {name: batch[field] for name, field in names.items() if field in batch}
         result = self._op(keys, given) if self.stochastic else self._op.apply(given)
         return {**batch, **{names[name]: value for name, value in result.items()}}
@@ -375,16 +412,20 @@ class _OfImages(BatchOperator):
             return None
         image = fields[self._image]
         arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
+        if self._moves and self._fields.alone(arrays, axes=1):
+            return None  # which the program refuses
         targets = self._fields.targets(arrays, axes=2)
         encoded = isinstance(image, EncodedImages)
-        # A program computes boxes and keypoints, and says how large images of own sizes are.
         start: Any = (None, None) if isinstance(image, EncodedImages) else image.shape[:2]
-        if targets.keys() - {"mask"} or (encoded and targets) or None in self._op._sizes(start)[-1]:
+        # Beside images of different sizes, and for draws by boxes, a program does it all.
+        if encoded and (targets or None in self._op._sizes(start)[-1]):
+            return None
+        if any(transform.needs_boxes for transform in self._op.transforms):
             return None
         make: Any = EncodedProducer if encoded else ChainProducer
         try:
             made: dict[str, SeededProducer] = {self._image: make(self._op, image, derive=derive)}
-            if targets and any(transform.geometric for transform in self._op.transforms):
+            if "mask" in targets and self._moves:
                 mask = arrays[targets["mask"]]
                 if mask.shape != start:
                     return None
@@ -392,6 +433,31 @@ class _OfImages(BatchOperator):
         except (TypeError, ValueError):  # they take no such images: the program says so
             return None
         return made
+
+    def beside_producers(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
+        """Of images of one size: their boxes and keypoints, and what sizes they have then."""
+        names = {"image": self._image, **self._fields.targets(fields, axes=2)}
+        names.pop("mask", None)
+        size = fields[self._image].shape[:2] if self._image in fields else (None, None)
+        if None in size or (len(names) == 1 and None not in self._op._sizes(size)[-1]):
+            return None
+        return _OfPoints(self._op, self._fields.with_flags(names), size)
+
+
+class _OfPoints(BatchOperator):
+    """What a Compose does to boxes and keypoints, of images that are made elsewhere."""
+
+    def __init__(self, op: Compose, names: dict[str, str], size: tuple[int, ...]) -> None:
+        self._op, self._names, self._size = op, names, size
+        self.stochastic = any(transform.parameters for transform in op.transforms)
+
+    def apply_batch(self, batch: Data, keys: Any) -> Data:
+        names, (height, width) = self._names, self._size
+        count = len(keys) if keys is not None else len(next(iter(batch.values())))
+        given = {name: batch[field] for name, field in names.items() if field in batch}
+        params = self._op.sample(keys, (height, width)) if self.stochastic else None
+        moved = move_places(self._op, given, params, count, (height, width))
+        return {names[name]: value for name, value in moved.items()}
 
 
 class _OfBatches(BatchOperator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,8 @@ _ROUNDINGS = 1000.0
 
 
 def vmap_mixes(case: OpCase) -> None:
-    """Every mix of mapped and unmapped operands, one kernel call each, nothing replicated."""
-    mixes = [m for m in itertools.product((True, False), repeat=len(case.first)) if any(m)]
-    if len(mixes) > 12:
-        mixes = [mixes[0], *(mixes[i] for i in case.random.choice(len(mixes), 11, replace=False))]
-    for mapped in mixes:
+    """Every mix of two mapped or unmapped operands, one kernel call each, nothing replicated."""
+    for mapped in _pairwise_mixes(case):
         axes = tuple(0 if m else None for m in mapped)
         operands, full = case.mixed(mapped)
         program = jax.jit(jax.vmap(case.call, axes))
@@ -177,6 +175,26 @@ def _over_axes(case: OpCase, full: Sequence[Any], batch: Sequence[int]) -> tuple
     flat = [x.reshape(samples, *x.shape[len(batch) :])[rows] for x in full]
     values = case.twin.values(*flat)
     return tuple(v[:samples].reshape(*batch, *v.shape[1:]) for v in values)
+
+
+def _pairwise_mixes(case: OpCase) -> list[tuple[bool, ...]]:
+    """Mixes in which each two operands are mapped both, neither, and either one alone.
+
+    An operand is mapped in a set of its own of half of the mixes, of which the first, where all are
+    mapped, is one: of two such sets each has a mix that the other lacks, and some mix is in neither
+    (Kleitman and Spencer, Families of k-independent sets, 1973).
+    """
+    count, half = len(case.first), 2
+    if count < 3:
+        return [m for m in itertools.product((True, False), repeat=count) if any(m)]
+    while math.comb(2 * half - 1, half - 1) < count:
+        half += 1
+    sets = list(itertools.combinations(range(1, 2 * half), half - 1))
+    while True:  # until no mix is without a mapped operand
+        own = [sets[k] for k in case.random.choice(len(sets), count, replace=False)]
+        mixes = [tuple(k == 0 or k in some for some in own) for k in range(2 * half)]
+        if all(map(any, mixes)):
+            return mixes
 
 
 def _op_equations(case: OpCase, program: Any) -> list[Any]:

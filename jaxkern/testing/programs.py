@@ -56,10 +56,9 @@ def no_retrace(case: OpCase) -> None:
 
 
 def control_flow(case: OpCase) -> None:
-    """scan, while_loop, fori_loop, cond and remat."""
+    """scan, while_loop (fori_loop is one of the two), cond and remat, in one program."""
     stacked, wanted = case.stacked, case.wanted
-    scanned = jax.jit(lambda *xs: jax.lax.scan(lambda c, x: (c, case.call(*x)), 0, xs)[1])
-    case.equal(scanned(*stacked), wanted, "scan")
+    first, one = case.first, tuple(w[0] for w in wanted)
 
     def looped(*xs: Any) -> Any:
         def body(i: Any, outs: Any) -> Any:
@@ -71,17 +70,23 @@ def control_flow(case: OpCase) -> None:
         step = lambda state: (state[0] + 1, body(state[0], state[1]))  # noqa: E731
         return jax.lax.while_loop(condition, step, (0, outs))[1]
 
-    case.equal(jax.jit(looped)(*stacked), wanted, "while_loop")
-    first, one = case.first, tuple(w[0] for w in wanted)
-
     def zeros(*_: Any) -> tuple[Any, ...]:
         return tuple(jnp.zeros(w.shape, w.dtype) for w in one)
 
-    chosen = jax.jit(lambda on, *xs: jax.lax.cond(on, case.call, zeros, *xs))
-    case.equal(chosen(True, *first), one, "cond")
+    @jax.jit
+    def program(on: Any, xs: Any, x: Any) -> dict[str, Any]:
+        return {
+            "scan": jax.lax.scan(lambda c, x: (c, case.call(*x)), 0, tuple(xs))[1],
+            "while_loop": looped(*xs),
+            "cond": jax.lax.cond(on, case.call, zeros, *x),
+            "remat": jax.checkpoint(case.call)(*x),
+        }
+
+    got = program(True, stacked, first)
+    for what, right in ("scan", wanted), ("while_loop", wanted), ("cond", one), ("remat", one):
+        case.equal(got[what], right, what)
     nothing = tuple(np.zeros_like(w) for w in one)
-    case.equal(chosen(False, *first), nothing, "cond, the other branch")
-    case.equal(jax.jit(jax.checkpoint(case.call))(*first), one, "remat")
+    case.equal(program(False, stacked, first)["cond"], nothing, "cond, the other branch")
 
 
 def donation(case: OpCase) -> None:

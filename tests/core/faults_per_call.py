@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkern as jk
+from jaxkern.image.chain.plan import Layout
 from jaxkern.image.ops import run_mix
-from jaxkern.image.plan import Layout
 
 # glibc maps buffers from 32 MiB on anew for each call, whatever was freed before.
 BYTES = 34 << 20

@@ -42,7 +42,7 @@ def test_a_started_gpu_is_an_error_that_says_what_to_do(monkeypatch):
 
 def test_neither_import_nor_setting_starts_a_backend():
     code = """
-import jaxkern
+import jaxkern, jaxkern.image, jaxkern.random
 from jaxkern.core import client, compat
 client.set_memory_fraction(0.5)
 assert compat.started_backends() == (), compat.started_backends()

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/simd_level.h"
+#include "image/region.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 
@@ -135,6 +136,28 @@ bool check(const Case& original, uint64_t seed) {
   return true;
 }
 
+// The indices that a padding shows, of every small axis: region.h says no fewer, and none outside.
+bool check_shown_ranges() {
+  for (const Padding padding : {Padding::kEdge, Padding::kReflect, Padding::kSymmetric})
+    for (int32_t count = 1; count <= 5; ++count)
+      for (int32_t offset = -16; offset <= 16; ++offset)
+        for (int32_t outputs = 1; outputs <= 16; ++outputs)
+          for (const int32_t step : {1, -1}) {
+            const Range said = shown_range(padding, offset, step, count, {0, outputs});
+            bool holds = said.begin >= 0 && said.end <= count;
+            for (int32_t y = 0; y < outputs; ++y) {
+              const int64_t shown = reference_index(padding, offset + step * y, count);
+              holds = holds && shown >= said.begin && shown < said.end;
+            }
+            if (holds) continue;
+            std::printf("padding %d of %d from %d by %d, %d times: not all in %d to %d\n",
+                        static_cast<int>(padding), count, offset, step, outputs, said.begin,
+                        said.end);
+            return false;
+          }
+  return true;
+}
+
 }  // namespace
 }  // namespace jaxkern::image::testing
 
@@ -144,7 +167,7 @@ int main(int argc, char** argv) {
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   Limits limits;
   limits.common = argc > 3 && std::strcmp(argv[3], "common") == 0;
-  int failures = 0;
+  int failures = !check_shown_ranges();
   for (uint64_t seed = first; seed < first + iterations && failures < 5; ++seed) {
     limits.size = seed % 50 == 0 ? 300 : seed % 3 == 0 ? 20 : 90;
     // Some images are wider than a column tile of the general path.

@@ -74,15 +74,7 @@ with h5py.File("run.h5", "w") as _file:
 """,
     },
     "files.md": {0: _PHOTOS.replace('path.write_bytes(b"no image")', "")},
-    "images.md": {
-        0: _IMAGES
-        + """
-augment = jk.image.Compose([jk.image.RandomResizedCrop(8), jk.image.RandomHorizontalFlip()])
-images = np.random.default_rng(0).integers(0, 256, (4, 256, 256, 3), np.uint8)
-keys = jax.random.split(jax.random.key(0), 4)
-list_of_uint8_images = [images[i, : 20 + i, :30] for i in range(4)]
-"""
-    },
+    "images.md": {0: _IMAGES + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"},
     "pipelines.md": {
         1: _PHOTOS
         + """

@@ -13,7 +13,7 @@ from conftest import assert_same, on
 
 import jaxkern as jk
 from jaxkern.image import ops
-from jaxkern.image.plan import ChainPlan, Dtype, Filter, Operands, Rounding, Segment
+from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Operands, Rounding, Segment
 
 _DTYPES = (np.uint8, np.float16, jnp.bfloat16, np.float32)
 _FILTERS = {

@@ -210,3 +210,13 @@ def test_directed_chain_equals_oracle(name, check):
     transforms, params = zip(*DIRECTED[name], strict=True)
     images = np.random.default_rng(1).integers(0, 256, (2, 10, 12, 3), np.uint8)
     check(im.Compose(transforms, np.float32, scale=False), images, params)
+
+
+def test_levels_in_another_layout(run):
+    """Nothing to do but to lay the planes apart, of the source and of what a program made."""
+    images = np.random.default_rng(2).integers(0, 256, (2, 10, 12, 3), np.uint8)
+    planes = images.transpose(0, 3, 1, 2)
+    moved = im.Compose([im.CenterCrop((10, 12))], layout="NCHW")
+    np.testing.assert_array_equal(run(moved, images, ({},)), planes)
+    inverted = im.Compose([im.RandomInvert()], layout="NCHW")
+    np.testing.assert_array_equal(run(inverted, images, ({"apply": True},)), 255 - planes)

@@ -16,7 +16,7 @@ import pytest
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.image import ops
-from jaxkern.image.program import MAX_STEPS, VALUES, Code, ProgramStep
+from jaxkern.image.program.program import MAX_STEPS, VALUES, Code, ProgramStep
 
 RNG = np.random.default_rng(3)
 SMOOTH = np.stack(

@@ -153,7 +153,7 @@ def test_output_size():
 def test_repr_is_readable():
     text = repr(im.Compose([im.Pad(2, fill=3), NORM], jnp.bfloat16))
     assert "Pad(padding=(2, 2, 2, 2), fill=(3.0,), padding_mode='constant')" in text
-    assert "dtype=bfloat16, layout='NHWC', scale=True" in text
+    assert "dtype='bfloat16', layout='NHWC', scale=True" in text
 
 
 def test_call_splits_one_key_and_takes_many():

@@ -11,7 +11,16 @@ from jaxkern import image as im
 
 MODULES = [
     f"jaxkern.image.{name}"
-    for name in ("geometric", "values", "mixing", "colour", "compose", "ragged")
+    for name in (
+        "transforms.crops",
+        "transforms.padding",
+        "transforms.sizes",
+        "transforms.values",
+        "transforms.mixing",
+        "transforms.colour",
+        "compose.compose",
+        "ragged",
+    )
 ]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxkern import image as im
-from jaxkern.image.fold import ChainBuilder
-from jaxkern.image.plan import Dtype, Filter, Layout
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.plan import Dtype, Filter, Layout
 
 FLOAT = im.ToDtype(np.float32, scale=True)
 NORM = im.Normalize([0.4, 0.5, 0.6], 0.25)

@@ -1,8 +1,9 @@
 """Transforms against what torchvision made of small images: torchvision/frozen.npz.
 
 Would catch: what `make test-torchvision` does, op by op, where torchvision is not installed: a rule
-of a colour that is another, a warp about another point, rounding at another place. Natively only:
-the twin's levels are those of the kernels, which the tests of colours, warps and policies show.
+of a colour that is another, a warp about another point, rounding at another place, a box, keypoint
+or mask that goes another way than its image. Natively only: the twin's levels are those of the
+kernels, which the tests of colours, warps and policies show.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxkern import image as im
 
 FROZEN = dict(np.load(pathlib.Path(__file__).parent / "torchvision" / "frozen.npz"))
 CASES = json.loads(FROZEN["cases"].tobytes())
+TARGET_CASES = json.loads(FROZEN["target_cases"].tobytes())
 
 
 def as_float(images):
@@ -49,3 +51,37 @@ def test_as_torchvision_made_it(run, number, dtype):
         out = np.asarray(run(aug, as_float(images), (params,)))
         assert out.dtype == np.float32
         np.testing.assert_allclose(out, wanted / 65535, rtol=0, atol=2e-4)
+
+
+def _target_ids():
+    return [f"{k}-{case['transform']}" for k, case in enumerate(TARGET_CASES)]
+
+
+@pytest.mark.parametrize("number", range(len(TARGET_CASES)), ids=_target_ids())
+def test_targets_as_torchvision_moved_them(number):
+    case, images = TARGET_CASES[number], FROZEN["images"]
+    prefix = f"target.{number}."
+    wanted = {key.removeprefix(prefix): FROZEN[key] for key in FROZEN if key.startswith(prefix)}
+    names = [key for key in wanted if key.startswith("param.")]
+    params = {name.removeprefix("param."): wanted.pop(name) for name in names}
+    given = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
+    given["boxes"] = _as(case["boxes"], given["boxes"])
+    aug = im.Compose([getattr(im, case["transform"])(**case["options"])], boxes=case["boxes"])
+    out = aug.apply({"image": images, **{n: v for n, v in given.items() if n in wanted}}, (params,))
+    for name, value in wanted.items():
+        found = np.asarray(out[name])
+        if name in ("mask", "image"):
+            away = np.abs(found.astype(int) - value)
+            # A level, or a pixel of the nearest, where torchvision's float32 decides.
+            assert (away > (name == "image")).sum() <= away.size // 500
+        elif value.dtype == bool:
+            np.testing.assert_array_equal(found, value)
+        else:
+            np.testing.assert_allclose(found, value, rtol=0, atol=1e-4)
+
+
+def _as(form, boxes):
+    first, sides = boxes[..., :2], boxes[..., 2:] - boxes[..., :2]
+    if form == "cxcywh":
+        first = first + sides / 2
+    return boxes if form == "xyxy" else np.concatenate([first, sides], axis=-1)

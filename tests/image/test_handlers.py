@@ -363,8 +363,8 @@ CASES = {
     "half floats between stages": (
         STAGES,
         stages(dtype=i32(1, 0)),
-        "jaxkern.image_stages: attribute 'dtype' or 'layout' of stage 0 is out of range; wanted "
-        "uint8 or float32, and NHWC, where a program or chain follows",
+        "jaxkern.image_stages: attributes 'dtype' and 'layout' of stage 0 are 1 and 0; wanted "
+        "0 (uint8) or 3 (float32), and 0 (NHWC), where a program or chain follows",
     ),
     "codes of stages": (
         STAGES,
@@ -376,7 +376,8 @@ CASES = {
         ragged_stages(
             segments=i32(0, 1), filter=i32(2), size=i32(4, 4), erasures=i32(0), rounding=i32(1)
         ),
-        "jaxkern.image_stages_ragged: attribute 'segments' of stage 0 is 0; wanted a program",
+        "jaxkern.image_stages_ragged: attribute 'segments' of stage 0 is 0, with 1 steps, dtype 0 "
+        "behind dtype 0, and images of 0 x 0 (0: they differ); wanted a program there, ",
     ),
     "the result of stages": (
         STAGES,
@@ -430,7 +431,8 @@ CASES = {
         CHAIN,
         chain(geometry=geometry_with(1, 1, 1)),
         "jaxkern.image_chain: operand or attribute 'geometry' of sample 1, segment 0 is out of "
-        "range; wanted a box of at least one column inside the input",
+        "range: columns from 1, 4 of them, in an input of 4; wanted a box of at least one column "
+        "inside the input",
     ),
     "ragged image": (
         RAGGED,

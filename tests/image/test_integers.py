@@ -13,7 +13,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.image.axis import scaled
+from jaxkern.image.chain.axis import scaled
 
 IMAGES = np.random.default_rng(5).integers(0, 256, (2, 9, 11, 3), np.uint8)
 CROP = im.Compose([im.RandomCrop(4)])

@@ -16,9 +16,9 @@ import pytest
 from scipy import stats
 
 from jaxkern import image as im
-from jaxkern.image.policy_ops import program_step
-from jaxkern.image.policy_tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
-from jaxkern.image.program import Code
+from jaxkern.image.policies.operations import program_step
+from jaxkern.image.policies.tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
+from jaxkern.image.program.program import Code
 
 COUNT = 10_000
 SIZE = (240, 331)  # of which 150 / 331 of the width is 150 pixels

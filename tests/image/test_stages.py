@@ -50,6 +50,8 @@ def policy():
     return {"op": draws.astype(np.int32), "magnitude": np.full((COUNT, 2), 0.3, np.float32)}
 
 
+NOTHING = np.zeros((COUNT, 0), np.float32)
+
 # Parameters are given, not drawn, which would be compiled.
 CASES = {
     "recipe": (
@@ -89,6 +91,12 @@ CASES = {
             for k in range(MAX_STAGES + 1)
             for step in ((im.CenterCrop(19 - k), {}), (im.RandomInvert(), flags()))
         ),
+    ),
+    "chains with nothing between them": (
+        images,
+        (im.CenterCrop(15), {}),
+        (im.RandAugment(0), {"op": NOTHING.astype(int), "magnitude": NOTHING}),
+        (im.Resize(9), {}),
     ),
     "mirrored and bicubic": (
         images,
@@ -154,9 +162,18 @@ def test_a_box_outside_is_named_with_its_segment():
     """Segments are counted over all stages."""
     aug = im.Compose([im.CenterCrop(9), im.RandomInvert(), im.RandomCrop(4)])
     place = {"top": jnp.asarray([0, 0, 99, 0, 0, 0], np.int32), "left": 0}
-    problem = "'geometry' of sample 2, segment 1 is out of range"
+    problem = "'geometry' of sample 2, segment 1 is out of range: rows from 99, 4 of them, in an "
+    problem += "input of 9; wanted a box of at least one row inside the input"
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=problem):
         np.asarray(aug.apply(images(), ({}, {"apply": True}, place)))
+
+
+def test_a_batch_without_images():
+    aug = im.Compose([im.RandomCrop(9), im.RandomInvert(), im.RandomCrop(4), im.Normalize(0, 1)])
+    nothing = np.zeros((0, 12, 12, 3), np.uint8)
+    made = aug(jax.random.split(jax.random.key(0), 0), nothing)
+    assert made.shape == (0, 4, 4, 3)
+    assert made.dtype == np.float32
 
 
 def test_pure_jax_has_the_same_levels():

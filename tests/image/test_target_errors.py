@@ -47,6 +47,10 @@ def test_targets_are_checked(fields, error, message):
 def test_dicts_are_checked():
     with pytest.raises(ValueError, match='wanted one named "image"'):
         FLIP(KEY, {"images": IMAGES})
+    with pytest.raises(ValueError, match="a field 'bboxes', which does not move"):
+        FLIP.apply({"image": IMAGES, "bboxes": BOXES}, ({"flip": True},))
+    named = {"image": IMAGES, "boxes": BOXES, "bboxes": BOXES}
+    assert FLIP.apply(named, ({"flip": True},))["bboxes"] is BOXES
     with pytest.raises(ValueError, match="labels go with images"):
         FLIP.apply({"image": IMAGES}, ({"flip": True},), np.eye(2, dtype=np.float32))
     mixes = im.Compose([im.MixUp()])
@@ -72,6 +76,8 @@ def test_means_of_warped_copies_have_no_targets(target):
         ({"boxes": "yxyx"}, "boxes='yxyx'; wanted one of 'xyxy', 'xywh', 'cxcywh'"),
         ({"keypoints": "xy"}, "keypoints='xy'; wanted one of 'torchvision', 'centers'"),
         ({"mask_fill": "no"}, "mask_fill='no'; wanted one number"),
+        ({"mask_fill": None}, "mask_fill=None; wanted one number"),
+        ({"mask_fill": [1]}, "mask_fill=[1]; wanted one number"),
     ],
 )
 def test_formats_are_words(options, message):
@@ -79,10 +85,26 @@ def test_formats_are_words(options, message):
         im.Compose([im.RandomHorizontalFlip()], **options)
 
 
-def test_a_fill_that_labels_do_not_hold():
-    pad = im.Compose([im.Pad(1)], mask_fill=300)
-    with pytest.raises(ValueError, match="mask_fill=300, which masks of uint8 do not hold"):
+@pytest.mark.parametrize("fill", [300, -1, 1.5, np.nan, np.inf])
+def test_a_fill_that_labels_do_not_hold(fill):
+    pad = im.Compose([im.Pad(1)], mask_fill=fill)
+    with pytest.raises(ValueError, match=f"mask_fill={fill}, which masks of uint8 do not hold"):
         pad.apply({"image": IMAGES, "mask": IMAGES[..., 0]})
+
+
+@pytest.mark.parametrize(
+    ("warp", "drawn"),
+    [
+        (im.RandomPerspective(), {"endpoints": np.zeros((2, 4, 2), np.int32)}),
+        (im.ElasticTransform(sigma=0.2), {"seed": np.zeros((2, 2), np.int32)}),
+    ],
+)
+def test_warps_of_images_of_different_sizes(warp, drawn):
+    """Said of the images, not met as arrays that do not fit."""
+    aug = im.Compose([im.ScaleJitter((8, 8)), warp])
+    sizes = {"height": np.int32([4, 5]), "width": np.int32([4, 5])}
+    with pytest.raises(ValueError, match="got images that still differ in size; put"):
+        aug.apply({"image": IMAGES, "boxes": BOXES}, (sizes, drawn))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +113,7 @@ def test_a_fill_that_labels_do_not_hold():
         (lambda: im.RandomIoUCrop(min_scale=0), "(min_scale, max_scale)=(0, 1.0)"),
         (lambda: im.RandomIoUCrop(max_scale=1.5), "max_scale=1.5; wanted a share"),
         (lambda: im.RandomIoUCrop(sampler_options=[]), "sampler_options=[]"),
+        (lambda: im.RandomIoUCrop(sampler_options=[0.5, np.nan]), "sampler_options=(0.5, nan)"),
         (lambda: im.RandomIoUCrop(trials=0), "trials=0"),
         (lambda: im.RandomZoomOut(side_range=(0.5, 2)), "side_range=(0.5, 2)"),
         (lambda: im.RandomZoomOut(p=2), "p=2"),
@@ -98,12 +121,27 @@ def test_a_fill_that_labels_do_not_hold():
         (lambda: im.ScaleJitter(8, (2, 1)), "scale_range=(2, 1)"),
         (lambda: im.RandomShortestSize([]), "min_size=[]"),
         (lambda: im.RandomShortestSize([3, 0]), "min_size=0"),
+        (lambda: im.RandomShortestSize(None), "min_size=None; wanted a size"),
+        (lambda: im.RandomShortestSize(1.5), "min_size=1.5; wanted a size"),
         (lambda: im.RandomShortestSize(3, canvas=0), "canvas=0"),
         (lambda: im.SanitizeBoundingBoxes(0.5), "min_size=0.5; wanted a finite number from 1"),
     ],
 )
 def test_detection_is_checked(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: im.SanitizeBoundingBoxes(None), "min_size=None; wanted a number from 1"),
+        (lambda: im.SanitizeBoundingBoxes(min_area="4"), "min_area='4'; wanted a number"),
+        (lambda: im.RandomIoUCrop(sampler_options=["x"]), "sampler_options='x'; wanted a number"),
+    ],
+)
+def test_what_are_no_numbers(make, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
         make()
 
 

@@ -229,6 +229,52 @@ def test_what_is_cut_off_does_not_come_back():
     assert out["name"] == ["kept"]
     small = im.Compose([im.CenterCrop((8, 4)), im.SanitizeBoundingBoxes(min_size=2.5), im.Pad(3)])
     assert not small.apply(fields)["boxes_valid"].any()
+    # What is left of the first box is a line, which a turn must not make a box of again.
+    turned = im.Compose([im.CenterCrop((8, 4)), im.RandomRotation(45)])
+    out = turned.apply(fields, ({}, {"angle": np.float32(45)}))
+    assert out["boxes_valid"].tolist() == [[False, True, True, False]]
+
+
+def test_a_box_of_the_whole_image_fills_it_after_a_resize():
+    """To the last bit, or it would leave the image and be dropped."""
+    fields = {
+        "image": np.zeros((1, 27, 41, 1), np.uint8),
+        "boxes": np.float32([[[0, 0, 41, 27]]]),
+        "boxes_valid": np.ones((1, 1), bool),
+    }
+    out = im.Compose([im.Resize((55, 27)), im.SanitizeBoundingBoxes()]).apply(fields)
+    assert out["boxes"].tolist() == [[[0, 0, 27, 55]]]
+    assert out["boxes_valid"].all()
+
+
+def test_a_canvas_cuts_images_and_their_targets():
+    """What a smaller canvas leaves is an image of that size, also for what follows."""
+    sizes = {"height": np.int32([54, 18, 30, 72]), "width": np.int32([72, 24, 60, 96])}
+    fields = {
+        "image": coordinates(),
+        "mask": numbered(),
+        "boxes": np.float32([[[2, 3, 30, 20], [40, 3, 47, 10]]] * COUNT),
+        "keypoints": np.float32([[[4, 6], [40, 10]]] * COUNT),
+    }
+    flip = {"flip": np.ones(COUNT, bool)}
+    resize = im.ScaleJitter((48, 48))
+    whole = im.Compose([resize]).apply(fields, (sizes,))
+    resize = im.ScaleJitter((48, 48), canvas=(36, 40))
+    out = im.Compose([resize, im.RandomHorizontalFlip()]).apply(fields, (sizes, flip))
+    assert out["image"].shape == (COUNT, 36, 40, 3)
+    assert out["image_size"].tolist() == [[36, 40], [18, 24], [30, 40], [36, 40]]
+    for n, (height, width) in enumerate(np.asarray(out["image_size"])):
+        for name in ("image", "mask"):
+            given, made = np.asarray(whole[name])[n], np.asarray(out[name])[n]
+            np.testing.assert_array_equal(made[:height, :width], given[:height, :width][:, ::-1])
+            assert not made[height:].any()
+            assert not made[:, width:].any()
+        left, top, right, bottom = np.minimum(whole["boxes"][n], [width, height] * 2).T
+        wanted = np.stack([width - right, top, width - left, bottom], -1)
+        np.testing.assert_allclose(out["boxes"][n], wanted, rtol=1e-6)
+        assert out["boxes_valid"][n].tolist() == (right - left > 0).tolist()
+        x, y = np.asarray(whole["keypoints"])[n].T
+        np.testing.assert_array_equal(out["keypoints_visible"][n], (x < width) & (y < height))
 
 
 def test_frames_of_a_clip_share_a_draw():
@@ -244,6 +290,26 @@ def test_frames_of_a_clip_share_a_draw():
         alone = {"image": clips[:, frame], "mask": masks[:, frame], "boxes": boxes[:, frame]}
         for name, value in aug.apply(alone, params).items():
             np.testing.assert_array_equal(out[name][:, frame], value)
+
+
+@pytest.mark.parametrize(
+    ("noise", "name"),
+    [
+        (im.GaussianNoise(), "seed"),
+        pytest.param(im.RandomApply([im.GaussianNoise()]), "0.seed", marks=pytest.mark.slow),
+    ],
+    ids=["alone", "contained"],
+)
+def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
+    """As torchvision's, where one pattern in all frames would be part of the picture."""
+    params = {name: np.int32([[7, -1], [2**31 - 1, 2**31 - 1]])}
+    given = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
+    out = np.asarray(im.Compose([noise]).apply(np.zeros((2, 3, 6, 6, 1), np.float32), (given,)))
+    assert len(np.unique(out.reshape(6, 36), axis=0)) == 6
+    aug, image = im.Compose([im.GaussianNoise()]), np.zeros((2, 6, 6, 1), np.float32)
+    np.testing.assert_array_equal(out[:, 0], aug.apply(image, ({"seed": params[name]},)))
+    last = np.int32([[7, 1], [2**31 - 1, -(2**31) + 1]])
+    np.testing.assert_array_equal(out[:, 2], aug.apply(image, ({"seed": last},)))
 
 
 @pytest.mark.slow
@@ -279,6 +345,29 @@ def test_a_record_has_the_same_targets_in_any_batch_under_jit_and_vmap():
         np.testing.assert_allclose(value[2:3], alone[name], atol=1e-4)
 
 
+def test_ragged_images_zoom_out():
+    """SSD's sampling takes images of different sizes, on a canvas for the largest of them."""
+    sizes, zoomed = [(6, 7), (9, 5)], [(11, 20), (9, 5)]
+    pictures = [np.full((*size, 1), 50 + k, np.uint8) for k, size in enumerate(sizes)]
+    aug = im.Compose([im.RandomZoomOut(7, (1, 3)), im.RandomIoUCrop()])
+    zoom = {"top": [4, 0], "left": [2, 0], "height": [11, 9], "width": [20, 5]}
+    crop = {"top": [2, 1], "left": [1, 2], "height": [8, 4], "width": [12, 3]}
+    zoom, crop = ({name: np.int32(v) for name, v in given.items()} for given in (zoom, crop))
+    fields = {"image": im.Ragged.from_list(pictures), "boxes": np.float32([[[0, 0, 5, 5]]] * 2)}
+    out = aug.apply(fields, (zoom, crop | {"crop": np.ones(2, bool)}))
+    assert out["image"].shape == (2, 27, 21, 1)
+    assert out["image_size"].tolist() == [[8, 12], [4, 3]]
+    for n, (size, whole) in enumerate(zip(sizes, zoomed, strict=True)):
+        canvas, (top, left) = np.full(whole, 7), (zoom["top"][n], zoom["left"][n])
+        canvas[top : top + size[0], left : left + size[1]] = 50 + n
+        top, left, height, width = (crop[name][n] for name in zoom)
+        wanted = canvas[top : top + height, left : left + width]
+        np.testing.assert_array_equal(out["image"][n, :height, :width, 0], wanted)
+    assert out["boxes"].tolist() == [[[1, 2, 6, 7]], [[0, 0, 3, 4]]]
+    fitted = im.Compose([im.ScaleJitter((8, 8), canvas=(8, 6))]).eval().apply(fields)
+    assert fitted["image_size"].tolist() == [[6, 6], [8, 4]]
+
+
 @pytest.mark.slow
 def test_targets_of_images_of_different_sizes():
     """A ragged batch as each image alone."""
@@ -287,7 +376,8 @@ def test_targets_of_images_of_different_sizes():
     pictures = [rng.integers(0, 256, (*size, 3)).astype(np.uint8) for size in sizes]
     masks = [rng.integers(0, 256, (*size, 1)).astype(np.uint8) for size in sizes]
     boxes = np.float32([[[2, 3, 12, 14]], [[5, 6, 15, 30]]])
-    aug = im.Compose([im.RandomIoUCrop(), im.Resize((16, 16)), im.RandomHorizontalFlip()])
+    zoom = im.RandomZoomOut(side_range=(1, 2), p=0.7)
+    aug = im.Compose([zoom, im.RandomIoUCrop(), im.Resize((16, 16)), im.RandomHorizontalFlip()])
     fields = {
         "image": im.Ragged.from_list(pictures),
         "mask": im.Ragged.from_list(masks),

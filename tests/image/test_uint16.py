@@ -50,6 +50,16 @@ def test_floats_are_shares_of_65535():
 def test_what_is_refused():
     with pytest.raises(ValueError, match="wanted scale=True"):
         im.Compose([im.ToDtype(jnp.float32)]).apply(IMAGES)
+    for transform, wanted in (
+        (im.Pad(1, fill=30000), "fill up to 1: of a level, fill=30000 / 65535"),
+        (im.RandomErasing(value=[9, 0, 0]), "wanted value up to 1"),
+        (im.RandomApply([im.RandomSolarize(128)]), "wanted threshold up to 1"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            im.Compose([transform]).apply(IMAGES)
+    for transform in (im.RandomOrder([im.ColorJitter(0.4)]), im.RandAugment(), im.GaussianNoise()):
+        with pytest.raises(ValueError, match="takes values from 0 to 1, and Compose"):
+            im.Compose([transform], scale=False).apply(IMAGES)
     struct = jax.ShapeDtypeStruct((9, 12, 1), np.uint8)
     with pytest.raises(ValueError, match="native threads make no uint16"):
         im.ChainProducer(im.Compose([im.CenterCrop(4)], dtype="uint16"), struct)

@@ -14,6 +14,7 @@ import pytest
 import jaxkern as jk
 from jaxkern.image import (
     ChainProducer,
+    ColorJitter,
     Compose,
     Grayscale,
     MixUp,
@@ -75,6 +76,7 @@ CHAINS = {
         layout="NCHW",
     ),
     "colours alone": Compose([RandomInvert(), RandomPosterize(2)]),
+    "nothing between": Compose([RandomCrop(20), ColorJitter(), Normalize(0.5, 0.5)]),
 }
 
 
@@ -147,7 +149,7 @@ def test_plans_are_checked_natively():
         ({"erasures": [99]}, "'erasures'"),
         ({"channels": 2}, "'channels'"),
         ({"dtype": [0]}, "'rounding'"),
-        ({"dtype": [1], **step}, "'dtype' or 'layout' of stage 0"),
+        ({"dtype": [1], **step}, "'dtype' and 'layout' of stage 0"),
         ({**step, "kernel": [2, 1]}, "'kernel' holds 2"),
         ({**step, "steps": [2]}, "1 steps"),
         ({"segments": [-1]}, "'segments' and 'steps' say"),

@@ -15,9 +15,9 @@ import threading
 import time
 from types import SimpleNamespace
 
-import correlation_results as made
 import numpy as np
 import pytest
+from correlated_files import files_of_frames, listed
 
 if sys.version_info >= (3, 14):
     pytest.skip("the test extra has dask below Python 3.14 only", allow_module_level=True)
@@ -33,12 +33,7 @@ NAMES = [f"run{k}" for k in range(5)]
 
 @pytest.fixture
 def data(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for seed, name in enumerate(NAMES):
-        np.save(folder / f"{name}.npy", made.frames(40, seed))
-    made.qmap().write(folder / "qmap.h5")
-    return folder
+    return files_of_frames(tmp_path / "data", NAMES)
 
 
 def cluster(**options):
@@ -46,10 +41,6 @@ def cluster(**options):
     return LocalCluster(
         **{"memory_limit": 0, "dashboard_address": None, "silence_logs": 60, **options}
     )
-
-
-def listed(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def g2_of(folder):

@@ -26,10 +26,12 @@ from two_time_problems import (
     flow,
     measured,
     native_only,
+    tables_of,
 )
 
 from jaxkern import xpcs
-from jaxkern.xpcs.model import ops
+from jaxkern.xpcs.model import normal, ops
+from jaxkern.xpcs.model.models import Tables
 from jaxkern.xpcs.model.normal import LOSSES
 
 pytestmark = pytest.mark.usefixtures("x64", "backend")
@@ -40,8 +42,8 @@ FIELDS = ("jtj", "jtr", "chi2", "cost", "count", "mirrored")
 def dense_jacobian(model, reference, contrast, offset, scaling):
     """[n_phi, n, n, P] from the equations, with the model's tables (tested on their own)."""
     A, X = (np.array(v) for v in reference.phases(PARAMS.tolist()))
-    tables = model.tables(PARAMS)
     n_phi, n = X.shape
+    tables = tables_of(model)
     contrast, offset = np.broadcast_to(contrast, n_phi), np.broadcast_to(offset, n_phi)
     blocks, p = [], 7
     for k in range(n_phi):
@@ -86,6 +88,28 @@ def assert_equal(got, wanted, tolerance=1e-11):
     assert got.count == wanted["count"]
 
 
+@functools.cache
+def _assemble(model, scaling):
+    def run(state, arrays, contrast):
+        columns = model.columns_A, model.columns_X, len(model.parameters)
+        return normal.assemble(state, Tables(*arrays, *columns), contrast, scaling)
+
+    return jax.jit(run)
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """`normal_equations` as programs of its parts, so that options compile the sums alone anew."""
+
+    def run(model, scaling, params, contrast, *operands, **options):
+        tables, power = tables_of(model, params), model.shear_power
+        state = xpcs.accumulate(tables, contrast, *operands, shear_power=power, **options)
+        return _assemble(model, scaling)(state, tables[:4], contrast)
+
+    monkeypatch.setattr(normal, "_normal_equations", run)
+
+
+@pytest.mark.usefixtures("in_parts")
 @cases(
     "scaling symmetric",
     native=[("individual", "auto"), ("constant", True), ("fixed", False)],
@@ -133,6 +157,7 @@ def test_everything_in_60_digits(power):
     assert_scaled(ne.chi2, float(chi2))
 
 
+@pytest.mark.usefixtures("in_parts")
 @cases(
     "loss symmetric",
     native=[*zip(LOSSES, [False, True, "auto", False, True], strict=True), ("soft_l1", "auto")],
@@ -161,6 +186,7 @@ def test_losses_are_scipys(loss, symmetric):
         assert_scaled(ne.cost, ne.chi2, 1e-14)
 
 
+@pytest.mark.usefixtures("in_parts")
 @cases(
     "kind masked symmetric",
     native=[
@@ -219,6 +245,7 @@ def test_keep_by_angle():
     )
 
 
+@pytest.mark.usefixtures("in_parts")
 @cases("i j", native=[(3, 130), (149, 0), (40, 41), (130, 149)], jax=[(3, 130)])
 def test_auto_compares(i, j):
     """One point that differs from its mirror image: right sums, and its tile is not mirrored."""
@@ -242,6 +269,7 @@ def test_auto_compares(i, j):
     assert with_sigma.mirrored == ne.count - 4 * len(tile)
 
 
+@pytest.mark.usefixtures("in_parts")
 @cases("dtype", native=[(np.float32,), (np.float16,), (np.uint16,)], jax=[(np.uint16,)])
 def test_data_dtypes(dtype):
     """Narrow data are taken as the numbers they are, and everything else is f64."""
@@ -274,10 +302,10 @@ def test_data_dtypes(dtype):
     jax=[(True, 64, True)],
 )
 def test_chunks_leave_the_same_bits(symmetric, rows, with_points):
-    model, *_ = flow(150)
-    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0), symmetric=symmetric)
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=symmetric)
     sigma = 0.01 + 0.001 * np.abs(data - 1.2) if with_points else 0.01
-    tables = model.tables(PARAMS)
+    tables = tables_of(model)
     options = {"shear_power": 4, "symmetric": symmetric, "loss": "soft_l1", "f_scale": 2.0}
     add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
     whole = add(tables, 0.3, 1.0, data, sigma)
@@ -293,24 +321,25 @@ def test_chunks_leave_the_same_bits(symmetric, rows, with_points):
 
 @cases("splits", native=[((1, 2, 77),), ((33, 64),), ((149,),)], jax=[((33, 64),)])
 def test_other_chunks_agree(splits):
-    model, *_ = flow(150)
-    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0))
-    tables = model.tables(PARAMS)
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0))
+    tables = tables_of(model)
     options = {"shear_power": 4, "symmetric": False}
-    whole = xpcs.accumulate(tables, 0.3, 1.0, data, 0.01, **options)
+    add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
+    whole = add(tables, 0.3, 1.0, data, 0.01)
     state, ends = None, (0, *splits, 150)
     for first, last in itertools.pairwise(ends):
-        state = xpcs.accumulate(
-            tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state, **options
-        )
-    ne, wanted = (xpcs.assemble(s, tables, 0.3) for s in (state, whole))
+        state = add(tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state)
+    assemble = _assemble(model, "individual")
+    ne, wanted = (assemble(s, tables[:4], 0.3) for s in (state, whole))
     assert_equal(ne, {name: np.asarray(getattr(wanted, name)) for name in FIELDS}, 1e-12)
 
 
+@pytest.mark.usefixtures("in_parts")
 @native_only
 def test_auto_equals_the_upper_triangle_to_the_bit():
-    model, *_ = flow(150)
-    data = measured(xpcs.g2(model, PARAMS, 0.3, 1.0), symmetric=True)
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=True)
     one, two = (
         xpcs.normal_equations(model, PARAMS, 0.3, 1.0, data, 0.01, symmetric=s)
         for s in ("auto", True)
@@ -397,8 +426,7 @@ def test_few_frames(n, symmetric):
 
 def test_rows_outside_the_matrix(backend):
     """Where first_row cannot be looked at: an error of the CPU kernel, else NaN, never a part."""
-    model, *_ = flow(40)
-    data, tables = np.ones((3, 8, 40)), model.tables(PARAMS)
+    data, tables = np.ones((3, 8, 40)), tables_of(flow(40)[0])
     run = jax.jit(
         lambda row: xpcs.accumulate(
             tables, 0.3, 1.0, data, 0.01, shear_power=4, first_row=row, symmetric=False
@@ -414,6 +442,7 @@ def test_rows_outside_the_matrix(backend):
                 jax.block_until_ready(run(row))
 
 
+@pytest.mark.usefixtures("in_parts")
 @cases("wide", native=[(False,), (True,)], jax=[(False,)])
 def test_sigma_at_its_floor_counts_for_nothing(wide):
     """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
@@ -426,6 +455,7 @@ def test_sigma_at_its_floor_counts_for_nothing(wide):
             assert xpcs.normal_equations(*given[:-1], 1.01 * sigma).count == 3 * 40 * 39
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_nan_spoils_what_counts():
     """Data that are not numbers where they count are seen in the sums, never dropped."""
     model, contrast, offset, data, *_ = problem(symmetric=True)

@@ -132,6 +132,7 @@ def test_derivatives_of_a_model(angle):
 
     forward = jax.jit(jax.jacfwd(c2, (0, 1, 2)))(0.3, 1.1, PARAMS)
     rows = jnp.stack([forward[0], forward[1], *jnp.moveaxis(forward[2], -1, 0)], -1)
+    at = jax.jit(jax.grad(lambda c, o, p, i, j: c2(c, o, p)[angle, i, j], (0, 1, 2)))
     points = [(0, 1), (3, 3), (2, 19), (19, 0), (7, 8), (15, 11)]
     for i, j in points:
         exact = [float(v) for v in reference.exact_jacobian(PARAMS, 0.3, 1.1, angle, i, j)]
@@ -139,7 +140,7 @@ def test_derivatives_of_a_model(angle):
             exact[2:] = [0.0] * 7
         largest = np.max(np.abs(rows), axis=(0, 1, 2))
         assert np.all(np.abs(rows[angle, i, j] - np.array(exact)) <= 2e-12 * largest)
-        slopes = jax.grad(lambda *v: c2(*v)[angle, i, j], (0, 1, 2))(0.3, 1.1, PARAMS)  # noqa: B023
+        slopes = at(0.3, 1.1, PARAMS, i, j)
         back = np.array([*slopes[:2], *slopes[2]])
         assert np.all(np.abs(back - np.array(exact)) <= 2e-12 * largest)
 
@@ -150,10 +151,10 @@ def test_second_derivatives():
     model, _ = flow(12)
     weights = np.random.default_rng(0).normal(size=(3, 12, 12))
     total = lambda p: jnp.sum(weights * xpcs.g2(model, p, 0.3, 1.0))  # noqa: E731
-    hessian = np.asarray(jax.jacfwd(jax.grad(total))(PARAMS))
-    assert_scaled(jax.jacrev(jax.grad(total))(PARAMS), hessian, 1e-10)
-    step = 1e-6 * np.maximum(np.abs(PARAMS), 1e-3)
     slope = jax.jit(jax.grad(total))
+    hessian = np.asarray(jax.jit(jax.jacfwd(jax.grad(total)))(PARAMS))
+    assert_scaled(jax.jit(jax.jacrev(jax.grad(total)))(PARAMS), hessian, 1e-10)
+    step = 1e-6 * np.maximum(np.abs(PARAMS), 1e-3)
     for k in range(7):
         moved = step[k] * np.eye(7)[k]
         column = (np.asarray(slope(PARAMS + moved)) - np.asarray(slope(PARAMS - moved))) / (
@@ -186,7 +187,7 @@ def test_residual(kind):
         return jnp.sum(weights * r), r
 
     weights = random.normal(size=c2.shape)
-    found = jax.grad(square, (0, 1, 2, 3, 4), has_aux=True)
+    found = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
     slopes, _ = found(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
     flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
     assert_scaled(slopes[0], flowing)
@@ -194,8 +195,9 @@ def test_residual(kind):
     if kind != "points":
         by_sigma = by_sigma.sum((1, 2)) if kind == "angles" else by_sigma.sum()
     assert_scaled(slopes[1], by_sigma, 1e-11)
-    _, pull = jax.vjp(lambda *v: xpcs.g2(model, *v), jnp.asarray(PARAMS), CONTRAST, OFFSET)
-    for got, back in zip(slopes[2:], pull(-flowing), strict=True):
+    at = jnp.asarray(PARAMS), CONTRAST, OFFSET
+    pulled = jax.jit(lambda ct: jax.vjp(lambda *v: xpcs.g2(model, *v), *at)[1](ct))(-flowing)
+    for got, back in zip(slopes[2:], pulled, strict=True):
         assert_scaled(got, back, 1e-11)
 
 
@@ -206,12 +208,12 @@ def test_residual_along_tangents_that_are_not_numbers():
     sigma = np.where(np.random.default_rng(3).uniform(size=data.shape) > 0.1, 0.02, 0.0)
     counts = (sigma > 0) & ~np.eye(40, dtype=bool)
     r = lambda data, sigma: xpcs.residual(model, PARAMS, CONTRAST, OFFSET, data, sigma)  # noqa: E731
-    wanted, moved = jax.jvp(
-        r, (data, sigma), (np.where(counts, 1.0, np.nan), np.where(counts, 2.0, np.inf))
-    )
+    along = np.where(counts, 1.0, np.nan), np.where(counts, 2.0, np.inf)
+    wanted, moved = jax.jit(lambda *v: jax.jvp(r, v, along))(data, sigma)
     slope = (1 - 2 * wanted) / np.where(counts, sigma, 1.0)
     assert_scaled(moved, np.where(counts, slope, 0.0), 1e-11)
-    for back in jax.vjp(r, data, sigma)[1](jnp.where(counts, 1.0, jnp.nan)):
+    ct = np.where(counts, 1.0, np.nan)
+    for back in jax.jit(lambda *v: jax.vjp(r, *v)[1](ct))(data, sigma):
         assert np.isfinite(back).all()
 
 
@@ -222,13 +224,13 @@ def test_g2_at():
     got = xpcs.g2_at(model, PARAMS, CONTRAST, OFFSET, index)
     assert_scaled(got, c2[tuple(index.T)])
     weights = np.random.default_rng(6).normal(size=500)
-    one = jax.grad(lambda p, c, o: weights @ xpcs.g2_at(model, p, c, o, index), (0, 1, 2))(
-        jnp.asarray(PARAMS), CONTRAST, OFFSET
-    )
-    two = jax.grad(lambda p, c, o: weights @ xpcs.g2(model, p, c, o)[tuple(index.T)], (0, 1, 2))(
-        jnp.asarray(PARAMS), CONTRAST, OFFSET
-    )
-    for got, wanted in zip(one, two, strict=True):
+
+    def slopes(*at):
+        one = jax.grad(lambda *v: weights @ xpcs.g2_at(model, *v, index), (0, 1, 2))(*at)
+        two = jax.grad(lambda *v: weights @ xpcs.g2(model, *v)[tuple(index.T)], (0, 1, 2))(*at)
+        return one, two
+
+    for got, wanted in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
         assert_scaled(got, wanted, 1e-11)
 
 
@@ -260,17 +262,19 @@ def test_sizes(n):
 def test_32_bit_mode(backend):
     """f32 operands, an f32 result that is right to what f32 phases carry."""
     model, reference = flow(40)
+
+    def slope_of(p):
+        return jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(p)
+
     with jax.enable_x64(False):
         got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
         data = xpcs.residual(model, PARAMS, CONTRAST, OFFSET, got, 0.01)
-        slope = jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(
-            jnp.asarray(PARAMS)
-        )
+        slope = slope_of(jnp.asarray(PARAMS))
     assert got.dtype == data.dtype == slope.dtype == np.float32
     assert np.abs(data).max() < 2.5e-5  # two roundings of got, over sigma
     wanted = reference.g2(PARAMS, CONTRAST, OFFSET)
     np.testing.assert_allclose(got, wanted, atol=2e-6)
-    exact = jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(jnp.asarray(PARAMS))
+    exact = slope_of(jnp.asarray(PARAMS))
     np.testing.assert_allclose(slope, exact, rtol=2e-4, atol=1e-4 * np.abs(exact[6]))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 from two_time_oracle import Flow
 
 from jaxkern import xpcs
+from jaxkern.xpcs.model.models import Tables
 
 PARAMS = np.array([1234.5, 0.6, 17.0, 0.021, 0.4, 0.003, -3.0])
 PHI = np.array([0.0, 25.0, 90.0])
@@ -36,6 +38,17 @@ def flow(n_t=70, power=4, gap=2e6):
     t = 0.1 * np.arange(n_t)
     model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, gap, 0.1, t, PHI), shear_power=power)
     return model, Flow(0.0054, gap, 0.1, t, PHI, power)
+
+
+@functools.cache
+def _tables(model):
+    return jax.jit(lambda params: model.tables(params)[:4])
+
+
+def tables_of(model, params=PARAMS):
+    """A model's tables, by one program: eagerly they are a hundred small ones."""
+    columns = model.columns_A, model.columns_X, len(model.parameters)
+    return Tables(*_tables(model)(params), *columns)
 
 
 def measured(c2, noise=0.01, symmetric=False, seed=0):

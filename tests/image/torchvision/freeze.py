@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 from conftest import load_v2
+from freeze_targets import target_cases
 
 v2 = load_v2()
 F = v2.functional
@@ -368,9 +369,12 @@ def main() -> None:
         row = {"transform": case.name, "options": case.options, "channels": case.channels}
         listed.append({**row, "of_floats": case.of_floats, "images": case.images.tolist()})
     arrays["cases"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
+    with_targets, of_targets = target_cases(v2, base)
+    arrays |= of_targets
+    arrays["target_cases"] = np.frombuffer(json.dumps(with_targets).encode(), np.uint8)
     path = pathlib.Path(__file__).with_name("frozen.npz")
     np.savez_compressed(path, **arrays)
-    print(f"{path}: {len(listed)} cases, {path.stat().st_size} bytes")
+    print(f"{path}: {len(listed) + len(with_targets)} cases, {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

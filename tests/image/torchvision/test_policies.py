@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jaxkern import image as im
-from jaxkern.image.policy_tables import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
+from jaxkern.image.policies.tables import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
 
 RNG = np.random.default_rng(12)
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")

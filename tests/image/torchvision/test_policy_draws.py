@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from jaxkern import image as im
-from jaxkern.image.policy_tables import (
+from jaxkern.image.policies.tables import (
     AUG_MIX,
     AUTO_AUGMENT,
     RAND_AUGMENT,

@@ -1,0 +1,302 @@
+"""The fused image chain in pure JAX, for one sample: what the native kernels are equal to.
+
+Runs on every platform and differentiates with respect to float pixels, affine, fill and
+erase_value. Boxes that leave the image are clamped into it, as pure JAX cannot raise.
+
+NaN and infinities reach the outputs that have a part of them, and no others: what has weight 0 is
+left out of a sum, not multiplied by 0. Where the source is u8 there are none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkern.image.chain.line_twin import Line, as_float
+from jaxkern.image.chain.plan import (
+    ChainPlan,
+    Dtype,
+    Filter,
+    Layout,
+    Rounding,
+    Segment,
+    jax_dtype,
+)
+
+_CHECKED = "promise_in_bounds"  # indices are clamped here already
+
+
+def image_chain(
+    pixels: jax.Array,
+    geometry: jax.Array,
+    affine: jax.Array,
+    fill: jax.Array,
+    erase_box: jax.Array,
+    erase_value: jax.Array,
+    *,
+    plan: ChainPlan,
+) -> jax.Array:
+    """Runs `plan` on pixels [H, W, C]; geometry i32 [S, 14] and so on as in plan.h."""
+    return _run(_Dense(pixels), geometry, affine, fill, erase_box, erase_value, plan)
+
+
+def ragged_chain(
+    buffer: jax.Array,
+    offset: jax.Array,
+    height: jax.Array,
+    width: jax.Array,
+    geometry: jax.Array,
+    affine: jax.Array,
+    fill: jax.Array,
+    erase_box: jax.Array,
+    erase_value: jax.Array,
+    *,
+    plan: ChainPlan,
+    max_height: int,
+    max_width: int,
+) -> jax.Array:
+    """Runs `plan` on the [height, width, C] image that starts at buffer[offset]."""
+    source = _Ragged(buffer, offset, height, width, plan.channels, max_height, max_width)
+    return _run(source, geometry, affine, fill, erase_box, erase_value, plan)
+
+
+def mix(
+    x: jax.Array, partner: jax.Array, lam: jax.Array, box: jax.Array, *, layout: Layout
+) -> jax.Array:
+    """lam * x + (1 - lam) * partner outside `box` (i32 [4]), partner inside it.
+
+    x and partner are [H, W, C], or [C, H, W] for NCHW; u8 results are rounded to the nearest.
+    """
+    first, second = x.astype(jnp.float32), partner.astype(jnp.float32)
+    mixed = lam * _taking_part(first, lam != 0) + (1.0 - lam) * _taking_part(second, lam != 1)
+    height, width = x.shape[1:] if layout is Layout.NCHW else x.shape[:2]
+    rows, columns = _inside(box, height, width)
+    inside = rows[:, None] & columns
+    inside = inside[None] if layout is Layout.NCHW else inside[..., None]
+    mixed = jnp.where(inside, second, mixed)
+    if x.dtype == jnp.uint8:
+        mixed = _levels(mixed)
+    return mixed.astype(x.dtype)
+
+
+def _taking_part(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
+    """Pixels without what is not finite, unless they have a weight; derivatives are as they are."""
+    return jnp.where(weighted | jnp.isfinite(pixels), pixels, 0.0)
+
+
+def _clamped(value: jax.Array) -> jax.Array:
+    """Values within the levels 0 to 255; 0 for NaN."""
+    return jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0)
+
+
+def _levels(value: jax.Array) -> jax.Array:
+    """The nearest of the levels 0 to 255; 0 for NaN."""
+    return jnp.round(_clamped(value))
+
+
+class _Source(Protocol):
+    """An image that segments read: its size, and its pixels by index."""
+
+    height: Any
+    width: Any
+
+    def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        """Pixels at rows x columns as float32 [h, w, C]."""
+
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
+        """Pixels interpolated between two rows and two columns: (index, next, fraction)."""
+
+    def dense(self) -> jax.Array:
+        """All pixels as float32 [height or more, width or more, C]."""
+
+
+def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.Array:
+    # The difference of infinities would be NaN.
+    return a + fraction * (b - a) if finite else (1.0 - fraction) * a + fraction * b
+
+
+class _Dense:
+    def __init__(self, pixels: jax.Array) -> None:
+        # Half types are widened before the gathers so that gradients add up in float32.
+        integer = jnp.issubdtype(pixels.dtype, jnp.integer)
+        self.pixels = pixels if integer else as_float(pixels)
+        self.height, self.width = pixels.shape[:2]
+
+    def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        picked = self.pixels.at[rows[:, None], columns[None, :]]
+        return as_float(picked.get(mode=_CHECKED))
+
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
+        # Columns first: the row pass then copies whole rows, which XLA vectorizes on CPU.
+        left, right, across = columns
+        a = as_float(self.pixels.at[:, left].get(mode=_CHECKED))
+        b = as_float(self.pixels.at[:, right].get(mode=_CHECKED))
+        narrowed = _lerp(a, b, across[None, :, None], finite)
+        upper, lower, down = rows
+        a = narrowed.at[upper].get(mode=_CHECKED)
+        b = narrowed.at[lower].get(mode=_CHECKED)
+        return _lerp(a, b, down[:, None, None], finite)
+
+    def dense(self) -> jax.Array:
+        return as_float(self.pixels)
+
+
+class _Ragged:
+    def __init__(
+        self,
+        buffer: jax.Array,
+        offset: jax.Array,
+        height: jax.Array,
+        width: jax.Array,
+        channels: int,
+        max_height: int,
+        max_width: int,
+    ) -> None:
+        self.buffer, self.offset, self.channels = buffer, offset, channels
+        self.height = jnp.clip(height, 1, max_height)
+        self.width = jnp.clip(width, 1, max_width)
+        self.max_height, self.max_width = max_height, max_width
+
+    def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        rows, columns = rows.astype(self.offset.dtype), columns.astype(self.offset.dtype)
+        pixel = rows[:, None] * self.width.astype(self.offset.dtype) + columns[None, :]
+        start = self.offset + pixel * self.channels
+        index = start[..., None] + jnp.arange(self.channels, dtype=start.dtype)
+        return as_float(self.buffer.at[index].get(mode="clip"))
+
+    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
+        (upper, lower, down), (left, right, across) = rows, columns
+        across = across[None, :, None]
+        first = _lerp(self.grid(upper, left), self.grid(upper, right), across, finite)
+        second = _lerp(self.grid(lower, left), self.grid(lower, right), across, finite)
+        return _lerp(first, second, down[:, None, None], finite)
+
+    def dense(self) -> jax.Array:
+        return self.grid(jnp.arange(self.max_height), jnp.arange(self.max_width))
+
+
+def _weighted(
+    weights: jax.Array, pixels: jax.Array, axis: int, finite: bool, signed: bool = False
+) -> jax.Array:
+    """Sums of pixels [h, w, C] along an axis; of the weights [outputs, inputs] most are 0."""
+
+    def product(weights: jax.Array, values: jax.Array) -> jax.Array:
+        summed = jnp.tensordot(weights, values, (1, axis), precision=lax.Precision.HIGHEST)
+        return jnp.moveaxis(summed, 0, axis)
+
+    if finite:
+        return product(weights, pixels)
+    # Infinities are counted apart, NaN as one of each sign, whose sum is NaN again.
+    channels = pixels.shape[-1]
+    known = jnp.isfinite(pixels)
+    up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
+    parts = [jnp.where(known, pixels, 0.0), as_float(up), as_float(down)]
+    if signed:  # a weight below 0 turns them round
+        value = product(weights, parts[0])
+        up, down = (
+            product(jnp.maximum(weights, 0), one) + product(jnp.maximum(-weights, 0), other)
+            for one, other in ((parts[1], parts[2]), (parts[2], parts[1]))
+        )
+    else:
+        summed = product(weights, jnp.concatenate(parts, axis=-1))
+        value, up, down = (summed[..., k * channels : (k + 1) * channels] for k in range(3))
+    return value + jnp.where(up > 0, jnp.inf, 0.0) - jnp.where(down > 0, jnp.inf, 0.0)
+
+
+def _resampled(source: _Source, kind: Filter, rows: Line, columns: Line, finite: bool) -> jax.Array:
+    if kind is Filter.NONE:
+        return source.grid(rows.direct(), columns.direct())
+    if kind is Filter.NEAREST:
+        return source.grid(rows.nearest(), columns.nearest())
+    if kind is Filter.BILINEAR:
+        return source.separable(rows.bilinear(), columns.bilinear(), finite)
+    pixels = source.dense()
+    height, width, _ = pixels.shape
+    down, across = rows.weights(height, kind), columns.weights(width, kind)
+    if not kind.bicubic:
+        return _weighted(across, _weighted(down, pixels, 0, finite), 1, finite)
+    levels = kind.of_levels() is kind
+    lines = _weighted(across, pixels, 1, finite, signed=True)
+    value = _weighted(down, _clamped(lines) if levels else lines, 0, finite, signed=True)
+    return _clamped(value) if levels else value
+
+
+def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """Which rows [height] and columns [width] lie in the box (top, left, height, width)."""
+    y, x = lax.iota(jnp.int32, height), lax.iota(jnp.int32, width)
+    # Compared without adding start and size, whose sum may leave int32.
+    rows = (y >= box[0]) & (y - jnp.maximum(box[0], 0) < box[2] + jnp.minimum(box[0], 0))
+    columns = (x >= box[1]) & (x - jnp.maximum(box[1], 0) < box[3] + jnp.minimum(box[1], 0))
+    return rows, columns
+
+
+def _segment(
+    source: _Source,
+    segment: Segment,
+    geometry: jax.Array,
+    affine: jax.Array,
+    fill: jax.Array,
+    erase_box: jax.Array,
+    erase_value: jax.Array,
+    finite: bool,
+) -> jax.Array:
+    g = geometry
+    rows = Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
+    columns = Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
+    value = _resampled(source, segment.filter, rows, columns, finite)
+    y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
+    rows_valid = rows.exists & (y >= g[6]) & (y < g[8])
+    columns_valid = columns.exists & (x >= g[7]) & (x < g[9])
+    shown, constant = (rows_valid[:, None] & columns_valid)[..., None], fill
+    for k in range(segment.erasures):
+        down, across = _inside(erase_box[k], segment.height, segment.width)
+        erased = (down[:, None] & across)[..., None]
+        shown, constant = shown & ~erased, jnp.where(erased, erase_value[k], constant)
+    scale, bias = affine
+    if finite:
+        # Factors are selected, not pixels, which can be multiplied by 0: a select makes XLA's CPU
+        # compiler branch around the gathers that feed it, which doubles the time of a crop.
+        value = value * jnp.where(shown, scale, 0.0) + jnp.where(shown, bias, constant)
+    else:
+        value = jnp.where(shown, value * scale + bias, constant)
+    if segment.rounding is Rounding.NEAREST:
+        value = _levels(value)
+    elif segment.rounding is Rounding.TRUNCATE:
+        value = jnp.trunc(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.999))
+    return value
+
+
+def _run(
+    source: _Source,
+    geometry: jax.Array,
+    affine: jax.Array,
+    fill: jax.Array,
+    erase_box: jax.Array,
+    erase_value: jax.Array,
+    plan: ChainPlan,
+) -> jax.Array:
+    first = 0
+    value = jnp.zeros(())
+    for s, segment in enumerate(plan.segments):
+        if s > 0:
+            source = _Dense(value)
+        last = first + segment.erasures
+        value = _segment(
+            source,
+            segment,
+            geometry[s],
+            affine[s],
+            fill[s],
+            erase_box[first:last],
+            erase_value[first:last],
+            finite=s == 0 and plan.source_dtype is Dtype.U8,
+        )
+        first = last
+    if plan.output_dtype is Dtype.U8 and plan.segments[-1].rounding is Rounding.KEEP:
+        value = _levels(value)
+    if plan.layout is Layout.NCHW:
+        value = jnp.transpose(value, (2, 0, 1))
+    return value.astype(jax_dtype(plan.output_dtype))

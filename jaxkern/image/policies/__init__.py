@@ -1,0 +1,1 @@
+"""Augmentation policies and the tables they were published with."""

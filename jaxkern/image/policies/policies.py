@@ -1,0 +1,316 @@
+"""Augmentation policies: which colour and warp ops an image gets, and how strong, is drawn.
+
+What is drawn is an operand of one program for all images, so that each image pays for its own ops
+and no draw compiles anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkern.image.policies.operations import checked_ops, program_step, step_static
+from jaxkern.image.policies.tables import (
+    AUG_MIX,
+    AUTO_AUGMENT,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT_WIDE,
+    AutoAugmentPolicy,
+    Space,
+    magnitude_table,
+    pairs,
+    signed_ops,
+)
+from jaxkern.image.program.program import (
+    MAX_STEPS,
+    Code,
+    ProgramStep,
+    Step,
+    drawn_codes,
+    step_values,
+)
+from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.draws import uniform_below
+from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.warps import warp_fill
+
+
+def _either_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
+    """`magnitude`, with either sign where the op has one, by fractions in [0, 1)."""
+    negative = jnp.asarray(signed_ops(space))[op] & (fraction < 0.5)
+    return jnp.where(negative, -magnitude, magnitude)
+
+
+class _Policy(Transform):
+    """Ops by name, applied one after another."""
+
+    OPS: ClassVar[tuple[str, ...]]
+    stage: ClassVar[Stage] = "program"
+    of_unit_values: ClassVar[bool] = True
+    geometric = True
+
+    interpolation: str
+    fill: Any
+
+    def _checked(self, **fields: Any) -> None:
+        set_fields(
+            self,
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
+            fill=warp_fill(self.fill),
+            **fields,
+        )
+
+    def _chain(self, code: Any, values: Any) -> list[Step]:
+        """The steps of codes [N, steps] and their values."""
+        static = step_static(self.OPS, self.interpolation, self.fill)
+        return [(code[:, step], values[:, step], static) for step in range(code.shape[1])]
+
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        op = checked_ops(params["op"], self.OPS, type(self).__name__)
+        return self._chain(*program_step(self.OPS, op, params["magnitude"], size))
+
+
+def _drawn(*shape: int) -> dict[str, str]:
+    """Kinds of op and magnitude of one image."""
+    sides = ", ".join(map(str, shape))
+    return {"op": f"int[{sides}]", "magnitude": f"float[{sides}]"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment(_Policy):
+    """`num_ops` ops of 14, each drawn alike, all of one magnitude and either sign.
+
+    Args:
+      num_ops: ops an image gets, one after another; one may come again.
+      magnitude: the bin of the magnitude, from 0 to num_magnitude_bins - 1.
+      num_magnitude_bins: into how many bins magnitudes are divided, at least 2.
+      interpolation: of warps, "nearest" or "bilinear".
+      fill: what lies outside the image, a number or one a channel; None is 0.
+    Parameters an image: op i32 [num_ops], positions in `OPS`, and magnitude f32 [num_ops], as
+    `AutoAugment` has them.
+    Raises: ValueError for numbers out of range and other words.
+    Source: Cubuk et al., RandAugment, 2019, with the ranges of torchvision.
+
+    >>> import jax
+    >>> from jaxkern.image import RandAugment
+    >>> RandAugment(2, 9).sample(jax.random.key(0), (224, 224))["op"].shape
+    (2,)
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    interpolation: str = "nearest"
+    fill: Any = None
+
+    OPS: ClassVar[tuple[str, ...]] = tuple(RAND_AUGMENT)
+
+    def __post_init__(self) -> None:
+        bins = checks.whole(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        self._checked(
+            num_ops=checks.whole(self.num_ops, "num_ops", 0),
+            magnitude=checks.whole(self.magnitude, "magnitude", 0, bins - 1),
+            num_magnitude_bins=bins,
+        )
+
+    @property
+    def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Kinds and shapes of an image's parameters."""
+        return _drawn(self.num_ops)
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the ops of one image and their signs."""
+        fractions = jax.random.uniform(key, (2, self.num_ops), jnp.float32)
+        op = uniform_below(fractions[0], len(self.OPS))
+        table = magnitude_table(RAND_AUGMENT, self.num_magnitude_bins, size)
+        strength = jnp.asarray(table[:, self.magnitude])[op]
+        return {"op": op, "magnitude": _either_sign(RAND_AUGMENT, op, strength, fractions[1])}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrivialAugmentWide(_Policy):
+    """One op of 14 with one of the magnitudes, both drawn alike, and either sign.
+
+    Args:
+      num_magnitude_bins, interpolation, fill: as of `RandAugment`.
+    Parameters an image: op i32 [1], a position in `OPS`, and magnitude f32 [1].
+    Raises: ValueError for numbers out of range and other words.
+    Source: Müller and Hutter, TrivialAugment, 2021.
+
+    >>> from jaxkern.image import TrivialAugmentWide
+    >>> TrivialAugmentWide.OPS[:3]
+    ('Identity', 'ShearX', 'ShearY')
+    """
+
+    num_magnitude_bins: int = 31
+    interpolation: str = "nearest"
+    fill: Any = None
+
+    OPS: ClassVar[tuple[str, ...]] = tuple(TRIVIAL_AUGMENT_WIDE)
+    parameters: ClassVar[dict[str, str]] = _drawn(1)
+
+    def __post_init__(self) -> None:
+        bins = checks.whole(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        self._checked(num_magnitude_bins=bins)
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the op of one image, its magnitude and its sign."""
+        space = TRIVIAL_AUGMENT_WIDE
+        fractions = jax.random.uniform(key, (3, 1), jnp.float32)
+        op = uniform_below(fractions[0], len(self.OPS))
+        place = uniform_below(fractions[1], self.num_magnitude_bins)
+        strength = jnp.asarray(magnitude_table(space, self.num_magnitude_bins, size))[op, place]
+        return {"op": op, "magnitude": _either_sign(space, op, strength, fractions[2])}
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoAugment(_Policy):
+    """One of 25 published pairs of ops, each op with its own probability and magnitude.
+
+    Args:
+      policy: "imagenet", "cifar10" or "svhn", or an `AutoAugmentPolicy`.
+      interpolation, fill: as of `RandAugment`.
+    Parameters an image: op i32 [2], positions in `OPS`, -1 for an op that is not applied, and
+    magnitude f32 [2]: shears as tangents, translations in pixels, angles in degrees
+    counter-clockwise, 1 less than the factor of brightness, color, contrast and sharpness,
+    posterize in bits, solarize as a part of the largest value; 0 where the op has none.
+    Raises: ValueError for other words.
+    Source: Cubuk et al., AutoAugment, 2019.
+
+    >>> from jaxkern.image import AutoAugment
+    >>> AutoAugment("cifar10").OPS[-1]
+    'Invert'
+    """
+
+    policy: AutoAugmentPolicy | str = AutoAugmentPolicy.IMAGENET
+    interpolation: str = "nearest"
+    fill: Any = None
+
+    OPS: ClassVar[tuple[str, ...]] = tuple(AUTO_AUGMENT)
+    parameters: ClassVar[dict[str, str]] = _drawn(2)
+
+    def __post_init__(self) -> None:
+        word = checks.choice(self.policy, "policy", tuple(map(str, AutoAugmentPolicy)))
+        self._checked(policy=AutoAugmentPolicy(word))
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws a pair for one image, which of its ops are applied, and their signs."""
+        fractions = jax.random.uniform(key, (3, 2), jnp.float32)
+        published = pairs(AutoAugmentPolicy(self.policy))
+        drawn = uniform_below(fractions[0, 0], len(published.op))
+        op, place = (jnp.asarray(part)[drawn] for part in (published.op, published.place))
+        applied = fractions[1] < jnp.asarray(published.probability)[drawn]
+        strength = jnp.asarray(magnitude_table(AUTO_AUGMENT, 10, size))[op, place]
+        magnitude = _either_sign(AUTO_AUGMENT, op, strength, fractions[2])
+        return {"op": jnp.where(applied, op, -1), "magnitude": jnp.where(applied, magnitude, 0.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AugMix(_Policy):
+    """A weighted mean of the image and of chains of ops on it.
+
+    Each of `mixture_width` chains has `chain_depth` ops of 13, drawn alike, of a magnitude below
+    `severity`. The image's own share m is drawn from Beta(alpha, alpha), the chains' weights from a
+    Dirichlet distribution of alpha; the result is m image + (1 - m) sum(weights chain), truncated
+    in uint8.
+
+    Args:
+      severity: how many of the 10 magnitudes are drawn from, 1 to 10.
+      mixture_width: how many chains, at least 1.
+      chain_depth: ops of a chain; below 1 for 1 to 3, drawn for each chain.
+      alpha: above 0.
+      all_ops: whether brightness, color, contrast and sharpness are among the ops.
+      interpolation, fill: as of `RandAugment`.
+    Parameters an image: op i32 [mixture_width, depth], positions in `OPS`, -1 beyond a chain's own
+    depth, magnitude f32 alike, weights f32 [mixture_width], m f32.
+    Raises: ValueError for numbers out of range and other words.
+    Source: Hendrycks et al., AugMix, 2019, with the ranges of torchvision.
+
+    >>> import jax
+    >>> from jaxkern.image import AugMix
+    >>> AugMix().sample(jax.random.key(0), (32, 32))["op"].shape
+    (3, 3)
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: str = "bilinear"
+    fill: Any = None
+
+    OPS: ClassVar[tuple[str, ...]] = tuple(AUG_MIX)
+
+    def __post_init__(self) -> None:
+        self._checked(
+            severity=checks.whole(self.severity, "severity", 1, 10),
+            mixture_width=checks.whole(self.mixture_width, "mixture_width", 1),
+            chain_depth=checks.whole(self.chain_depth, "chain_depth"),
+            alpha=checks.positive(self.alpha, "alpha"),
+            all_ops=bool(self.all_ops),
+        )
+
+        steps = self.mixture_width * (self._depth + 1) + 2
+        if steps > MAX_STEPS:
+            raise ValueError(
+                f"mixture_width={self.mixture_width} with chain_depth={self._depth} makes {steps} "
+                f"steps; wanted at most {MAX_STEPS}: width * (depth + 1) + 2"
+            )
+
+    @property
+    def _depth(self) -> int:
+        return self.chain_depth if self.chain_depth > 0 else 3
+
+    @property
+    def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Kinds and shapes of an image's parameters."""
+        width = self.mixture_width
+        return {**_drawn(width, self._depth), "weights": f"float[{width}]", "m": "float"}
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the chains of one image and their weights."""
+        fraction_key, depth_key, weight_key = jax.random.split(key, 3)
+        width, depth = self.mixture_width, self._depth
+        fractions = jax.random.uniform(fraction_key, (3, width, depth), jnp.float32)
+        op = uniform_below(fractions[0], len(self.OPS) - (0 if self.all_ops else 4))
+        place = uniform_below(fractions[1], self.severity)
+        strength = jnp.asarray(magnitude_table(AUG_MIX, 10, size))[op, place]
+        magnitude = _either_sign(AUG_MIX, op, strength, fractions[2])
+        used: Any = np.ones((width, depth), bool)
+        if self.chain_depth < 1:
+            used = jnp.arange(depth) < jax.random.randint(
+                depth_key, (width, 1), 1, depth + 1, jnp.int32
+            )
+        # Gamma variates over their sum: Dirichlet, and of two Beta.
+        log_gamma = jax.random.loggamma(weight_key, self.alpha, (width + 2,), jnp.float32)
+        return {
+            "op": jnp.where(used, op, -1),
+            "magnitude": jnp.where(used, magnitude, 0.0),
+            "weights": jax.nn.softmax(log_gamma[:width]),
+            "m": jax.nn.softmax(log_gamma[width:])[0],
+        }
+
+    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        op = checked_ops(params["op"], self.OPS, "AugMix")
+        weights, m = (jnp.asarray(params[name], jnp.float32) for name in ("weights", "m"))
+        # All or nothing: an image with a weight that is not finite is left alone.
+        sound = jnp.isfinite(m) & jnp.isfinite(weights).all(axis=1)
+        op = jnp.where(sound[:, None, None], op, -1)
+        code, values = program_step(self.OPS, op, params["magnitude"], size)
+        # The maximum keeps compilers from fusing this with the product below: one program would
+        # round once less than another.
+        rest = jnp.maximum(1 - m, jnp.float32(-1e38))
+
+        def mean(code: Code, *values: Any) -> Step:
+            return drawn_codes(sound, code), step_values(*values), ProgramStep((code,))
+
+        steps = [mean(Code.KEEP, m)]
+        for chain in range(self.mixture_width):
+            steps += self._chain(code[:, chain], values[:, chain])
+            steps.append(mean(Code.ADD, rest * weights[:, chain]))
+        return [*steps, mean(Code.MEAN)]

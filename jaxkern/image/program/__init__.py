@@ -1,0 +1,1 @@
+"""Programs: colours, warps and noise that are drawn for each image, their codes and values."""

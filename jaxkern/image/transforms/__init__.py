@@ -1,0 +1,1 @@
+"""The transforms: what each draws, does to images, and does to points of them."""

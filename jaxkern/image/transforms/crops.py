@@ -1,0 +1,251 @@
+"""Crops: of a random box that is resized, of the middle, of a random place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxkern.image.chain.axis import half_to_even, is_static, maximum
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.draws import TRIES, drawn_sizes, uniform_below
+from jaxkern.image.transforms.moves import Move, boxed
+from jaxkern.image.transforms.padding import constant_padding, show
+from jaxkern.image.transforms.sizes import Resize, filter_of
+from jaxkern.image.transforms.transform import Size, Transform, set_fields
+
+
+class _OfFixedSize(Transform):
+    size: Any
+
+    geometric = True
+
+    def output_size(self, size: Size) -> Size:
+        """Always `size`."""
+        return self.size[0], self.size[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(_OfFixedSize):
+    """Resizes a random box of each image to `size`.
+
+    Ten boxes are drawn with area uniform in `scale` (shares of the image's area) and log aspect
+    ratio uniform in log `ratio`; the first that fits is taken, else the central crop clamped to
+    the ratio. Filter taps never leave the box.
+
+    Args:
+      size: height and width of the output, or one integer for a square.
+      scale, ratio: increasing pairs above 0.
+      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
+        "nearest" (torchvision's nearest-exact).
+      antialias: widen the filter where the box shrinks; as in torchvision, the bicubic kernel's a
+        is -1/2 with it and -3/4 without.
+    Parameters an image: top, left, height, width i32.
+    Raises: ValueError for sizes below 1, NaN, negative or decreasing ranges, other words.
+
+    >>> from jaxkern.image import RandomResizedCrop
+    >>> RandomResizedCrop(224, antialias=False).size
+    (224, 224)
+    """
+
+    size: Any
+    scale: Any = (0.08, 1.0)
+    ratio: Any = (3.0 / 4.0, 4.0 / 3.0)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    parameters: ClassVar[dict[str, str]] = dict.fromkeys(("top", "left", "height", "width"), "int")
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            size=checks.size_pair(self.size),
+            scale=checks.interval(self.scale, "scale", 0.0, open_low=True),
+            ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
+            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
+            antialias=bool(self.antialias),
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws one box within an image of `size`."""
+        height, width = (jnp.asarray(side, jnp.int32) for side in size)
+        fractions = jax.random.uniform(key, (TRIES + 1, 2), jnp.float32)
+        tried_w, tried_h = drawn_sizes(fractions[:TRIES], size, self.scale, self.ratio)
+        fits = (tried_w > 0) & (tried_w <= width) & (tried_h > 0) & (tried_h <= height)
+        first = jnp.argmax(fits)
+        # The fallback: the largest central crop whose ratio is within bounds.
+        low, high = self.ratio
+        central_w = jnp.round(height.astype(jnp.float32) * high).astype(jnp.int32)
+        central_h = jnp.round(width.astype(jnp.float32) / low).astype(jnp.int32)
+        central_w, central_h = jnp.minimum(width, central_w), jnp.minimum(height, central_h)
+        central_w, central_h = jnp.maximum(central_w, 1), jnp.maximum(central_h, 1)
+        found = fits[first]
+        box_w = jnp.where(found, tried_w[first], central_w)
+        box_h = jnp.where(found, tried_h[first], central_h)
+        position = fractions[TRIES]
+        room_h, room_w = height - box_h, width - box_w
+        top = jnp.where(found, uniform_below(position[0], room_h + 1), room_h // 2)
+        left = jnp.where(found, uniform_below(position[1], room_w + 1), room_w // 2)
+        return {"top": top, "left": left, "height": box_h, "width": box_w}
+
+    def eval(self) -> tuple[Transform, ...]:
+        """Resize the shorter side to size * 256 / 224, then the central crop."""
+        side = round(max(self.size) * 256 / 224)
+        resize = Resize(side, self.interpolation, antialias=self.antialias)
+        return (resize, CenterCrop(self.size))
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, interpolation="nearest")
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        box = (params["top"], params["left"], params["height"], params["width"])
+        return [boxed(box, self.size)]
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        names = ("top", "left", "height", "width")
+        box = tuple(params[name] for name in names)
+        checks.concrete_box(box, chain.size, names, "RandomResizedCrop")
+        chain.resample(filter_of(self.interpolation, self.antialias), box, self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class CenterCrop(_OfFixedSize):
+    """Crops the middle `size` pixels; a smaller image is padded with zeros first.
+
+    >>> from jaxkern.image import CenterCrop
+    >>> CenterCrop(224).output_size((256, 300))
+    (224, 224)
+    """
+
+    size: Any
+
+    def __post_init__(self) -> None:
+        set_fields(self, size=checks.size_pair(self.size))
+
+    def _start(self, size: Size) -> tuple[Any, Any]:
+        return _center(size[0], self.size[0]), _center(size[1], self.size[1])
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _CenterCropOfMasks(self.size, fill)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        return [boxed((*self._start(size), *self.size), self.size)]
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        chain.window(self._start(chain.size), self.size, chain.values(0.0, "fill"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _CenterCropOfMasks(CenterCrop):
+    fill: Any
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        chain.window(self._start(chain.size), self.size, chain.values(self.fill, "fill"))
+
+
+def _center(whole: Any, size: int) -> Any:
+    """First index of the central window; a missing odd pixel goes to the far side."""
+    spare = whole - size
+    if is_static(spare):
+        return half_to_even(spare) if spare >= 0 else -(-spare // 2)
+    return half_to_even(maximum(spare, 0)) - maximum(-spare, 0) // 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop(_OfFixedSize):
+    """Crops `size` pixels at a random place, after padding where asked.
+
+    Args:
+      size: height and width, or one integer for a square.
+      padding: as in Pad; None for none.
+      pad_if_needed: pad both sides of an image that is smaller than the crop by what is missing.
+      fill: a number, or one a channel, for what was padded.
+      padding_mode: what is padded with, as in Pad.
+    Parameters an image: top, left i32, counted in the padded image.
+    Raises: ValueError for bad sizes and modes, and in `apply` for images smaller than the crop.
+
+    >>> from jaxkern.image import RandomCrop
+    >>> RandomCrop(32, padding=4).output_size((32, 32))
+    (32, 32)
+    """
+
+    size: Any
+    padding: Any = None
+    pad_if_needed: bool = False
+    fill: Any = 0
+    padding_mode: str = "constant"
+
+    parameters: ClassVar[dict[str, str]] = {"top": "int", "left": "int"}
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            size=checks.size_pair(self.size),
+            padding=None if self.padding is None else checks.padding_sides(self.padding),
+            pad_if_needed=bool(self.pad_if_needed),
+            fill=checks.per_channel(self.fill, "fill"),
+            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
+        )
+
+    def _padded(self, size: Size) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Padding before the first row and column, and the padded size."""
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)
+        before, padded = [], []
+        for whole, wanted, first, second in (
+            (size[0], self.size[0], top, bottom),
+            (size[1], self.size[1], left, right),
+        ):
+            whole = whole + (first + second)
+            if self.pad_if_needed:
+                missing = maximum(wanted - whole, 0)
+                first, whole = first + missing, whole + 2 * missing
+            elif is_static(whole) and whole < wanted:
+                raise ValueError(
+                    f"RandomCrop(size={self.size}) got an image of (height, width) "
+                    f"({size[0]}, {size[1]}) before padding, which is smaller; "
+                    "set pad_if_needed=True or resize first"
+                )
+            before.append(first)
+            padded.append(whole)
+        return (before[0], before[1]), (padded[0], padded[1])
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws the top left corner in the padded image, every place alike."""
+        _, padded = self._padded(size)
+        fractions = jax.random.uniform(key, (2,), jnp.float32)
+        room = [maximum(p - s, 0) + 1 for p, s in zip(padded, self.size, strict=True)]
+        top, left = (uniform_below(fractions[k], room[k]) for k in range(2))
+        return {"top": top, "left": left}
+
+    def eval(self) -> tuple[Transform, ...]:
+        """The central crop, without padding."""
+        return (CenterCrop(self.size),)
+
+    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
+
+    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        if self.padding is not None or self.pad_if_needed:
+            constant_padding(self, self.padding_mode)
+        before, _ = self._padded(size)
+        start = (params["top"] - before[0], params["left"] - before[1])
+        return [boxed((*start, *self.size), self.size)]
+
+    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        before, padded = self._padded(chain.size)
+        top, left = params["top"], params["left"]
+        checks.concrete_box(
+            (top, left, *self.size), padded, ("top", "left", "size", "size"), "RandomCrop"
+        )
+        pads = not is_static(*before) or any(before) or bool(self.padding and any(self.padding))
+        start = (top - before[0], left - before[1])
+        if not pads:
+            chain.window(start, self.size, None)
+            return
+        height, width = chain.size
+        after = (padded[0] - before[0] - height, padded[1] - before[1] - width)
+        checks.mirrored_padding(self.padding_mode, before, after, chain.size, "RandomCrop")
+        show(chain, self.padding_mode, start, self.size, self.fill)
