@@ -160,14 +160,18 @@ float mean_luma(const T* image, int64_t pixels) {
 
 // ---------------------------------------------------------------- sharpness
 
-// out[i] of a row of bytes, first <= i < end: its neighbours are C bytes away, and in the rows
-// above and below; `columns` holds sums of three.
-template <int C>
-inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __restrict row,
-                          const uint8_t* __restrict below, int64_t first, int64_t end, float rest,
-                          uint16_t* __restrict columns, uint8_t* __restrict out) {
-  for (int64_t i = first - C; i < end + C; ++i)
+// Sums of the three bytes above each other of a row.
+inline void sum_columns(const uint8_t* __restrict row, int64_t stride,
+                        uint16_t* __restrict columns) {
+  const uint8_t *const above = row - stride, *const below = row + stride;
+  for (int64_t i = 0; i < stride; ++i)
     columns[i] = static_cast<uint16_t>(above[i] + row[i] + below[i]);
+}
+
+// out[i] of a row of bytes, first <= i < end, of which its neighbours are C bytes away.
+template <int C>
+inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restrict columns,
+                          int64_t first, int64_t end, float rest, uint8_t* __restrict out) {
   int64_t i = first;
 #if defined(JAXKERN_WIDE)
   // Half a vector of levels, as below, in words.
@@ -194,9 +198,12 @@ inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __rest
   for (int32_t k = 0; k < kWidePixels; ++k)
     pairs[k] = k < kWidePixels / 2 ? k / 2 * 4 + k % 2 : (k / 2 * 4 + k % 2) - kWidePixels + 2;
   const Wide order = load_wide(pairs);
-  for (; i + kWideBytes <= end; i += kWideBytes) {
+  while (i < end && end - first >= kWideBytes) {
+    // The last vector begins where it ends with the row.
+    i = i + kWideBytes <= end ? i : end - kWideBytes;
     const Wide levels = JAXKERN_WIDE(packus_epi16)(half(i), half(i + kWideBytes / 2));
     store_wide(out + i, permute_wide(levels, order));
+    i += kWideBytes;
   }
 #endif
   for (; i < end; ++i) {
@@ -213,7 +220,7 @@ inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __rest
 }
 
 // Each pixel that has all eight neighbours; the others stay, and so does alpha. Floats are limited
-// then, where there are any such. `scratch` has two rows of bytes.
+// then, where there are any such. `scratch` has two rows of words.
 template <typename T, int C>
 void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char* scratch, T* out) {
   constexpr int kColours = C == 4 ? 3 : C;
@@ -225,16 +232,24 @@ void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char*
   }
   memcpy(out, image, static_cast<size_t>(stride) * sizeof(T));
   memcpy(out + values - stride, image + values - stride, static_cast<size_t>(stride) * sizeof(T));
+  // Those of the next row are summed before a row is sharpened: stores that have only just been
+  // made hold up loads of parts of them.
+  uint16_t* columns = reinterpret_cast<uint16_t*>(scratch);
+  uint16_t* next = columns + stride;
+  if constexpr (sizeof(T) == 1) sum_columns(image + stride, stride, next);
   for (int32_t y = 1; y < height - 1; ++y) {
     const T* const row = image + y * stride;
-    const T *const above = row - stride, *const below = row + stride;
     T* const to = out + y * stride;
     memcpy(to, row, C * sizeof(T));
     memcpy(to + stride - C, row + stride - C, C * sizeof(T));
     if constexpr (sizeof(T) == 1) {
-      sharpen_bytes<C>(above, row, below, C, stride - C, blend.rest,
-                       reinterpret_cast<uint16_t*>(scratch), to);
+      uint16_t* const before = columns;
+      columns = next;
+      next = before;
+      if (y + 2 < height) sum_columns(row + stride, stride, next);
+      sharpen_bytes<C>(row, columns, C, stride - C, blend.rest, to);
     } else {
+      const T *const above = row - stride, *const below = row + stride;
       for (int64_t i = C; i < stride - C; ++i) {
         const float around = above[i - C] + above[i] + above[i + C] + row[i - C] + row[i + C] +
                              below[i - C] + below[i] + below[i + C];

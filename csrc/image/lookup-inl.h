@@ -118,7 +118,7 @@ void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours]
 // that where they are alike no addition waits for the one before.
 template <int C, int kColours>
 void count_levels(const uint8_t* image, int64_t pixels, uint32_t count[kColours][256]) {
-  constexpr int kTurns = 4;
+  constexpr int kTurns = 2;
   uint32_t part[kTurns][kColours][256] = {};
   int64_t i = 0;
   for (; i + kTurns <= pixels; i += kTurns) {
