@@ -6,6 +6,9 @@
 // Doubles are kDoubles float64 by the compiler's vector extension: arithmetic by operators, one
 // source for every level and architecture. A comparison gives a Mask: any(mask), mask ? a : b.
 //
+// Singles are kSingles float32 in as many bits, in the same way, and Words32, Wholes, Words16 and
+// WordBytes the integers in them.
+//
 // Floats are kFloats float32 and Ints the bytes and integers beside them, by intrinsics, since a
 // compiler finds neither the byte shuffles nor the streaming stores. A vector is kLanes lanes of
 // four 32-bit values. Byte shuffles act within a lane: each lane holds a 16-byte window of the
@@ -16,6 +19,7 @@
 // follows.
 
 #include "core/simd_doubles-inl.h"
+#include "core/simd_singles-inl.h"
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "core/simd_floats_avx2-inl.h"
 #elif defined(__SSE4_1__)

@@ -1,6 +1,7 @@
-// Gaussian blur of one image: see blur.h. Included by program_levels.cc in the level's namespace.
+// Gaussian blur of one image in float64: see blur.h. Included by program_levels.cc in the level's
+// namespace.
 //
-// An output row is made of tiles of columns: sums down the columns of the tile and of its reach to
+// An output row is made of spans of columns: sums down the columns of the span and of its reach to
 // either side, then along the row. Both axes' weights are symmetric, so that two pixels share one
 // multiplication.
 
@@ -29,24 +30,34 @@ inline Doubles load_doubles(const Element* from) {
 #endif
 }
 
-// sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]), i < count.
-template <typename Before, typename After, typename Element>
-inline void symmetric_sums(const double* weight, int32_t reach, const Element* centre,
-                           const Before& before, const After& after, int64_t count, double* sums) {
-  constexpr int32_t kTogether = 4;
-  int64_t i = 0;
+// sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]) for i from
+// `first` on, kTogether vectors at a time; returns the first i that is left of `count`.
+template <int32_t kTogether, typename Before, typename After, typename Element>
+inline int64_t symmetric_vectors(const double* weight, int32_t reach, const Element* centre,
+                                 const Before& before, const After& after, int64_t first,
+                                 int64_t count, double* sums) {
+  int64_t i = first;
   for (; i + kTogether * kDoubles <= count; i += kTogether * kDoubles) {
     Doubles sum[kTogether];
     for (int32_t k = 0; k < kTogether; ++k)
       sum[k] = weight[0] * load_doubles(centre + i + k * kDoubles);
     for (int32_t t = 1; t <= reach; ++t) {
-      const Element *const first = before(t) + i, *const second = after(t) + i;
+      const Element *const one = before(t) + i, *const other = after(t) + i;
       for (int32_t k = 0; k < kTogether; ++k)
         sum[k] +=
-            weight[t] * (load_doubles(first + k * kDoubles) + load_doubles(second + k * kDoubles));
+            weight[t] * (load_doubles(one + k * kDoubles) + load_doubles(other + k * kDoubles));
     }
     for (int32_t k = 0; k < kTogether; ++k) store(sums + i + k * kDoubles, sum[k]);
   }
+  return i;
+}
+
+// The same for all i < count.
+template <typename Before, typename After, typename Element>
+inline void symmetric_sums(const double* weight, int32_t reach, const Element* centre,
+                           const Before& before, const After& after, int64_t count, double* sums) {
+  int64_t i = symmetric_vectors<4>(weight, reach, centre, before, after, 0, count, sums);
+  i = symmetric_vectors<1>(weight, reach, centre, before, after, i, count, sums);
   for (; i < count; ++i) {
     double sum = weight[0] * static_cast<double>(centre[i]);
     for (int32_t t = 1; t <= reach; ++t)
@@ -56,61 +67,66 @@ inline void symmetric_sums(const double* weight, int32_t reach, const Element* c
 }
 
 template <typename Element, typename Result>
-void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
-               Result* out) {
-  const int64_t channels = blur.channels, row_values = blur.width * channels;
-  double* const weight_x = scratch;
-  double* const weight_y = weight_x + kMaxBlurReach + 1;
-  double* const columns = weight_y + kMaxBlurReach + 1;  // of a tile and its reach
-  double* const sums = columns + (kBlurTile + 2 * kMaxBlurReach) * channels;
-  const int32_t reach_x = blur_weights(blur.kernel_x, sigma_x, weight_x);
-  const int32_t reach_y = blur_weights(blur.kernel_y, sigma_y, weight_y);
+struct SpanBlur {
+  const Blur& blur;
+  const Element* in;
+  Result* out;
+  double *weight_x, *weight_y;
+  double *columns, *sums;  // of a span and its reach, and of a span
+  int32_t reach_x, reach_y;
 
-  const Element *above[kMaxBlurReach + 1], *below[kMaxBlurReach + 1];
+  SpanBlur(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
+           Result* out)
+      : blur(blur), in(in), out(out), weight_x(scratch) {
+    weight_y = weight_x + kMaxBlurReach + 1;
+    columns = weight_y + kMaxBlurReach + 1;
+    sums = columns + (kBlurSpan + 2 * kMaxBlurReach) * blur.channels;
+    reach_x = blur_weights(blur.kernel_x, sigma_x, weight_x);
+    reach_y = blur_weights(blur.kernel_y, sigma_y, weight_y);
+  }
 
-  for (int32_t y = 0; y < blur.height; ++y) {
+  // Columns [first, first + count) of row y, at most kBlurSpan of them.
+  void write(int32_t y, int32_t first, int32_t count) const {
+    const int64_t channels = blur.channels, row_values = blur.width * channels;
+    const Element *above[kMaxBlurReach + 1], *below[kMaxBlurReach + 1];
     for (int32_t t = 0; t <= reach_y; ++t) {
       above[t] = in + reflected(int64_t{y} - t, blur.height) * row_values;
       below[t] = in + reflected(int64_t{y} + t, blur.height) * row_values;
     }
-    for (int32_t first = 0; first < blur.width; first += kBlurTile) {
-      const int32_t count = blur.width - first < kBlurTile ? blur.width - first : kBlurTile;
-      // Of the columns from first - reach_x, `padded` many, [begin, end) exist, and the others are
-      // reflections of some of them.
-      const int32_t start = first - reach_x, padded = count + 2 * reach_x;
-      const int32_t begin = start < 0 ? -start : 0;
-      const int32_t end = blur.width - start < padded ? blur.width - start : padded;
-      const int64_t offset = (start + begin) * channels;
-      symmetric_sums(
-          weight_y, reach_y, above[0] + offset, [&](int32_t t) { return above[t] + offset; },
-          [&](int32_t t) { return below[t] + offset; }, (end - begin) * channels,
-          columns + begin * channels);
-      const auto reflect = [&](int32_t at) {
-        const int32_t from = reflected(int64_t{start} + at, blur.width) - start;
-        for (int64_t c = 0; c < channels; ++c)
-          columns[at * channels + c] = columns[from * channels + c];
-      };
-      for (int32_t at = 0; at < begin; ++at) reflect(at);
-      for (int32_t at = end; at < padded; ++at) reflect(at);
-      const double* const centre = columns + reach_x * channels;
-      symmetric_sums(
-          weight_x, reach_x, centre, [&](int32_t t) { return centre - t * channels; },
-          [&](int32_t t) { return centre + t * channels; }, count * channels, sums);
-      Result* const to = out + y * row_values + first * channels;
-      for (int64_t i = 0; i < count * channels; ++i) to[i] = stored_value<Result>(sums[i]);
-    }
+    // Of the columns from first - reach_x, `padded` many, [begin, end) exist, and the others are
+    // reflections of some of them.
+    const int32_t start = first - reach_x, padded = count + 2 * reach_x;
+    const int32_t begin = start < 0 ? -start : 0;
+    const int32_t end = blur.width - start < padded ? blur.width - start : padded;
+    const int64_t offset = (start + begin) * channels;
+    symmetric_sums(
+        weight_y, reach_y, above[0] + offset, [&](int32_t t) { return above[t] + offset; },
+        [&](int32_t t) { return below[t] + offset; }, (end - begin) * channels,
+        columns + begin * channels);
+    const auto reflect = [&](int32_t at) {
+      const int32_t from = reflected(int64_t{start} + at, blur.width) - start;
+      for (int64_t c = 0; c < channels; ++c)
+        columns[at * channels + c] = columns[from * channels + c];
+    };
+    for (int32_t at = 0; at < begin; ++at) reflect(at);
+    for (int32_t at = end; at < padded; ++at) reflect(at);
+    const double* const centre = columns + reach_x * channels;
+    symmetric_sums(
+        weight_x, reach_x, centre, [&](int32_t t) { return centre - t * channels; },
+        [&](int32_t t) { return centre + t * channels; }, count * channels, sums);
+    Result* const to = out + y * row_values + first * channels;
+    for (int64_t i = 0; i < count * channels; ++i) to[i] = stored_value<Result>(sums[i]);
+  }
+};
+
+template <typename Element, typename Result>
+void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
+               Result* out) {
+  const SpanBlur<Element, Result> spans(blur, in, sigma_x, sigma_y, scratch, out);
+  for (int32_t y = 0; y < blur.height; ++y) {
+    for (int32_t first = 0; first < blur.width; first += kBlurSpan)
+      spans.write(y, first, blur.width - first < kBlurSpan ? blur.width - first : kBlurSpan);
   }
 }
 
 }  // namespace
-
-void gaussian_blur(const Blur& blur, const void* in, float sigma_x, float sigma_y, void* scratch,
-                   void* out) {
-  if (blur.dtype == Dtype::kU8) {
-    blur_rows(blur, static_cast<const uint8_t*>(in), sigma_x, sigma_y,
-              static_cast<double*>(scratch), static_cast<uint8_t*>(out));
-  } else {
-    blur_rows(blur, static_cast<const float*>(in), sigma_x, sigma_y, static_cast<double*>(scratch),
-              static_cast<float*>(out));
-  }
-}

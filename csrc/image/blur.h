@@ -3,8 +3,9 @@
 // Weights exp(-t^2 / (2 sigma^2)) at whole t from -(k - 1) / 2 to (k - 1) / 2, normalized, along
 // columns and rows; beyond an edge the image is reflected without repeating the edge, as often as
 // it takes. In float64, and u8 is rounded once, to the nearest, of two the even one, so that every
-// implementation of this finds the same u8. Weights below 2^-60 of the centre's are 0, and what has
-// weight 0 takes no part, be it NaN. A sigma that is not above 0, as NaN, leaves its axis alone.
+// implementation of this finds the same u8 (float32 does where it cannot be wrong). Weights below
+// 2^-60 of the centre's are 0, and what has weight 0 takes no part, be it NaN. A sigma that is not
+// above 0, as NaN, leaves its axis alone.
 #ifndef JAXKERN_IMAGE_BLUR_H_
 #define JAXKERN_IMAGE_BLUR_H_
 
@@ -26,12 +27,13 @@ struct Blur {
 
 constexpr int32_t kMaxBlurReach = 511;
 constexpr int32_t kMaxBlurKernel = 2 * kMaxBlurReach + 1;
-constexpr int32_t kBlurTile = 512;  // columns at a time
+constexpr int32_t kBlurSpan = 512;                   // columns at a time
+constexpr size_t kBlurRingBytes = size_t{32} << 10;  // rows of float32 sums, in the nearest cache
 
-// What gaussian_blur needs: weights of both axes, a tile with its reach, and a tile.
+// What gaussian_blur needs: float32 sums; weights of both axes, a span with its reach, and a span.
 constexpr size_t kBlurScratchBytes =
-    sizeof(double) *
-    (2 * (kMaxBlurReach + 1) + (2 * kBlurTile + 2 * kMaxBlurReach) * size_t{kMaxChannels});
+    kBlurRingBytes + sizeof(double) * (2 * (kMaxBlurReach + 1) +
+                                       (2 * kBlurSpan + 2 * kMaxBlurReach) * size_t{kMaxChannels});
 
 // `in` and `out` are [height, width, C] and do not overlap; `scratch` has kBlurScratchBytes and is
 // aligned as a double.

@@ -4,31 +4,6 @@
 // To add one that maps pixels: a function of a pixel beside those below, its line in
 // colour_step, its Code in program.h and program.py, and its twin in program_twin.py.
 
-constexpr int32_t kPixelBlock = 128;  // pixels whose channels lie apart while they are worked on
-
-// Runs body(r, g, b, n), which changes arrays of n values, over all pixels of an image.
-template <typename T, int C, typename Body>
-inline void for_colours(T* image, int64_t pixels, const Body& body) {
-  static_assert(C >= 3);
-  alignas(64) float r[kPixelBlock], g[kPixelBlock], b[kPixelBlock];
-  for (int64_t start = 0; start < pixels; start += kPixelBlock) {
-    T* const at = image + start * C;
-    const int64_t left = pixels - start;
-    const int32_t n = left < kPixelBlock ? static_cast<int32_t>(left) : kPixelBlock;
-    for (int32_t i = 0; i < n; ++i) {
-      r[i] = static_cast<float>(at[C * i]);
-      g[i] = static_cast<float>(at[C * i + 1]);
-      b[i] = static_cast<float>(at[C * i + 2]);
-    }
-    body(r, g, b, n);
-    for (int32_t i = 0; i < n; ++i) {
-      at[C * i] = static_cast<T>(r[i]);
-      at[C * i + 1] = static_cast<T>(g[i]);
-      at[C * i + 2] = static_cast<T>(b[i]);
-    }
-  }
-}
-
 // ---------------------------------------------------------------- operations on pixels
 
 #if defined(JAXKERN_WIDE)
@@ -89,17 +64,26 @@ void hue(T* image, int64_t pixels, float shift) {
       float x = kBytes ? r[i] * kUnit : r[i];
       float y = kBytes ? g[i] * kUnit : g[i];
       float z = kBytes ? b[i] * kUnit : b[i];
-      turn_hue(shift, &x, &y, &z);
-      r[i] = kBytes ? truncf(x * 255.999f) : x;
-      g[i] = kBytes ? truncf(y * 255.999f) : y;
-      b[i] = kBytes ? truncf(z * 255.999f) : z;
+      turn_hue<T>(shift, &x, &y, &z);
+      r[i] = kBytes ? x * 255.999f : x;
+      g[i] = kBytes ? y * 255.999f : y;
+      b[i] = kBytes ? z * 255.999f : z;
     }
   });
 }
 
 template <typename T, int C>
 void permute(T* image, int64_t pixels, const int32_t* source) {
-  for (int64_t i = 0; i < pixels; ++i) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 1 && kHasShuffles) {
+    for (; i + 2 * kSingles <= pixels; i += kSingles) {
+      const Words32 x = load_pixels<C>(image + i * C);
+      Words32 y = C == 4 ? x & 0xff000000 : Words32{};
+      for (int32_t c = 0; c < 3; ++c) y |= (x >> (8 * source[c]) & 255) << (8 * c);
+      store_pixels<C>(image + i * C, y);
+    }
+  }
+  for (; i < pixels; ++i) {
     T* const at = image + i * C;
     const T colour[3] = {at[0], at[1], at[2]};
     for (int32_t c = 0; c < 3; ++c) at[c] = colour[source[c]];

@@ -42,46 +42,43 @@ inline void elastic_field(const Warp& warp, const Elastic& elastic, char* blur_s
   *field_y = field[1];
 }
 
+// The points that pixels of [height, width] show beside their own.
+struct ElasticPoints {
+  int32_t height, width;
+  double alpha_x, alpha_y;  // over width and height
+  const double *field_x, *field_y;
+
+  WarpPoint one(int32_t column, int32_t row) const {
+    const int64_t at = static_cast<int64_t>(row) * width + column;
+    return {elastic_point(column, width, alpha_x * field_x[at]),
+            elastic_point(row, height, alpha_y * field_y[at])};
+  }
+  PointOf<GroupFloat> group(int32_t column, int32_t row) const {
+    float x[kGroup], y[kGroup];
+    for (int32_t k = 0; k < kGroup; ++k) {
+      const WarpPoint point = one(column + k < width ? column + k : width - 1, row);
+      x[k] = point.x;
+      y[k] = point.y;
+    }
+    PointOf<GroupFloat> points;
+    memcpy(&points.x, x, sizeof x);
+    memcpy(&points.y, y, sizeof y);
+    return points;
+  }
+};
+
 // `in` and `out` are [height, width, C] and do not overlap.
 template <typename Element, int32_t kChannels>
 void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, char* blur_scratch,
                    char* memory, Element* out) {
-  const double *field_x, *field_y;
-  elastic_field(warp, elastic, blur_scratch, memory, &field_x, &field_y);
-  const bool nearest = warp.filter == Filter::kNearest;
-  const double alpha_x = static_cast<double>(elastic.alpha_x) / warp.width;
-  const double alpha_y = static_cast<double>(elastic.alpha_y) / warp.height;
-  const int32_t width = warp.in_width, height = warp.in_height;
-  const int64_t in_row = static_cast<int64_t>(width) * kChannels;
-  Element outside[kChannels];
-  for (int32_t c = 0; c < kChannels; ++c)
-    outside[c] = stored_value<Element>(warp.fill[0] == warp.fill[0] ? warp.fill[c] : 0.0);
-  for (int32_t row = 0; row < warp.height; ++row) {
-    for (int32_t column = 0; column < warp.width; ++column) {
-      const int64_t at = static_cast<int64_t>(row) * warp.width + column;
-      Element* const to = out + at * kChannels;
-      const WarpPoint point = {elastic_point(column, warp.width, alpha_x * field_x[at]),
-                               elastic_point(row, warp.height, alpha_y * field_y[at])};
-      const float px = clamped_point(point.x, width), py = clamped_point(point.y, height);
-      const float fx = nearest ? rintf(px) : floorf(px), fy = nearest ? rintf(py) : floorf(py);
-      const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
-      const int32_t last_x = nearest ? width : width - 1, last_y = nearest ? height : height - 1;
-      if (!warp_inside(x, y, last_x, last_y)) {
-        if (nearest) {
-          put_pixel<Element, kChannels>(outside, to);
-        } else {
-          blend_pixel<Element, kChannels>(warp, in, point, outside, to);
-        }
-        continue;
-      }
-      const Element* const upper = in + y * in_row + static_cast<int64_t>(x) * kChannels;
-      if (nearest) {
-        put_pixel<Element, kChannels>(upper, to);
-      } else if (!blend_inside<Element, kChannels>(upper, upper + in_row, px - fx, py - fy, to)) {
-        blend_pixel<Element, kChannels>(warp, in, point, outside, to);
-      }
-    }
-  }
+  ElasticPoints points = {warp.height,
+                          warp.width,
+                          static_cast<double>(elastic.alpha_x) / warp.width,
+                          static_cast<double>(elastic.alpha_y) / warp.height,
+                          nullptr,
+                          nullptr};
+  elastic_field(warp, elastic, blur_scratch, memory, &points.field_x, &points.field_y);
+  warp_through<Element, kChannels>(warp, in, points, out);
 }
 
 }  // namespace

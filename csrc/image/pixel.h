@@ -69,43 +69,72 @@ JAXKERN_HD float bounded(float value) {
   return sizeof(T) == 1 ? level_of(value) : unit_of(value);
 }
 
-// ITU-R 601-2 luma. Of bytes floored, exactly: in units of 1 / 10,000, of which sixteenths are
-// dropped first; 625 of those are a level, and a quotient is 1 / 1250 away from any whole number.
+// ITU-R 601-2 luma. Of bytes floored, exactly: float32 holds the sum in units of 1 / 10,000 and
+// half a unit more, which keeps the quotient 1 / 20,000 away from any whole number.
 JAXKERN_HD float luma(float r, float g, float b, uint8_t) {
-  const int32_t parts = 2989 * static_cast<int32_t>(r) + 5870 * static_cast<int32_t>(g) +
-                        1140 * static_cast<int32_t>(b);
-  return truncf((static_cast<float>(parts >> 4) + 0.5f) * (1.f / 625.f));
+  const float parts = 2989.f * r + 5870.f * g + 1140.f * b;
+  return truncf((parts + 0.5f) * (1.f / 10000.f));
 }
 JAXKERN_HD float luma(float r, float g, float b, float) {
   return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
 }
 
-// To hue, saturation and value and back. Sextants are compared as floats, so that NaN is converted
-// to no integer; it ends in the value.
+// To hue, saturation and value and back, of levels or floats. NaN is converted to no integer; it
+// ends in the value. What can be only in floats, values beyond 0 and 1 among them, costs levels
+// nothing: their range is 0 or above kLeast.
+template <typename T>
 JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
+  constexpr bool kLevels = sizeof(T) == 1;
+  constexpr float kLeast = 0x1p-20f;
   const float r = *red, g = *green, b = *blue;
   const float high_rg = r > g ? r : g, low_rg = r < g ? r : g;
   const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
   const float range = value - low;
   const bool flat = value == low;
-  const float share = flat ? 0.f : range / value;
-  const float divisor = flat ? 1.f : range;
-  const float rc = (value - r) / divisor, gc = (value - g) / divisor, bc = (value - b) / divisor;
-  const float sixths = value == r ? bc - gc : (value == g ? (2.f + rc) - bc : (4.f + gc) - rc);
+  // The hue lies between the two channels below the value, of which `near` is not the lowest: its
+  // distance from the value is a part of the range, and the lowest's is all of it, NaN where the
+  // range is infinite.
+  const float first = value == r ? b : (value == g ? r : g);
+  const float second = value == r ? g : (value == g ? b : r);
+  const float start = value == r ? 0.f : (value == g ? 2.f : 4.f);
+  const float near = first == low ? second : first;
+  float share, part_near, part_low;
+  if constexpr (kLevels) {
+    share = range / (value > kLeast ? value : kLeast);
+    part_near = (value - near) / (range > kLeast ? range : kLeast);
+    part_low = 1.f;
+  } else {
+    share = flat ? 0.f : range / value;
+    part_near = (value - near) / (flat ? 1.f : range);
+    part_low = flat ? 0.f : 1.f + (range - range);
+  }
+  const float sixths =
+      (start + (first == low ? part_low : part_near)) - (first == low ? part_near : part_low);
   float hue = sixths * (1.f / 6.f) + 1.f;
   hue = hue - floorf(hue);
   hue = hue + shift;
   hue = hue - floorf(hue);
+  hue = hue - floorf(hue);  // of 1, which rounding can make
   const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
   const float grown = share * part, rest = 1.f - share;
-  const float p = unit_of(rest * value);
-  const float q = unit_of((1.f - grown) * value);
-  const float t = unit_of((grown + rest) * value);
-  const bool s1 = whole == 1.f, s2 = whole == 2.f, s3 = whole == 3.f, s4 = whole == 4.f,
-             s5 = whole == 5.f;
-  *red = s1 ? q : (s2 | s3 ? p : (s4 ? t : value));
-  *green = s1 | s2 ? value : (s3 ? q : (s4 | s5 ? p : t));
-  *blue = s2 ? t : (s3 | s4 ? value : (s5 ? q : p));
+  const auto within = [](float x) { return kLevels ? x : unit_of(x); };
+  const float p = within(rest * value);
+  const float q = within((1.f - grown) * value);
+  const float t = within((grown + rest) * value);
+  // Sextants are compared as floats; NaN is below all of them. One choice a line: of nested ones a
+  // compiler makes branches.
+  const bool below1 = !(whole >= 1.f), below2 = !(whole >= 2.f), below3 = !(whole >= 3.f),
+             below4 = !(whole >= 4.f), below5 = !(whole >= 5.f);
+  float x = below5 ? t : value;
+  x = below4 ? p : x;
+  x = below2 ? q : x;
+  *red = below1 ? value : x;
+  float y = below4 ? q : p;
+  y = below3 ? value : y;
+  *green = below1 ? t : y;
+  float z = below5 ? value : q;
+  z = below3 ? t : z;
+  *blue = below2 ? p : z;
 }
 
 // ---------------------------------------------------------------- levels
@@ -145,9 +174,12 @@ JAXKERN_HD uint8_t unit_level(float x) { return static_cast<uint8_t>(level_of(x 
 
 // ---------------------------------------------------------------- warps
 
-struct WarpPoint {
-  float x, y;  // in pixels of the input: (0, 0) is the centre of the first
+// In pixels of the input: (0, 0) is the centre of the first. Real: a float, or a vector of them.
+template <typename Real>
+struct PointOf {
+  Real x, y;
 };
+using WarpPoint = PointOf<float>;
 
 // What makes points of output pixels: c0 to c5 in units of half the input's sides.
 struct WarpMap {
@@ -171,18 +203,23 @@ JAXKERN_HD WarpMap warp_map(const Warp& warp, const float* coefficients) {
   return map;
 }
 
-template <bool kPerspective>
-JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row) {
-  const float x = static_cast<float>(column) + map.first_x;
-  const float y = static_cast<float>(row) + map.first_y;
-  float across = (map.c[0] * x + map.c[1] * y) + map.c[2];
-  float down = (map.c[3] * x + map.c[4] * y) + map.c[5];
+// What an output pixel shows, or several of a row.
+template <bool kPerspective, typename Real>
+JAXKERN_HD PointOf<Real> mapped_point(const WarpMap& map, Real column, float row) {
+  const Real x = column + map.first_x;
+  const float y = row + map.first_y;
+  Real across = (map.c[0] * x + map.c[1] * y) + map.c[2];
+  Real down = (map.c[3] * x + map.c[4] * y) + map.c[5];
   if constexpr (kPerspective) {
-    const float depth = (map.c[6] * x + map.c[7] * y) + 1.f;
+    const Real depth = (map.c[6] * x + map.c[7] * y) + 1.f;
     across = across / depth - 1.f;
     down = down / depth - 1.f;
   }
   return {(across + 1.f) * map.half_width - 0.5f, (down + 1.f) * map.half_height - 0.5f};
+}
+template <bool kPerspective>
+JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row) {
+  return mapped_point<kPerspective>(map, static_cast<float>(column), static_cast<float>(row));
 }
 
 // NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
@@ -289,6 +326,7 @@ JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weigh
 
 // The index within [0, size) that i, an index as far out as may be, is reflected to.
 JAXKERN_HD int32_t reflected(int64_t i, int32_t size) {
+  if (i >= 0 && i < size) return static_cast<int32_t>(i);
   if (size == 1) return 0;
   const int64_t period = 2 * (static_cast<int64_t>(size) - 1);
   i = (i < 0 ? -i : i) % period;

@@ -13,8 +13,8 @@ template <typename T, int C>
 struct Work {
   static constexpr bool kBytes = sizeof(T) == 1;
   const T* image;  // where it is: target(), the source or a kept image, which nothing writes to
-  T* output;
-  T* other;
+  T* memory[2];    // the output, and an image beside it
+  T* place[2];     // the same, or other memory while a mean needs them
   char* rows;
   char* field;  // of an elastic warp, where a step declares one
   int32_t height, width;
@@ -23,7 +23,7 @@ struct Work {
   Tables<C> tables;
 
   // Where the next step writes: chosen such that the last one writes the output.
-  T* target() const { return moves % 2 == 0 ? output : other; }
+  T* target() const { return place[moves % 2]; }
   // The image, to be changed in place.
   T* owned() {
     T* const to = target();
@@ -232,14 +232,15 @@ void blur_step(Work<T, C>& work, const ProgramStep& step, const float* values) {
 // Declared by a step of the program, without which a mean has no memory.
 template <typename T, int C>
 void mean_step(Work<T, C>& work, Mean<T>& mean, Code code, const float* values) {
-  if (code == Code::kKeep) return mean.keep(work.image, values[0]);
-  if (!mean.begun) return;
-  if (code == Code::kAdd) {
-    mean.add(work.image, values[0]);
-    work.image = mean.kept;
-  } else {
-    mean.take(work.target());
-    work.image = work.target();
+  T** const place = work.place + work.moves % 2;
+  if (code == Code::kKeep) {
+    work.image = mean.keep(work.image, values[0], place);
+  } else if (mean.begun() && code == Code::kAdd) {
+    work.image = mean.add(work.image, values[0], place);
+  } else if (mean.begun()) {
+    memcpy(work.place, work.memory, sizeof work.place);
+    mean.take(*place);
+    work.image = *place;
   }
 }
 
@@ -294,21 +295,20 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
   const T* const source = call.operands.template at<T>(at, kProgramImages);
   const size_t bytes = static_cast<size_t>(call.image_bytes());
   work.image = source;
-  work.output = static_cast<T*>(call.output) + sample * call.elements();
-  work.other = reinterpret_cast<T*>(scratch);
+  T* const output = static_cast<T*>(call.output) + sample * call.elements();
+  work.memory[0] = work.place[0] = output;
+  work.memory[1] = work.place[1] = reinterpret_cast<T*>(scratch);
   work.rows = scratch + padded_to_line(bytes);
   work.height = call.height;
   work.width = call.width;
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   char* const behind = scratch + program_work_bytes(call);
   work.field = behind + program_mean_bytes(call);
-  const bool in_place = source == work.output;
-  if (in_place) work.owned();
-  Mean<T> mean = {in_place ? nullptr : source, reinterpret_cast<T*>(behind),
-                  reinterpret_cast<float*>(behind + padded_to_line(bytes)), call.elements()};
+  if (source == output) work.owned();
+  Mean<T> mean(reinterpret_cast<T*>(behind), call.elements());
   for (int32_t s = 0; s < call.steps; ++s) run_step(work, mean, call.step[s], code[s], values[s]);
   work.finish_tables();
-  work.owned();
+  if (work.image != output) memcpy(output, work.image, bytes);
 }
 
 template <typename T>

@@ -109,11 +109,14 @@ inline size_t program_work_bytes(const ProgramCall& call) {
          padded_to_line(rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
 }
 
-// Behind it the image that a mean keeps, and the mean.
+// Behind it an image for each step that may keep or add one for a mean.
 inline size_t program_mean_bytes(const ProgramCall& call) {
-  const size_t kept = padded_to_line(static_cast<size_t>(call.image_bytes()));
-  const size_t mean = sizeof(float) * static_cast<size_t>(call.elements());
-  return call.has_means() ? kept + padded_to_line(mean) : 0;
+  if (!call.has_means()) return 0;
+  constexpr int32_t kJoins =
+      1 << static_cast<int32_t>(Code::kKeep) | 1 << static_cast<int32_t>(Code::kAdd);
+  size_t images = 0;
+  for (int32_t s = 0; s < call.steps; ++s) images += (call.step[s].codes & kJoins) != 0;
+  return images * padded_to_line(static_cast<size_t>(call.image_bytes()));
 }
 
 // And behind that the noise of a field, and the field.

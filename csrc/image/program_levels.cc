@@ -1,5 +1,8 @@
 // The image program, compiled once per instruction-set level into the namespace JAXKERN_LEVEL, with
 // every product rounded before it is added: see program.h.
+#include <type_traits>
+#include <utility>
+
 #include "core/simd_target.h"
 #include "image/arithmetic.h"
 #include "image/blur.h"
@@ -14,6 +17,7 @@ namespace {
 // clang-format off: in order of use
 #include "core/simd-inl.h"
 #include "image/wide-inl.h"
+#include "image/channels-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"
 #include "image/lookup-inl.h"
@@ -27,6 +31,7 @@ namespace {
 // clang-format off: in order of use
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
+#include "image/blur_bytes-inl.h"
 #include "image/elastic-inl.h"
 #include "image/program-inl.h"
 // clang-format on

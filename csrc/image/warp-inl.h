@@ -1,288 +1,417 @@
 // Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
-// A row is done in tiles of columns. The points of a tile come first, in a loop without branches;
-// the columns whose pixels all lie inside are a span, but for perspectives across
-// their horizon, and need no test of a pixel. Blends to u8 are made in float32 there; where one
-// comes out so near the middle of two levels that float32 may be wrong about the side, the pixel is
-// done again in float64.
+// A row is done in groups of neighbouring pixels, a lane of a register each: first their points,
+// without branches. A group none of which shows the image is filled. All others are copied or
+// blended at once, from the input's first pixel where a lane cannot; those are done again one by
+// one. Which are: pixels whose four are not all inside; the input's last ones, beyond which a copy
+// or a blend would read; blends to u8 in float32 so near the middle of two levels that float32 may
+// be wrong about the side, which float64 decides; and all of an input of 2^31 values.
 
 namespace {
 
-constexpr int32_t kWarpTile = 128;
+#if defined(__AVX512BW__)
+constexpr int32_t kGroup = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int32_t kGroup = 8;
+#else
+constexpr int32_t kGroup = 4;
+#endif
+constexpr uint32_t kWholeGroup = (1u << kGroup) - 1;  // bits of lanes
+typedef float GroupFloat __attribute__((vector_size(4 * kGroup)));
+typedef int32_t GroupInt __attribute__((vector_size(4 * kGroup)));
+typedef uint32_t GroupBits __attribute__((vector_size(4 * kGroup)));
+
+// Intrinsics of AVX-512 are those that take a mask, of all lanes: some compilers warn of what
+// others leave undefined.
+
+inline GroupInt lane_numbers() {
+  GroupInt numbers = {};
+  for (int32_t k = 0; k < kGroup; ++k) numbers[k] = k;
+  return numbers;
+}
+
+// The largest whole numbers that are not above x, or the nearest, of two the even ones.
+template <bool kNearest>
+inline GroupFloat whole_numbers(GroupFloat x) {
+#if defined(__SSE4_1__)
+  constexpr int kMode =
+      (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC;
+#endif
+#if defined(__AVX512BW__)
+  return _mm512_mask_roundscale_ps(x, kWholeGroup, x, kMode);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return _mm256_round_ps(x, kMode);
+#elif defined(__SSE4_1__)
+  return _mm_round_ps(x, kMode);
+#else
+  for (int32_t k = 0; k < kGroup; ++k) x[k] = kNearest ? rintf(x[k]) : floorf(x[k]);
+  return x;
+#endif
+}
+
+// Bit k: whether lane k is in [0, end).
+inline uint32_t lanes_below(GroupInt x, int32_t end) {
+#if defined(__AVX512BW__)
+  return _mm512_cmplt_epu32_mask((__m512i)x, _mm512_set1_epi32(end));
+#else
+  const GroupInt in = (x >= 0) & (x < end);
+#if defined(__AVX2__) && defined(__FMA__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)in));
+#elif defined(__SSE2__)
+  return static_cast<uint32_t>(_mm_movemask_ps((__m128)in));
+#else
+  uint32_t lanes = 0;
+  for (int32_t k = 0; k < kGroup; ++k) lanes |= (in[k] & 1u) << k;
+  return lanes;
+#endif
+#endif
+}
+
+// The pixels that points show along one axis, or the first of two, and the weights of the second.
+template <bool kNearest>
+inline GroupInt shown_pixels(GroupFloat point, int32_t side, GroupFloat* weight) {
+  // As clamped_point.
+  const GroupFloat before = -2.f - GroupFloat{};
+  const GroupFloat beyond = static_cast<float>(side) + 1.f - GroupFloat{};
+  point = point > before ? point : before;
+  point = point < beyond ? point : beyond;
+  const GroupFloat whole = whole_numbers<kNearest>(point);
+  *weight = point - whole;
+  return __builtin_convertvector(whole, GroupInt);
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+// Eight bytes of the input, or two, from each offset on: the first four and the others.
+template <int32_t kChannels>
+inline void load_pairs(const uint8_t* in, const volatile uint32_t* offset, GroupBits* first,
+                       GroupBits* second) {
+  const auto pair = [&](int32_t k) {
+    long long bytes = 0;
+    memcpy(&bytes, in + offset[k], kChannels == 1 ? 2 : 8);
+    return bytes;
+  };
+  // Shuffles act within lanes of 16 bytes: in this order they leave neighbours side by side.
+#if defined(__AVX512BW__)
+  const __m512 even = (__m512)_mm512_setr_epi64(pair(0), pair(1), pair(4), pair(5), pair(8),
+                                                pair(9), pair(12), pair(13));
+  const __m512 odd = (__m512)_mm512_setr_epi64(pair(2), pair(3), pair(6), pair(7), pair(10),
+                                               pair(11), pair(14), pair(15));
+  *first = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0x88);
+  *second = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0xdd);
+#else
+  const __m256 even = (__m256)_mm256_setr_epi64x(pair(0), pair(1), pair(4), pair(5));
+  const __m256 odd = (__m256)_mm256_setr_epi64x(pair(2), pair(3), pair(6), pair(7));
+  *first = (GroupBits)_mm256_shuffle_ps(even, odd, 0x88);
+  *second = (GroupBits)_mm256_shuffle_ps(even, odd, 0xdd);
+#endif
+}
+
+// Byte kPlace of each eight.
+template <int32_t kPlace>
+inline GroupFloat byte_of(GroupBits first, GroupBits second) {
+  constexpr int32_t kShift = 8 * (kPlace % 4);
+  const GroupBits word = (kPlace < 4 ? first : second) >> kShift;
+  return __builtin_convertvector((GroupInt)(kPlace % 4 == 3 ? word : word & 255), GroupFloat);
+}
+
+inline GroupFloat blend(GroupFloat a, GroupFloat b, GroupFloat weight) {
+#if defined(__AVX512BW__)
+  return _mm512_fmadd_ps(weight, b - a, a);
+#else
+  return _mm256_fmadd_ps(weight, b - a, a);
+#endif
+}
+
+// Levels of three or four bytes in each lane, one behind the other.
+template <int32_t kChannels>
+inline void store_levels(GroupBits levels, uint8_t* out) {
+  if constexpr (kChannels == 4) {
+    memcpy(out, &levels, sizeof levels);
+  } else if constexpr (kChannels == 1) {
+    for (int32_t k = 0; k < kGroup; ++k) out[k] = static_cast<uint8_t>(levels[k]);
+  } else {
+    const __m128i three = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+#if defined(__AVX512BW__)
+    const __m512i order = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
+    const __m512i apart =
+        _mm512_shuffle_epi8((__m512i)levels, _mm512_maskz_broadcast_i32x4(kWholeGroup, three));
+    const __m512i packed = _mm512_maskz_permutexvar_epi32(kWholeGroup, order, apart);
+    _mm512_mask_storeu_epi32(out, 0xfff, packed);
+#else
+    const __m256i order = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 7, 7);
+    const __m256i apart = _mm256_shuffle_epi8((__m256i)levels, _mm256_broadcastsi128_si256(three));
+    const __m256i packed = _mm256_permutevar8x32_epi32(apart, order);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+    _mm_storeu_si64(out + 16, _mm256_extracti128_si256(packed, 1));
+#endif
+  }
+}
+
+// Blends the group whose upper left pixels are at these offsets; returns the lanes in doubt.
+template <int32_t kChannels>
+inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* offset,
+                            const float* weight_across, const float* weight_down, uint8_t* out) {
+  GroupFloat across, down;
+  memcpy(&across, weight_across, sizeof across);
+  memcpy(&down, weight_down, sizeof down);
+  GroupBits upper[2], lower[2];
+  load_pairs<kChannels>(in, offset, &upper[0], &upper[1]);
+  load_pairs<kChannels>(in + in_row, offset, &lower[0], &lower[1]);
+  GroupBits levels = {};
+  uint32_t certain = kWholeGroup;
+  // A blend along each row, of which errors are averaged, their difference, and its blend are
+  // rounded, by at most 2^-17 each.
+  const float least_doubt = 0.5f - 0x1p-15f;
+  int32_t least_doubt_bits;
+  memcpy(&least_doubt_bits, &least_doubt, sizeof least_doubt_bits);
+  const auto channel = [&](auto which) {
+    constexpr int32_t kAt = decltype(which)::value, kNext = kAt + kChannels;
+    const GroupFloat high =
+        blend(byte_of<kAt>(upper[0], upper[1]), byte_of<kNext>(upper[0], upper[1]), across);
+    const GroupFloat low =
+        blend(byte_of<kAt>(lower[0], lower[1]), byte_of<kNext>(lower[0], lower[1]), across);
+    const GroupFloat value = blend(high, low, down);
+    // From 2^23 on floats are whole numbers, whose lowest bits are the level. Floats that are not
+    // negative are in the order of their bits.
+    const GroupFloat shifted = value + 0x1p23f;
+    const GroupInt off = (GroupInt)(value - (shifted - 0x1p23f)) & 0x7fffffff;
+    certain &= lanes_below(off, least_doubt_bits);
+    levels |= ((GroupBits)shifted & 255) << (8 * kAt);
+  };
+  channel(std::integral_constant<int32_t, 0>());
+  if constexpr (kChannels >= 3) {
+    channel(std::integral_constant<int32_t, 1>());
+    channel(std::integral_constant<int32_t, 2>());
+  }
+  if constexpr (kChannels == 4) channel(std::integral_constant<int32_t, 3>());
+  store_levels<kChannels>(levels, out);
+  return ~certain & kWholeGroup;
+}
+#endif
+
+template <typename Element, int32_t kChannels>
+struct WarpKind {
+  static constexpr bool kThreeBytes = kChannels * sizeof(Element) == 3;
+#if defined(__AVX2__) && defined(__FMA__)
+  static constexpr bool kBlendsBytes = sizeof(Element) == 1;
+#else
+  static constexpr bool kBlendsBytes = false;
+#endif
+  // How many values a copy reads from its pixel's address on, and a blend in either row.
+  static constexpr int32_t kCopied = kThreeBytes ? 4 : kChannels;
+  static constexpr int32_t kBlended = kBlendsBytes && kChannels > 1 ? 8 : 2 * kChannels;
+};
+
+// Copies the pixels at these offsets: those that follow each other at once. Of others those of
+// three bytes are copied as four, of which the next one writes over the last.
+template <typename Element, int32_t kChannels>
+inline void copy_group(const Element* in, const uint32_t* offset, Element* out) {
+  GroupInt from;
+  memcpy(&from, offset, sizeof from);
+  if (lanes_below(from - from[0] - lane_numbers() * kChannels, 1) == kWholeGroup) {
+    memcpy(out, in + offset[0], kGroup * kChannels * sizeof(Element));
+    return;
+  }
+  constexpr bool kThreeBytes = WarpKind<Element, kChannels>::kThreeBytes;
+  constexpr size_t kBytes = kThreeBytes ? 4 : kChannels * sizeof(Element);
+  for (int32_t k = 0; k < kGroup - kThreeBytes; ++k)
+    memcpy(out + k * kChannels, in + offset[k], kBytes);
+  if constexpr (kThreeBytes)
+    put_pixel<Element, kChannels>(in + offset[kGroup - 1], out + (kGroup - 1) * kChannels);
+}
+
+// What is the same for all pixels of a warp, and one pixel, wherever its point is.
+template <typename Element, int32_t kChannels, bool kNearest>
+struct WarpImage {
+  const Warp& warp;
+  const Element* in;
+  int64_t in_row;
+  Element outside[kChannels];
+
+  WarpImage(const Warp& w, const Element* input)
+      : warp(w), in(input), in_row(static_cast<int64_t>(w.in_width) * kChannels) {
+    const bool filled = warp.fill[0] == warp.fill[0];
+    for (int32_t c = 0; c < kChannels; ++c)
+      outside[c] = stored_value<Element>(filled ? warp.fill[c] : 0.0);
+  }
+
+  void put(WarpPoint point, Element* out) const {
+    if constexpr (kNearest) {
+      const float px = rintf(clamped_point(point.x, warp.in_width));
+      const float py = rintf(clamped_point(point.y, warp.in_height));
+      const int32_t x = static_cast<int32_t>(px), y = static_cast<int32_t>(py);
+      const bool inside = warp_inside(x, y, warp.in_width, warp.in_height);
+      const int64_t offset = inside ? y * in_row + static_cast<int64_t>(x) * kChannels : 0;
+      put_pixel<Element, kChannels>(inside ? in + offset : outside, out);
+    } else {
+      blend_pixel<Element, kChannels>(warp, in, point, outside, out);
+    }
+  }
+};
+
+// As blend_pixel, where all four pixels are inside: exact where the weights are short enough for
+// ties.
+template <int32_t kChannels>
+inline void blend_in_double(const uint8_t* upper, const uint8_t* lower, double across, double down,
+                            uint8_t* out) {
+  for (int32_t c = 0; c < kChannels; ++c) {
+    const double a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
+    const double high = a + across * (b - a), low = d + across * (e - d);
+    out[c] = stored_value<uint8_t>(high + down * (low - high));
+  }
+}
+
+// Blends the lanes that are ready, others as they come.
+template <typename Element, int32_t kChannels>
+inline void blend_group(const Element* in, int64_t in_row, const uint32_t* offset,
+                        const float* across, const float* down, uint32_t ready, Element* out) {
+  uint32_t doubts = 0;
+  if constexpr (WarpKind<Element, kChannels>::kBlendsBytes) {
+#if defined(__AVX2__) && defined(__FMA__)
+    doubts = ready & blend_bytes<kChannels>(in, in_row, offset, across, down, out);
+#endif
+  } else {
+    for (; ready != 0; ready &= ready - 1) {
+      const int32_t k = __builtin_ctz(ready);
+      const Element* const upper = in + offset[k];
+      if (!blend_inside<Element, kChannels>(upper, upper + in_row, across[k], down[k],
+                                            out + k * kChannels))
+        doubts |= 1u << k;
+    }
+  }
+  if constexpr (sizeof(Element) == 1) {
+    for (; doubts != 0; doubts &= doubts - 1) {
+      const int32_t k = __builtin_ctz(doubts);
+      const uint8_t* const upper = in + offset[k];
+      blend_in_double<kChannels>(upper, upper + in_row, across[k], down[k], out + k * kChannels);
+    }
+  }
+}
+
+// Columns whose points are found before any is shown.
+constexpr int32_t kWarpTile = 256;
+
+// A group of a tile: bits of lanes.
+struct WarpLanes {
+  uint32_t ready;  // those that are copied or blended with the others
+  uint32_t gone;   // those that do not show the image
+};
 
 struct WarpTile {
-  int32_t x[kWarpTile], y[kWarpTile];        // the pixel, or the first of two
-  float across[kWarpTile], down[kWarpTile];  // the second's weight
+  uint32_t offset[kWarpTile];                // of the pixel, or of the first of four
+  float across[kWarpTile], down[kWarpTile];  // weights of the others
+  WarpLanes lanes[kWarpTile / kGroup];
 };
 
-// The columns of a tile whose pixels are all inside: a span, or none where they are no span.
-struct WarpSpan {
-  int32_t begin, end;
-};
-
-#if defined(__AVX2__) && defined(__FMA__)
-// Pixels and weights of eight points along one axis, as the loop of fill_tile has them; and which
-// of them lie in [0, inside).
-template <bool kNearest>
-inline __m256 eight_points(__m256 point, int32_t side, int32_t inside, int32_t* pixel,
-                           float* weight) {
-  // Of NaN and another the maximum is the other.
-  point = _mm256_max_ps(point, _mm256_set1_ps(-2.f));
-  point = _mm256_min_ps(point, _mm256_set1_ps(static_cast<float>(side) + 1.f));
-  const __m256 whole = _mm256_round_ps(
-      point, (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(pixel), _mm256_cvttps_epi32(whole));
-  if constexpr (!kNearest) _mm256_storeu_ps(weight, _mm256_sub_ps(point, whole));
-  const __m256 last = _mm256_set1_ps(static_cast<float>(inside - 1));
-  return _mm256_and_ps(_mm256_cmp_ps(whole, _mm256_setzero_ps(), _CMP_GE_OQ),
-                       _mm256_cmp_ps(whole, last, _CMP_LE_OQ));
-}
-#endif
-
-// The points of columns [first, first + count) of one row.
-template <bool kPerspective, bool kNearest>
-WarpSpan fill_tile(const Warp& warp, const WarpMap& map, int32_t row, int32_t first, int32_t count,
-                   WarpTile* tile) {
-  const int32_t in_width = warp.in_width, in_height = warp.in_height;
-  // The first of two pixels has its second beside it.
-  const int32_t inside_width = kNearest ? in_width : in_width - 1;
-  const int32_t inside_height = kNearest ? in_height : in_height - 1;
-  int32_t inside = 0, k = 0;
-#if defined(__AVX2__) && defined(__FMA__)
-  const __m256 one = _mm256_set1_ps(1.f);
-  const float y = static_cast<float>(row) + map.first_y;
-  const auto line = [&](const float* c, __m256 start) {
-    return [=](__m256 x) {
-      const __m256 sum =
-          _mm256_add_ps(_mm256_mul_ps(_mm256_set1_ps(c[0]), x), _mm256_set1_ps(c[1] * y));
-      return _mm256_add_ps(sum, start);
-    };
-  };
-  const auto across = line(map.c, _mm256_set1_ps(map.c[2]));
-  const auto down = line(map.c + 3, _mm256_set1_ps(map.c[5]));
-  const auto depth = line(map.c + 6, one);
-  const auto in_pixels = [&](__m256 unit, float half) {
-    return _mm256_sub_ps(_mm256_mul_ps(_mm256_add_ps(unit, one), _mm256_set1_ps(half)),
-                         _mm256_set1_ps(0.5f));
-  };
-  for (; k + 8 <= count; k += 8) {
-    const __m256 column = _mm256_add_ps(_mm256_set1_ps(static_cast<float>(first + k)),
-                                        _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7));
-    const __m256 x = _mm256_add_ps(column, _mm256_set1_ps(map.first_x));
-    __m256 u = across(x), v = down(x);
-    if constexpr (kPerspective) {
-      const __m256 d = depth(x);
-      u = _mm256_sub_ps(_mm256_div_ps(u, d), one);
-      v = _mm256_sub_ps(_mm256_div_ps(v, d), one);
+// Points: group(column, row) of kGroup pixels from a column on, be there as many, and one(column,
+// row) of a pixel. Offsets from `end` on are not ready.
+template <int32_t kChannels, bool kNearest, typename Points>
+void fill_tile(const Warp& warp, const Points& points, int32_t row, int32_t first, int32_t count,
+               int32_t end, WarpTile* tile) {
+  const int32_t second = kNearest ? 0 : 1, width = warp.in_width, height = warp.in_height;
+  const uint32_t in_row = static_cast<uint32_t>(width) * static_cast<uint32_t>(kChannels);
+  for (int32_t k = 0; k < count; k += kGroup) {
+    const PointOf<GroupFloat> point = points.group(first + k, row);
+    GroupFloat across, down;
+    const GroupInt x = shown_pixels<kNearest>(point.x, width, &across);
+    const GroupInt y = shown_pixels<kNearest>(point.y, height, &down);
+    GroupInt offset = (GroupInt)((GroupBits)y * in_row + (GroupBits)x * uint32_t{kChannels});
+    WarpLanes lanes = {
+        lanes_below(x, width - second) & lanes_below(y, height - second) & lanes_below(offset, end),
+        0};
+    if (lanes.ready != kWholeGroup) {
+      lanes.gone = kWholeGroup & ~(lanes_below(x + second, width + second) &
+                                   lanes_below(y + second, height + second));
+      const GroupInt bit = 1 << lane_numbers();
+      offset = (static_cast<int32_t>(lanes.ready) & bit) != 0 ? offset : GroupInt{};
     }
-    const __m256 in_x = eight_points<kNearest>(in_pixels(u, map.half_width), in_width, inside_width,
-                                               tile->x + k, tile->across + k);
-    const __m256 in_y = eight_points<kNearest>(in_pixels(v, map.half_height), in_height,
-                                               inside_height, tile->y + k, tile->down + k);
-    const int32_t lanes = _mm256_movemask_ps(_mm256_and_ps(in_x, in_y));
-    inside += __builtin_popcount(static_cast<uint32_t>(lanes));
-  }
-#endif
-  for (; k < count; ++k) {
-    const WarpPoint at = warp_point<kPerspective>(map, first + k, row);
-    const float px = clamped_point(at.x, in_width), py = clamped_point(at.y, in_height);
-    const float fx = kNearest ? rintf(px) : floorf(px), fy = kNearest ? rintf(py) : floorf(py);
-    tile->x[k] = static_cast<int32_t>(fx);
-    tile->y[k] = static_cast<int32_t>(fy);
+    tile->lanes[k / kGroup] = lanes;
+    memcpy(tile->offset + k, &offset, sizeof offset);
     if constexpr (!kNearest) {
-      tile->across[k] = px - fx;
-      tile->down[k] = py - fy;
-    }
-    inside += warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
-  }
-  if (inside == 0) return {0, 0};
-  const auto is_inside = [&](int32_t k) {
-    return warp_inside(tile->x[k], tile->y[k], inside_width, inside_height);
-  };
-  int32_t begin = 0, end = count;
-  while (!is_inside(begin)) ++begin;
-  while (!is_inside(end - 1)) --end;
-  if (end - begin != inside) return {0, 0};
-  return {begin, end};
-}
-
-#if defined(__AVX2__) && defined(__FMA__)
-inline __m256i four_bytes_each(const uint8_t* const* at, int64_t beyond) {
-  int32_t bytes[8];
-  for (int32_t k = 0; k < 8; ++k) memcpy(&bytes[k], at[k] + beyond, 4);
-  return _mm256_setr_epi32(bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6],
-                           bytes[7]);
-}
-
-// Byte `place` of each four.
-template <int32_t place>
-inline __m256 byte_of(__m256i fours) {
-  const __m256i shifted = place == 0 ? fours : _mm256_srli_epi32(fours, 8 * place);
-  return _mm256_cvtepi32_ps(place == 3 ? shifted
-                                       : _mm256_and_si256(shifted, _mm256_set1_epi32(255)));
-}
-
-inline __m256 blend(__m256 a, __m256 b, __m256 weight) {
-  return _mm256_fmadd_ps(weight, _mm256_sub_ps(b, a), a);
-}
-
-// Adds the levels of channel kAt to `levels`, and to `doubts` where float32 does not tell them.
-// Two neighbouring pixels are in `first`, from its first byte, and in `second`, to its last.
-template <int32_t kChannels, int32_t kAt>
-inline void blend_channel(const __m256i first[2], const __m256i second[2], __m256 across,
-                          __m256 down, __m256i* levels, __m256* doubts) {
-  constexpr int32_t kSecond = kAt + 4 - kChannels;
-  const __m256 high = blend(byte_of<kAt>(first[0]), byte_of<kSecond>(second[0]), across);
-  const __m256 low = blend(byte_of<kAt>(first[1]), byte_of<kSecond>(second[1]), across);
-  const __m256 value = blend(high, low, down);
-  const __m256i level = _mm256_cvtps_epi32(value);
-  const __m256 off = _mm256_sub_ps(value, _mm256_cvtepi32_ps(level));
-  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.f), off);
-  const __m256 doubt = _mm256_cmp_ps(size, _mm256_set1_ps(0.5f - kBlendError), _CMP_GE_OQ);
-  *doubts = _mm256_or_ps(*doubts, doubt);
-  *levels = _mm256_or_si256(*levels, kAt == 0 ? level : _mm256_slli_epi32(level, 8 * kAt));
-}
-
-// Eight pixels of three or four bytes at once: a bit for each that is in doubt.
-template <int32_t kChannels>
-inline int32_t blend_eight(const uint8_t* const* upper, int64_t in_row, const float* across,
-                           const float* down, uint8_t* out) {
-  constexpr int64_t kBeyond = 2 * kChannels - 4;
-  const __m256i first[2] = {four_bytes_each(upper, 0), four_bytes_each(upper, in_row)};
-  const __m256i second[2] = {four_bytes_each(upper, kBeyond),
-                             four_bytes_each(upper, in_row + kBeyond)};
-  const __m256 right = _mm256_loadu_ps(across), below = _mm256_loadu_ps(down);
-  __m256i levels = _mm256_setzero_si256();
-  __m256 doubts = _mm256_setzero_ps();
-  blend_channel<kChannels, 0>(first, second, right, below, &levels, &doubts);
-  blend_channel<kChannels, 1>(first, second, right, below, &levels, &doubts);
-  blend_channel<kChannels, 2>(first, second, right, below, &levels, &doubts);
-  if constexpr (kChannels == 4) {
-    blend_channel<4, 3>(first, second, right, below, &levels, &doubts);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), levels);
-  } else {
-    const __m256i together =
-        _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1, 0, 1, 2, 4, 5, 6,
-                         8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    const __m256i packed = _mm256_shuffle_epi8(levels, together);
-    const __m128i low = _mm256_castsi256_si128(packed);
-    const __m128i high = _mm256_extracti128_si256(packed, 1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low);  // the last four are written again
-    _mm_storeu_si64(out + 12, high);
-    const int32_t last = _mm_extract_epi32(high, 2);
-    memcpy(out + 20, &last, 4);
-  }
-  return _mm256_movemask_ps(doubts);
-}
-#endif
-
-// Whether the columns of a row follow each other: those of shears along it and of translations.
-inline bool neighbours(const int32_t* column, int32_t count) {
-  int32_t steps = 0;
-  for (int32_t k = 1; k < count; ++k) steps |= column[k] - column[0] - k;
-  return count > 0 && steps == 0;
-}
-
-// Eight pixels. Those of three bytes are copied as four, of which the next one writes over the
-// last; but for `last`, the input's, whose fourth byte is nobody's.
-template <typename Element, int32_t kChannels>
-inline void put_eight(const Element* const* from, const Element* last, Element* out) {
-  constexpr bool kThreeBytes = kChannels * sizeof(Element) == 3;
-  for (int32_t k = 0; k < 8; ++k) {
-    if (kThreeBytes && k < 7 && from[k] != last) {
-      memcpy(out + k * kChannels, from[k], 4);
-    } else {
-      put_pixel<Element, kChannels>(from[k], out + k * kChannels);
+      memcpy(tile->across + k, &across, sizeof across);
+      memcpy(tile->down + k, &down, sizeof down);
     }
   }
 }
 
-template <typename Element, int32_t kChannels, bool kPerspective, bool kNearest>
-void warp_rows(const Warp& warp, const Element* in, const WarpMap& map, Element* out) {
-  const int64_t in_row = static_cast<int64_t>(warp.in_width) * kChannels;
-  Element outside[kChannels];
-  for (int32_t k = 0; k < kChannels; ++k) {
-    const bool filled = warp.fill[0] == warp.fill[0];
-    outside[k] = stored_value<Element>(filled ? warp.fill[k] : 0.0);
-  }
-  const Element* const last = in + warp.in_height * in_row - kChannels;
+template <typename Element, int32_t kChannels, bool kNearest, typename Points>
+void warp_rows(const Warp& warp, const Element* in, const Points& points, Element* out) {
+  using Kind = WarpKind<Element, kChannels>;
+  const WarpImage<Element, kChannels, kNearest> image(warp, in);
+  Element blank[kGroup * kChannels], part[kGroup * kChannels];
+  for (int32_t k = 0; k < kGroup; ++k)
+    put_pixel<Element, kChannels>(image.outside, blank + k * kChannels);
+  const int64_t values = warp.in_height * image.in_row;
+  const int64_t read = kNearest ? Kind::kCopied : image.in_row + Kind::kBlended;
+  const int32_t end =
+      values <= INT32_MAX && values >= read ? static_cast<int32_t>(values - read + 1) : 0;
   WarpTile tile;
   for (int32_t row = 0; row < warp.height; ++row) {
     for (int32_t first = 0; first < warp.width; first += kWarpTile) {
       const int32_t count = warp.width - first < kWarpTile ? warp.width - first : kWarpTile;
-      const WarpSpan span = fill_tile<kPerspective, kNearest>(warp, map, row, first, count, &tile);
-      Element* const to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
-      const auto pixel = [&](int32_t k) {
-        return in + tile.y[k] * in_row + static_cast<int64_t>(tile.x[k]) * kChannels;
-      };
-      const auto anywhere = [&](int32_t k) {
-        Element* const at = to + static_cast<int64_t>(k) * kChannels;
-        if (kNearest ? !warp_inside(tile.x[k], tile.y[k], warp.in_width, warp.in_height)
-                     : !warp_inside(tile.x[k] + 1, tile.y[k] + 1, warp.in_width + 1,
-                                    warp.in_height + 1)) {
-          put_pixel<Element, kChannels>(outside, at);
-        } else if constexpr (kNearest) {
-          put_pixel<Element, kChannels>(pixel(k), at);
-        } else {
-          const WarpPoint point = warp_point<kPerspective>(map, first + k, row);
-          blend_pixel<Element, kChannels>(warp, in, point, outside, at);
-        }
-      };
-      int32_t k = 0;
-      for (; k < span.begin; ++k) anywhere(k);
-      if constexpr (kNearest) {
-        if (!kPerspective && map.c[3] == 0.f && neighbours(tile.x + k, span.end - k)) {
-          const size_t values = static_cast<size_t>(span.end - k) * kChannels;
-          memcpy(to + k * kChannels, pixel(k), values * sizeof(Element));
-          k = span.end;
-        }
-        for (; k + 8 <= span.end; k += 8) {
-          const Element* from[8];
-          for (int32_t i = 0; i < 8; ++i) from[i] = pixel(k + i);
-          put_eight<Element, kChannels>(from, last, to + k * kChannels);
-        }
-      }
-#if defined(__AVX2__) && defined(__FMA__)
-      if constexpr (sizeof(Element) == 1 && kChannels >= 3 && !kNearest) {
-        for (; k + 8 <= span.end; k += 8) {
-          const uint8_t* upper[8];
-          for (int32_t i = 0; i < 8; ++i) upper[i] = pixel(k + i);
-          const int32_t doubts = blend_eight<kChannels>(upper, in_row, tile.across + k,
-                                                        tile.down + k, to + k * kChannels);
-          if (doubts == 0) continue;
-          for (int32_t i = 0; i < 8; ++i) {
-            if ((doubts >> i) & 1) anywhere(k + i);
+      fill_tile<kChannels, kNearest>(warp, points, row, first, count, end, &tile);
+      Element* to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
+      for (int32_t k = 0; k < count; k += kGroup, to += kGroup * kChannels) {
+        const bool whole = k + kGroup <= count;
+        Element* const at = whole ? to : part;
+        const uint32_t* const offset = tile.offset + k;
+        const WarpLanes lanes = tile.lanes[k / kGroup];
+        uint32_t again = kWholeGroup & ~(lanes.ready | lanes.gone);
+        uint32_t gone = lanes.gone;
+        if (lanes.ready != 0) {
+          if constexpr (kNearest) {
+            copy_group<Element, kChannels>(in, offset, at);
+          } else {
+            blend_group<Element, kChannels>(in, image.in_row, offset, tile.across + k,
+                                            tile.down + k, lanes.ready, at);
           }
+        } else if (gone == kWholeGroup) {
+          memcpy(at, blank, sizeof blank);
+          gone = 0;
+        }
+        for (; gone != 0; gone &= gone - 1)
+          put_pixel<Element, kChannels>(image.outside, at + __builtin_ctz(gone) * kChannels);
+        for (; again != 0; again &= again - 1) {
+          const int32_t lane = __builtin_ctz(again);
+          image.put(points.one(first + k + lane, row), at + lane * kChannels);
+        }
+        if (!whole) {
+          memcpy(to, part, static_cast<size_t>((count - k) * kChannels) * sizeof(Element));
         }
       }
-#endif
-      for (; k < span.end; ++k) {
-        Element* const at = to + static_cast<int64_t>(k) * kChannels;
-        const Element* const upper = pixel(k);
-        if constexpr (kNearest) {
-          put_pixel<Element, kChannels>(upper, at);
-        } else {
-          if (!blend_inside<Element, kChannels>(upper, upper + in_row, tile.across[k], tile.down[k],
-                                                at)) {
-            anywhere(k);
-          }
-        }
-      }
-      for (; k < count; ++k) anywhere(k);
     }
   }
 }
 
-template <typename Element, int32_t kChannels>
-void warp_of(const Warp& warp, const void* in, const WarpMap& map, void* out) {
+// The points of an affine map or a perspective.
+template <bool kPerspective>
+struct MapPoints {
+  const WarpMap& map;
+
+  PointOf<GroupFloat> group(int32_t column, int32_t row) const {
+    const GroupFloat lane = __builtin_convertvector(lane_numbers(), GroupFloat);
+    return mapped_point<kPerspective>(map, static_cast<float>(column) + lane,
+                                      static_cast<float>(row));
+  }
+  WarpPoint one(int32_t column, int32_t row) const {
+    return warp_point<kPerspective>(map, column, row);
+  }
+};
+
+template <typename Element, int32_t kChannels, typename Points>
+void warp_through(const Warp& warp, const void* in, const Points& points, void* out) {
   const Element* const from = static_cast<const Element*>(in);
   Element* const to = static_cast<Element*>(out);
-  if (warp.filter == Filter::kNearest) {
-    if (warp.perspective) return warp_rows<Element, kChannels, true, true>(warp, from, map, to);
-    return warp_rows<Element, kChannels, false, true>(warp, from, map, to);
-  }
-  if (warp.perspective) return warp_rows<Element, kChannels, true, false>(warp, from, map, to);
-  warp_rows<Element, kChannels, false, false>(warp, from, map, to);
+  if (warp.filter == Filter::kNearest)
+    return warp_rows<Element, kChannels, true>(warp, from, points, to);
+  warp_rows<Element, kChannels, false>(warp, from, points, to);
+}
+
+template <typename Element, int32_t kChannels>
+void warp_of(const Warp& warp, const void* in, const WarpMap& map, void* out) {
+  if (warp.perspective)
+    return warp_through<Element, kChannels>(warp, in, MapPoints<true>{map}, out);
+  warp_through<Element, kChannels>(warp, in, MapPoints<false>{map}, out);
 }
 
 }  // namespace

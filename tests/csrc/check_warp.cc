@@ -235,48 +235,75 @@ std::vector<Real> kernel(int32_t size, float sigma) {
   return weight;
 }
 
+// Blurred in Real, down the columns and along the rows.
+template <typename T>
+std::vector<Real> blurred(const Picture<T>& in, const std::vector<Real>& wx,
+                          const std::vector<Real>& wy) {
+  const int32_t reach_x = static_cast<int32_t>(wx.size() / 2);
+  const int32_t reach_y = static_cast<int32_t>(wy.size() / 2);
+  std::vector<Real> columns(in.size()), all(in.size());
+  const auto place = [&](int32_t y, int32_t x, int32_t k) {
+    return (static_cast<size_t>(y) * in.width + x) * in.channels + k;
+  };
+  for (int32_t y = 0; y < in.height; ++y) {
+    for (int32_t v = -reach_y; v <= reach_y; ++v) {
+      const Real weight = wy[v + reach_y];
+      if (weight == 0) continue;
+      for (int32_t i = 0; i < in.width * in.channels; ++i)
+        columns[place(y, 0, i)] += weight * in.at(reflect(y + v, in.height), 0, i);
+    }
+    for (int32_t x = 0; x < in.width; ++x) {
+      for (int32_t u = -reach_x; u <= reach_x; ++u) {
+        const Real weight = wx[u + reach_x];
+        if (weight == 0) continue;
+        for (int32_t k = 0; k < in.channels; ++k)
+          all[place(y, x, k)] += weight * columns[place(y, reflect(x + u, in.width), k)];
+      }
+    }
+  }
+  return all;
+}
+
 template <typename T>
 bool check_blur(Random& random) {
+  constexpr bool kBytes = std::is_same_v<T, uint8_t>;
   const int32_t channels = (const int32_t[]){1, 3, 4}[random.below(3)];
   const bool wide = random.below(12) == 0;
   const int32_t height = static_cast<int32_t>(1 + random.below(wide ? 3 : 30));
   const int32_t width = static_cast<int32_t>(1 + random.below(wide ? 1200 : 40));
   const Picture<T> in = random_picture<T>(random, height, width, channels);
+  // A chessboard of two neighbouring levels, whose blur is so near the middle of both that float32
+  // cannot tell which, and float64 can; in all of the picture or from some row on.
+  const bool middle = kBytes && random.below(3) == 0;
+  const int64_t from = random.below(2) * random.below(height);
+  for (int64_t i = from * width * channels; middle && i < static_cast<int64_t>(in.size()); ++i) {
+    const int64_t pixel = i / channels;
+    in.values[i] = static_cast<T>(117 + (pixel / width + pixel % width) % 2);
+  }
   const auto odd = [&] {
-    return static_cast<int32_t>(1 + 2 * random.below(random.below(4) ? 5 : 30));
+    return static_cast<int32_t>(middle ? 23 : 1 + 2 * random.below(random.below(4) ? 5 : 40));
   };
-  const Blur blur = {
-      std::is_same_v<T, uint8_t> ? Dtype::kU8 : Dtype::kF32, channels, height, width, odd(), odd()};
+  const Blur blur = {kBytes ? Dtype::kU8 : Dtype::kF32, channels, height, width, odd(), odd()};
   const auto sigma = [&] {
     const float other[] = {0.f,    -1.f,  std::numeric_limits<float>::quiet_NaN(),
                            1e-30f, 3e38f, std::numeric_limits<float>::infinity()};
+    if (middle) return static_cast<float>(random.within(1.1, 1.5));
     return random.below(6) == 0 ? other[random.below(6)]
                                 : static_cast<float>(random.within(0.05, 6));
   };
   const float sigma_x = sigma(), sigma_y = sigma();
-  const std::vector<Real> wx = kernel(blur.kernel_x, sigma_x), wy = kernel(blur.kernel_y, sigma_y);
+  const std::vector<Real> wanted =
+      blurred(in, kernel(blur.kernel_x, sigma_x), kernel(blur.kernel_y, sigma_y));
   std::unique_ptr<double[]> scratch(new double[kBlurScratchBytes / sizeof(double)]);
   for (const char* const* level = available_simd_levels(); *level; ++level) {
     set_simd_level(*level);
     const Picture<T> out(height, width, channels);
     gaussian_blur(blur, in.values.get(), sigma_x, sigma_y, scratch.get(), out.values.get());
-    for (int32_t trial = 0; trial < 60; ++trial) {
-      const int32_t y = static_cast<int32_t>(random.below(height));
-      const int32_t x = static_cast<int32_t>(random.below(width));
-      const int32_t k = static_cast<int32_t>(random.below(channels));
-      Real wanted = 0;
-      for (int32_t v = 0; v < blur.kernel_y; ++v) {
-        for (int32_t u = 0; u < blur.kernel_x; ++u) {
-          const Real weight = wy[v] * wx[u];
-          if (weight == 0) continue;
-          wanted += weight * in.at(reflect(y + v - blur.kernel_y / 2, height),
-                                   reflect(x + u - blur.kernel_x / 2, width), k);
-        }
-      }
-      if (agrees(out.at(y, x, k), wanted)) continue;
-      std::printf("%s: blur %dx%d sigma %g, %g of %dx%dx%d at (%d, %d, %d): %.9g, wanted %.12Lg\n",
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (agrees(out.values[i], wanted[i])) continue;
+      std::printf("%s: blur %dx%d sigma %g, %g of %dx%dx%d at value %zu: %.9g, wanted %.12Lg\n",
                   *level, blur.kernel_x, blur.kernel_y, sigma_x, sigma_y, height, width, channels,
-                  y, x, k, static_cast<double>(out.at(y, x, k)), wanted);
+                  i, static_cast<double>(out.values[i]), wanted[i]);
       return false;
     }
   }

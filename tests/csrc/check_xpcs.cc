@@ -46,9 +46,11 @@ std::vector<double> run_split(Case* c, int64_t rows) {
   return state;
 }
 
-bool check_level(uint64_t seed, Case c, const std::vector<long double>& wanted,
-                 const std::vector<long double>& scale, const char* level) {
+bool check(uint64_t seed, const char* level) {
+  Case c = random_case(seed);
   const std::vector<double> state = run(&c, {});
+  std::vector<long double> wanted, scale;
+  reference_state(c, &wanted, &scale);
   const auto fail = [&](const char* what, int32_t at, double got, long double want) {
     std::printf("seed %" PRIu64 ", %s: %s, entry %d of %d is %.17g, wanted %.17Lg (scale %.3Lg)\n",
                 seed, level, what, at, c.layout.size(), got, want, scale[at]);
@@ -83,19 +85,6 @@ bool check_level(uint64_t seed, Case c, const std::vector<long double>& wanted,
   return true;
 }
 
-// A case at every level: what takes long is to make it, and the sums in long double.
-int check(uint64_t seed) {
-  const Case c = random_case(seed);
-  std::vector<long double> wanted, scale;
-  reference_state(c, &wanted, &scale);
-  int failures = 0;
-  for (const char* const* level = available_simd_levels(); *level; ++level) {
-    set_simd_level(*level);
-    failures += !check_level(seed, c, wanted, scale, *level);
-  }
-  return failures;
-}
-
 }  // namespace
 }  // namespace jaxkern::xpcs::testing
 
@@ -103,8 +92,11 @@ int main(int argc, char** argv) {
   const uint64_t iterations = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
   int failures = 0;
-  for (uint64_t seed = first; seed < first + iterations && failures < 10; ++seed) {
-    failures += jaxkern::xpcs::testing::check(seed);
+  for (const char* const* level = jaxkern::available_simd_levels(); *level; ++level) {
+    jaxkern::set_simd_level(*level);
+    for (uint64_t seed = first; seed < first + iterations && failures < 10; ++seed) {
+      failures += !jaxkern::xpcs::testing::check(seed, *level);
+    }
   }
   std::printf("%" PRIu64 " cases at every level, %d failures\n", iterations, failures);
   return failures != 0;

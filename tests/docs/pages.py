@@ -86,6 +86,16 @@ def predict(images): return jnp.zeros(len(images), jnp.int32)
     "ring.md": {
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
     },
+    "targets.md": {
+        4: """
+import pathlib, PIL.Image
+photo_paths = [pathlib.Path(f"{k}.jpg") for k in range(4)]
+mask_paths = [path.with_suffix(".png") for path in photo_paths]
+for k, path in enumerate(photo_paths):
+    PIL.Image.fromarray(images[k, 8 * k :]).save(path)
+    PIL.Image.fromarray(np.uint8(images[k, 8 * k :, :, 0] > 99)).save(mask_paths[k])
+"""
+    },
     "start.md": {1: _PHOTOS.replace('path.write_bytes(b"no image")', ""), 2: _IMAGES},
 }
 
@@ -112,6 +122,7 @@ SHOWN = {
     "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
     "execution.md": ["Both: 3 operators in 3 parts", "critical path: "],
     "roofline.md": ["fma_f32"],
+    "targets.md": ["(4, 24, 24, 3) (4, 24, 24)"],
     "tokens.md": [
         "rows of 1000 segments, ",
         "(8, 512, 512)\n10.8",

@@ -118,3 +118,19 @@ def test_a_ragged_batch_of_the_host_on_an_explicit_mesh():
     mesh, (keys,) = sharded(AxisType.Explicit, KEYS)
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(jax.jit(aug)(keys, RAGGED), wanted)
+
+
+@pytest.mark.slow
+def test_clips_and_their_targets_on_an_explicit_mesh():
+    """Frames share the draw of their clip, and the corners of boxes are points along one axis."""
+    aug = jax.jit(im.Compose([im.RandomHorizontalFlip(), im.RandomCrop(16)]))
+    clips = np.stack([IMAGES, IMAGES[:, ::-1]], axis=1)
+    boxes = np.float32([[[3, 4, 12, 15], [0, 2, 24, 20]]] * 2)
+    fields = {"image": clips, "mask": clips.astype(np.int32), "boxes": np.stack([boxes] * 8)}
+    fields["keypoints"] = fields["boxes"][..., :2]
+    wanted = aug(KEYS, fields)
+    mesh, (keys, fields) = sharded(AxisType.Explicit, KEYS, fields)
+    with jax.set_mesh(mesh):
+        got = aug(keys, fields)
+        assert_same(got, wanted)
+        assert all(jax.typeof(x).sharding.spec[0] == "batch" for x in jax.tree.leaves(got))

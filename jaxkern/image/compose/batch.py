@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, dtype_code
 from jaxkern.image.ragged import Ragged
@@ -124,6 +125,17 @@ def as_frames(images: Any) -> tuple[Any, int | None]:
     return images.reshape(clips * frames, *images.shape[2:]), int(frames)
 
 
+def _repeated(value: Any, frames: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.repeat(frames, axis=0)
+    repeat = in_auto_mode(
+        lambda value: value.repeat(frames, axis=0),
+        batch_sharding([value], value.ndim),
+        explicit_axes([value]),
+    )
+    return repeat(value)
+
+
 def of_frames(
     transform: Transform, params: dict[str, Any], clips: int, frames: int | None
 ) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def of_frames(
     if frames is None:
         return params
     repeated = {
-        name: value.repeat(frames, axis=0)
+        name: _repeated(value, frames)
         if hasattr(value, "shape") and value.shape[0] == clips
         else value
         for name, value in params.items()

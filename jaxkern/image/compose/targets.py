@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.compose.batch import (
     as_frames,
@@ -35,6 +36,7 @@ from jaxkern.image.transforms.transform import Size, Transform
 
 KEYPOINTS = ("torchvision", "centers")
 TARGETS = ("mask", "boxes", "keypoints")
+_FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
 # What others call them.
 _OTHER_NAMES = {
     **dict.fromkeys(("masks", "segmentation_mask"), "mask"),
@@ -249,27 +251,47 @@ def move_places(
 ) -> dict[str, Any]:
     """Boxes and keypoints behind a chain on `count` images of `size`, what is valid and visible of
     them, and the sizes of images that have sizes of their own."""
-    moved = {}
     given = checked_parameters(aug.transforms, params, count)
-    points = "boxes" in fields or "keypoints" in fields
-    trail = passages(aug.transforms, given, size, points)
-    if "boxes" in fields:
-        moved["boxes"], moved["boxes_valid"] = move_boxes(
-            fields["boxes"], fields.get("boxes_valid"), count, trail, aug.targets.boxes
-        )
-    if "keypoints" in fields:
-        moved["keypoints"], moved["keypoints_visible"] = move_keypoints(
-            fields["keypoints"],
-            fields.get("keypoints_visible"),
-            count,
-            trail,
-            aug.targets.keypoints,
-        )
-    size = trail[-1].size
-    if not is_static(*size):
-        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
+    moved = _moved_places(aug, fields, given, count, size)
+    last = passages(aug.transforms, given, size, points=False)[-1].size
+    if not is_static(*last):
+        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in last]
         moved["image_size"] = jnp.stack(sides, axis=-1)
     return moved
+
+
+def _moved_places(
+    aug: Any, fields: dict[str, Any], given: Any, count: int, size: Size
+) -> dict[str, Any]:
+    flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
+    named = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
+    leaves, tree = jax.tree.flatten((named, given, size))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if not flags:
+        return {}
+
+    def moved(*arrays: jax.Array) -> dict[str, Any]:
+        new = iter(arrays)
+        filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        named, given, size = jax.tree.unflatten(tree, filled)
+        trail, made = passages(aug.transforms, given, size), {}
+        for move, name, form in (
+            (move_boxes, "boxes", aug.targets.boxes),
+            (move_keypoints, "keypoints", aug.targets.keypoints),
+        ):
+            if name in named:
+                flag = flags[name]
+                made[name], made[flag] = move(named[name], named.get(flag), count, trail, form)
+        return made
+
+    # XLA places what is inside: the corners of all boxes of an image are points along one axis.
+    axes = explicit_axes(arrays)
+    specs: dict[str, Any] = {}
+    for name, flag in flags.items() if axes else ():
+        rank = np.ndim(fields[name])
+        specs |= {name: batch_sharding(arrays, rank), flag: batch_sharding(arrays, rank - 1)}
+    result: dict[str, Any] = in_auto_mode(moved, specs, axes)(*arrays)
+    return result
 
 
 def _moved_masks(

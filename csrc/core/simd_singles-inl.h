@@ -1,0 +1,60 @@
+// The Singles of simd-inl.h.
+
+constexpr int kSingles = 2 * kDoubles;
+
+typedef float Singles __attribute__((vector_size(4 * kSingles)));
+typedef int32_t Wholes __attribute__((vector_size(4 * kSingles)));
+typedef uint32_t Words32 __attribute__((vector_size(4 * kSingles)));
+typedef uint16_t Words16 __attribute__((vector_size(4 * kSingles)));
+typedef uint8_t WordBytes __attribute__((vector_size(4 * kSingles)));
+typedef uint8_t HalfBytes __attribute__((vector_size(2 * kSingles)));
+
+JAXKERN_HD Singles load_singles(const float* from) {
+  Singles value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+JAXKERN_HD void store_singles(float* to, Singles value) { memcpy(to, &value, sizeof value); }
+JAXKERN_HD Words32 load_words(const void* from) {
+  Words32 value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// Of words below 2^31, and of floats from 0 to below 2^31, truncated.
+JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Wholes)x, Singles); }
+JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Wholes); }
+
+// Of 16-bit words below 256.
+JAXKERN_HD HalfBytes to_bytes(Words32 x) { return __builtin_convertvector((Words16)x, HalfBytes); }
+
+// a * b + c, rounded once where the level has the instruction.
+#if defined(__FMA__)
+constexpr bool kFusedSingles = true;
+#else
+constexpr bool kFusedSingles = false;
+#endif
+JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
+#if defined(__AVX512F__)
+  return (Singles)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Singles)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Bit k is the highest of word k.
+JAXKERN_HD uint32_t signs(Words32 x) {
+#if defined(__AVX512F__)
+  return _mm512_cmplt_epi32_mask((__m512i)x, _mm512_setzero_si512());
+#elif defined(__AVX__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)x));
+#elif defined(__SSE2__)
+  return static_cast<uint32_t>(_mm_movemask_ps((__m128)x));
+#else
+  uint32_t bits = 0;
+  for (int k = 0; k < kSingles; ++k) bits |= x[k] >> 31 << k;
+  return bits;
+#endif
+}

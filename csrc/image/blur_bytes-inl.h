@@ -1,0 +1,216 @@
+// Gaussian blur of bytes in float32, where that tells the level: along the rows, then down columns
+// of those sums; what is left in doubt is done again in float64 (blur-inl.h). Then the entry of
+// blur.h. Included by program_levels.cc in the level's namespace.
+//
+// A block is four vectors of float32: of each half of it the values with even places and those with
+// odd ones, which a vector of 16-bit words comes apart into, and is made of again, by shifts.
+//
+// How far a sum can be off: let u = 2^-24, values be at most 256, and an axis be added from its
+// smallest weights on, those of both sides together. The partial sum behind weight t is at most 256
+// times all weights from t outwards, and those add up to 1 + m over all t, m being the mean of |t|:
+// so roundings of partial sums come to 256 u (1 + m). Products make 256 u on each axis where they
+// are not fused with their sums, and sums of two float32 values down the columns another 256 u
+// (those of two bytes are exact). That is 2^-16 (3 + m_x + m_y), or 2^-16 (5 + m_x + m_y), and
+// beside it 256 times what the weights lack, rounded or left out. Values are at most 255: the rest
+// is more than what errors make of errors.
+
+namespace {
+
+constexpr int32_t kByteReach = 31;    // of larger kernels the error grows, and the rows to keep
+constexpr int32_t kRowsTogether = 4;  // whose sums share what they load
+constexpr int32_t kBlurHalf = 2 * kSingles, kBlurBlock = 2 * kBlurHalf;
+constexpr int32_t kBlurSlots = 2 * kByteReach + kRowsTogether;
+constexpr int32_t kBlurRing = kBlurRingBytes / sizeof(float);
+constexpr int32_t kBlurMargin = kByteReach * kMaxChannels;
+static_assert(kBlurSlots * kBlurBlock <= kBlurRing);
+
+// An axis in float32, without the outermost weights where they are less than 2^-23 together.
+struct SingleWeights {
+  float weight[kByteReach + 1];
+  int32_t reach;
+  double error = 0;
+
+  SingleWeights(const double* precise, int32_t precise_reach) : reach(precise_reach) {
+    double lacking = 0, mean = 0;
+    for (; reach > 0 && lacking + 2 * precise[reach] < 0x1p-23; --reach)
+      lacking += 2 * precise[reach];
+    if (reach > kByteReach) return;
+    for (int32_t t = 0; t <= reach; ++t) {
+      weight[t] = static_cast<float>(precise[t]);
+      lacking += 2 * fabs(precise[t] - static_cast<double>(weight[t]));
+      mean += 2 * t * precise[t];
+    }
+    error = 0x1p-16 * (kFusedSingles ? 1.5 + mean : 2.5 + mean) + 256 * lacking;
+  }
+};
+
+struct ByteBlur {
+  const SpanBlur<uint8_t, uint8_t>& precise;
+  const Blur& blur;
+  int32_t channels;
+  int64_t row_values, margin;  // of a line to either side
+  SingleWeights x, y;
+  float certain;  // the largest distance from a level at which float32 tells it
+  // Where in a row the values are that stand for those of the margins.
+  int64_t before[kBlurMargin], behind[kBlurMargin];
+
+  explicit ByteBlur(const SpanBlur<uint8_t, uint8_t>& precise)
+      : precise(precise),
+        blur(precise.blur),
+        channels(blur.channels),
+        row_values(int64_t{blur.width} * channels),
+        x(precise.weight_x, precise.reach_x),
+        y(precise.weight_y, precise.reach_y) {}
+
+  bool fits() const { return x.reach <= kByteReach && y.reach <= kByteReach; }
+
+  // Values [first - margin, first + count + margin) of a row, from `line` on.
+  void fill_line(const uint8_t* row, int64_t first, int64_t count, uint16_t* line) const {
+    const int64_t start = first - margin, size = count + 2 * margin;
+    const int64_t begin = start < 0 ? -start : 0;
+    const int64_t end = row_values - start < size ? row_values - start : size;
+    for (int64_t i = 0; i < begin; ++i) line[i] = row[before[start + margin + i]];
+    for (int64_t i = begin; i < end; ++i) line[i] = row[start + i];
+    const int64_t beyond = size - end < margin ? size - end : margin;
+    for (int64_t i = 0; i < beyond; ++i) line[end + i] = row[behind[i]];
+  }
+
+  // Sums along a line of the block at `centre`.
+  void sum_along(const uint16_t* centre, float* sums) const {
+    Singles sum[4] = {};
+    const auto add = [&](int32_t half, Words32 pairs, float weight) {
+      const Singles even = to_singles(pairs & 0xffff), odd = to_singles(pairs >> 16);
+      sum[2 * half] = multiply_add_singles(even, weight - Singles{}, sum[2 * half]);
+      sum[2 * half + 1] = multiply_add_singles(odd, weight - Singles{}, sum[2 * half + 1]);
+    };
+    const auto words = [&](int64_t at, int32_t half) {
+      return (Words16)load_words(centre + at + half * kBlurHalf);
+    };
+    for (int32_t t = x.reach; t >= 1; --t) {
+      for (int32_t half = 0; half < 2; ++half) {
+        const int64_t at = int64_t{t} * channels;
+        add(half, (Words32)(words(-at, half) + words(at, half)), x.weight[t]);
+      }
+    }
+    for (int32_t half = 0; half < 2; ++half) add(half, (Words32)words(0, half), x.weight[0]);
+    for (int32_t k = 0; k < 4; ++k) store_singles(sums + k * kSingles, sum[k]);
+  }
+
+  struct Levels {
+    Words32 half[2];      // of bytes, as 16-bit words
+    Words32 doubtful[2];  // the highest bit: one of the two is
+  };
+
+  // The block in kRowsTogether rows, of which row[k] + at has the sums of the k-th behind the
+  // first's reach.
+  void sum_down(const float* const* row, int64_t at, Levels* levels) const {
+    constexpr float kWhole = 0x1p23f;  // added, it leaves the nearest level in the lowest bits
+#pragma GCC unroll 4
+    for (int32_t k = 0; k < 4; ++k) {
+      const auto sums = [&](int32_t i) { return load_singles(row[i] + at + k * kSingles); };
+      Singles sum[kRowsTogether] = {}, above[kRowsTogether], below[kRowsTogether];
+      for (int32_t j = 0; j < kRowsTogether; ++j) {
+        above[j] = sums(j);
+        below[j] = sums(j + 2 * y.reach);
+      }
+#pragma GCC unroll 4
+      for (int32_t t = y.reach; t >= 1; --t) {
+        for (int32_t j = 0; j < kRowsTogether; ++j)
+          sum[j] = multiply_add_singles(above[j] + below[j], y.weight[t] - Singles{}, sum[j]);
+        for (int32_t j = 0; j + 1 < kRowsTogether; ++j) above[j] = above[j + 1];
+        for (int32_t j = kRowsTogether - 1; j > 0; --j) below[j] = below[j - 1];
+        above[kRowsTogether - 1] = sums(y.reach - t + kRowsTogether);
+        below[0] = sums(y.reach + t - 1);
+      }
+      for (int32_t j = 0; j < kRowsTogether; ++j) {
+        sum[j] = multiply_add_singles(above[j], y.weight[0] - Singles{}, sum[j]);
+        const Singles shifted = sum[j] + kWhole, off = sum[j] - (shifted - kWhole);
+        const Words32 doubt = (Words32)(certain - (Singles)((Words32)off & 0x7fffffff));
+        Words32 &half = levels[j].half[k / 2], &doubtful = levels[j].doubtful[k / 2];
+        half = k % 2 == 0 ? (Words32)shifted & 255 : half | (Words32)shifted << 16;
+        doubtful = k % 2 == 0 ? doubt : doubtful | doubt;
+      }
+    }
+  }
+
+  // Row `row` from value `first` on: a block, or what the row has left.
+  void write(int32_t row, int64_t first, const Levels& levels) const {
+    uint8_t* const to = precise.out + row * row_values + first;
+    const int64_t left = row_values - first;
+    const HalfBytes bytes[2] = {to_bytes(levels.half[0]), to_bytes(levels.half[1])};
+    if (left >= kBlurBlock) {
+      memcpy(to, bytes, kBlurBlock);
+    } else {
+      memcpy(to, bytes, static_cast<size_t>(left));
+    }
+    const uint32_t pairs = signs(levels.doubtful[0]) | signs(levels.doubtful[1]) << kSingles;
+    if (pairs == 0) return;
+    const int64_t begin = first + 2 * __builtin_ctz(pairs);
+    const int64_t end = first + 2 * (32 - __builtin_clz(pairs));
+    if (begin >= row_values) return;
+    const int64_t column = begin / channels;
+    const int64_t last = ((end < row_values ? end : row_values) - 1) / channels;
+    precise.write(row, static_cast<int32_t>(column), static_cast<int32_t>(last - column + 1));
+  }
+
+  // Strips of blocks, so wide that the rows of sums that are still needed stay in the ring.
+  void run(float* ring) {
+    margin = int64_t{x.reach} * channels;
+    certain = static_cast<float>(0.5 - x.error - y.error);
+    for (int32_t t = 1; t <= x.reach; ++t) {
+      for (int32_t c = 0; c < channels; ++c) {
+        const int32_t last = blur.width - 1;
+        before[margin - t * channels + c] = int64_t{reflected(-t, blur.width)} * channels + c;
+        behind[(t - 1) * channels + c] = int64_t{reflected(last + t, blur.width)} * channels + c;
+      }
+    }
+    const int32_t slots = 2 * y.reach + kRowsTogether;
+    const int64_t blocks = (row_values + kBlurBlock - 1) / kBlurBlock;
+    const int64_t most = kBlurRing / (slots * kBlurBlock);
+    const int64_t strips = (blocks + most - 1) / most, each = (blocks + strips - 1) / strips;
+    const float* rows[kBlurSlots] = {};
+    uint16_t line[kBlurRing / kRowsTogether + 2 * kBlurMargin] = {};
+    for (int64_t strip = 0; strip < blocks; strip += each) {
+      const int64_t end = strip + each < blocks ? strip + each : blocks;
+      int32_t done = 0;  // rows of sums
+      for (int32_t first = 0; first < blur.height; first += kRowsTogether) {
+        for (; done < blur.height && done < first + kRowsTogether + y.reach; ++done) {
+          const uint8_t* const from = precise.in + done * row_values;
+          fill_line(from, strip * kBlurBlock, (end - strip) * kBlurBlock, line);
+          float* to = ring + done % slots * each * kBlurBlock;
+          for (int64_t b = strip; b < end; ++b, to += kBlurBlock)
+            sum_along(line + margin + (b - strip) * kBlurBlock, to);
+        }
+        // Row k is that of the group before at k + kRowsTogether.
+        memmove(rows, rows + kRowsTogether, (kBlurSlots - kRowsTogether) * sizeof rows[0]);
+        for (int32_t k = first == 0 ? 0 : slots - kRowsTogether; k < slots; ++k)
+          rows[k] = ring + reflected(int64_t{first} - y.reach + k, blur.height) % slots * each *
+                               kBlurBlock;
+        for (int64_t b = strip; b < end; ++b) {
+          Levels levels[kRowsTogether];
+          sum_down(rows, (b - strip) * kBlurBlock, levels);
+          for (int32_t j = 0; j < kRowsTogether && first + j < blur.height; ++j)
+            write(first + j, b * kBlurBlock, levels[j]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void gaussian_blur(const Blur& blur, const void* in, float sigma_x, float sigma_y, void* scratch,
+                   void* out) {
+  float* const ring = static_cast<float*>(scratch);
+  double* const doubles = reinterpret_cast<double*>(static_cast<char*>(scratch) + kBlurRingBytes);
+  if (blur.dtype != Dtype::kU8) {
+    return blur_rows(blur, static_cast<const float*>(in), sigma_x, sigma_y, doubles,
+                     static_cast<float*>(out));
+  }
+  const uint8_t* const bytes = static_cast<const uint8_t*>(in);
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  const SpanBlur<uint8_t, uint8_t> precise(blur, bytes, sigma_x, sigma_y, doubles, to);
+  ByteBlur singles(precise);
+  if (singles.fits()) return singles.run(ring);
+  blur_rows(blur, bytes, sigma_x, sigma_y, doubles, to);
+}
