@@ -356,7 +356,8 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
         Element* const at = whole ? to : part;
         const uint32_t* const offset = tile.offset + k;
         const WarpLanes lanes = tile.lanes[k / kGroup];
-        uint32_t again = kWholeGroup & ~(lanes.ready | lanes.gone);
+        const uint32_t there = whole ? kWholeGroup : (1u << (count - k)) - 1;
+        uint32_t again = there & ~(lanes.ready | lanes.gone);
         uint32_t gone = lanes.gone;
         if (lanes.ready != 0) {
           if constexpr (kNearest) {

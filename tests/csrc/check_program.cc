@@ -36,6 +36,7 @@ float hostile_value(Random& random) {
 }
 
 int32_t hostile_code(Random& random) {
+  if (random.below(8) == 0) return static_cast<int32_t>(Code::kElastic);  // a field is read
   if (random.below(8) != 0) return random.below(kCodes);
   return static_cast<int32_t>(random.bits());
 }
