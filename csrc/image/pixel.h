@@ -269,7 +269,8 @@ JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint
     all += weight;
   }
   if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
-  const bool filled = warp.fill[0] == warp.fill[0];
+  // Where all four exist `all` is exactly 1, and a fill takes no part, be it infinite.
+  const bool filled = warp.fill[0] == warp.fill[0] && all < 1.0;
   for (int32_t c = 0; c < kChannels; ++c) {
     const double fill = warp.fill[c];
     out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);

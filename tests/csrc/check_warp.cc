@@ -86,7 +86,7 @@ Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Rea
     value += weight * tap[k];
     mask += weight;
   }
-  if (std::isnan(fill[0])) return value;
+  if (std::isnan(fill[0]) || mask == 1) return value;
   if (mask == 0) return fill[channel];
   return mask * (value - fill[channel]) + fill[channel];
 }
@@ -136,6 +136,7 @@ bool check_warp(Random& random) {
   warp.filter = random.below(2) == 0 ? Filter::kNearest : Filter::kBilinear;
   for (float& f : warp.fill) f = static_cast<float>(random.below(2) ? random.within(-3, 260) : 0);
   if (random.below(3) == 0) warp.fill[0] = std::numeric_limits<float>::quiet_NaN();
+  if (random.below(8) == 0) warp.fill[random.below(4)] = std::numeric_limits<float>::infinity();
 
   float c[kWarpCoefficients];
   const double angle = random.within(-3.2, 3.2), scale = random.within(0.2, 2.5);
