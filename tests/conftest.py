@@ -1,5 +1,6 @@
 """Settings of every test: four CPU devices, programs that compile fast, a cache of its own."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -14,6 +15,7 @@ def pytest_configure(config):
     # A shell's background job ignores Ctrl-C, and so would all tests of it and their processes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all is imported
     # Timings are of programs as users compile them.
     if config.getoption("markexpr") == "benchmark":
         return
@@ -31,3 +33,9 @@ def pytest_configure(config):
         folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
+
+
+def pytest_collection_finish():
+    """What is imported stays: no collection of garbage looks through it again."""
+    gc.freeze()
+    gc.enable()

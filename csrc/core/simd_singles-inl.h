@@ -7,7 +7,6 @@ typedef int32_t Wholes __attribute__((vector_size(4 * kSingles)));
 typedef uint32_t Words32 __attribute__((vector_size(4 * kSingles)));
 typedef uint16_t Words16 __attribute__((vector_size(4 * kSingles)));
 typedef uint8_t WordBytes __attribute__((vector_size(4 * kSingles)));
-typedef uint8_t HalfBytes __attribute__((vector_size(2 * kSingles)));
 
 JAXKERN_HD Singles load_singles(const float* from) {
   Singles value;
@@ -25,15 +24,12 @@ JAXKERN_HD Words32 load_words(const void* from) {
 JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Wholes)x, Singles); }
 JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Wholes); }
 
-// Of 16-bit words below 256.
-JAXKERN_HD HalfBytes to_bytes(Words32 x) { return __builtin_convertvector((Words16)x, HalfBytes); }
-
-// a * b + c, rounded once where the level has the instruction.
 #if defined(__FMA__)
 constexpr bool kFusedSingles = true;
 #else
 constexpr bool kFusedSingles = false;
 #endif
+// a * b + c, rounded once where the level has the instruction.
 JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
 #if defined(__AVX512F__)
   return (Singles)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

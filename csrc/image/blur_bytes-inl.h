@@ -2,8 +2,8 @@
 // of those sums; what is left in doubt is done again in float64 (blur-inl.h). Then the entry of
 // blur.h. Included by program_levels.cc in the level's namespace.
 //
-// A block is four vectors of float32: of each half of it the values with even places and those with
-// odd ones, which a vector of 16-bit words comes apart into, and is made of again, by shifts.
+// A block is four vectors of float32, of which vector k has every fourth value from the k-th on:
+// words of four bytes come apart, and together again, by shifts alone.
 //
 // How far a sum can be off: let u = 2^-24, values be at most 256, and an axis be added from its
 // smallest weights on, those of both sides together. The partial sum behind weight t is at most 256
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int32_t kByteReach = 31;    // of larger kernels the error grows, and the rows to keep
 constexpr int32_t kRowsTogether = 4;  // whose sums share what they load
-constexpr int32_t kBlurHalf = 2 * kSingles, kBlurBlock = 2 * kBlurHalf;
+constexpr int32_t kBlurBlock = 4 * kSingles;
 constexpr int32_t kBlurSlots = 2 * kByteReach + kRowsTogether;
 constexpr int32_t kBlurRing = kBlurRingBytes / sizeof(float);
 constexpr int32_t kBlurMargin = kByteReach * kMaxChannels;
@@ -65,7 +65,7 @@ struct ByteBlur {
   bool fits() const { return x.reach <= kByteReach && y.reach <= kByteReach; }
 
   // Values [first - margin, first + count + margin) of a row, from `line` on.
-  void fill_line(const uint8_t* row, int64_t first, int64_t count, uint16_t* line) const {
+  void fill_line(const uint8_t* row, int64_t first, int64_t count, uint8_t* line) const {
     const int64_t start = first - margin, size = count + 2 * margin;
     const int64_t begin = start < 0 ? -start : 0;
     const int64_t end = row_values - start < size ? row_values - start : size;
@@ -76,34 +76,41 @@ struct ByteBlur {
   }
 
   // Sums along a line of the block at `centre`.
-  void sum_along(const uint16_t* centre, float* sums) const {
+  void sum_block(const uint8_t* centre, int32_t reach, int64_t step, float* sums) const {
+    constexpr uint32_t kEven = 0x00ff00ff;
     Singles sum[4] = {};
-    const auto add = [&](int32_t half, Words32 pairs, float weight) {
-      const Singles even = to_singles(pairs & 0xffff), odd = to_singles(pairs >> 16);
-      sum[2 * half] = multiply_add_singles(even, weight - Singles{}, sum[2 * half]);
-      sum[2 * half + 1] = multiply_add_singles(odd, weight - Singles{}, sum[2 * half + 1]);
+    const auto odd_bytes = [](Words32 bytes) { return (Words32)((Words16)bytes >> 8); };
+    const auto add = [&](Words32 even, Words32 odd, float weight) {
+      const Words32 part[4] = {even & 0xffff, odd & 0xffff, even >> 16, odd >> 16};
+      for (int32_t k = 0; k < 4; ++k)
+        sum[k] = multiply_add_singles(to_singles(part[k]), weight - Singles{}, sum[k]);
     };
-    const auto words = [&](int64_t at, int32_t half) {
-      return (Words16)load_words(centre + at + half * kBlurHalf);
-    };
-    for (int32_t t = x.reach; t >= 1; --t) {
-      for (int32_t half = 0; half < 2; ++half) {
-        const int64_t at = int64_t{t} * channels;
-        add(half, (Words32)(words(-at, half) + words(at, half)), x.weight[t]);
-      }
+    for (int32_t t = reach; t >= 1; --t) {
+      const Words32 left = load_words(centre - t * step), right = load_words(centre + t * step);
+      add((left & kEven) + (right & kEven), odd_bytes(left) + odd_bytes(right), x.weight[t]);
     }
-    for (int32_t half = 0; half < 2; ++half) add(half, (Words32)words(0, half), x.weight[0]);
+    const Words32 middle = load_words(centre);
+    add(middle & kEven, odd_bytes(middle), x.weight[0]);
     for (int32_t k = 0; k < 4; ++k) store_singles(sums + k * kSingles, sum[k]);
   }
 
+  // Of `blocks` behind each other. This and sum_down are not inlined: their loops need the
+  // registers.
+  __attribute__((noinline)) void sum_line(const uint8_t* centre, int64_t blocks,
+                                          float* sums) const {
+    for (int64_t b = 0; b < blocks; ++b)
+      sum_block(centre + b * kBlurBlock, x.reach, channels, sums + b * kBlurBlock);
+  }
+
   struct Levels {
-    Words32 half[2];      // of bytes, as 16-bit words
-    Words32 doubtful[2];  // the highest bit: one of the two is
+    Words32 bytes;     // in the order of the row
+    Words32 doubtful;  // the highest bit: one of a word's four bytes is
   };
 
   // The block in kRowsTogether rows, of which row[k] + at has the sums of the k-th behind the
   // first's reach.
-  void sum_down(const float* const* row, int64_t at, Levels* levels) const {
+  __attribute__((noinline)) void sum_down(const float* const* row, int64_t at,
+                                          Levels* levels) const {
     constexpr float kWhole = 0x1p23f;  // added, it leaves the nearest level in the lowest bits
 #pragma GCC unroll 4
     for (int32_t k = 0; k < 4; ++k) {
@@ -126,9 +133,9 @@ struct ByteBlur {
         sum[j] = multiply_add_singles(above[j], y.weight[0] - Singles{}, sum[j]);
         const Singles shifted = sum[j] + kWhole, off = sum[j] - (shifted - kWhole);
         const Words32 doubt = (Words32)(certain - (Singles)((Words32)off & 0x7fffffff));
-        Words32 &half = levels[j].half[k / 2], &doubtful = levels[j].doubtful[k / 2];
-        half = k % 2 == 0 ? (Words32)shifted & 255 : half | (Words32)shifted << 16;
-        doubtful = k % 2 == 0 ? doubt : doubtful | doubt;
+        const Words32 byte = ((Words32)shifted & 255) << (8 * k);
+        levels[j].bytes = k == 0 ? byte : levels[j].bytes | byte;
+        levels[j].doubtful = k == 0 ? doubt : levels[j].doubtful | doubt;
       }
     }
   }
@@ -137,16 +144,15 @@ struct ByteBlur {
   void write(int32_t row, int64_t first, const Levels& levels) const {
     uint8_t* const to = precise.out + row * row_values + first;
     const int64_t left = row_values - first;
-    const HalfBytes bytes[2] = {to_bytes(levels.half[0]), to_bytes(levels.half[1])};
     if (left >= kBlurBlock) {
-      memcpy(to, bytes, kBlurBlock);
+      memcpy(to, &levels.bytes, kBlurBlock);
     } else {
-      memcpy(to, bytes, static_cast<size_t>(left));
+      memcpy(to, &levels.bytes, static_cast<size_t>(left));
     }
-    const uint32_t pairs = signs(levels.doubtful[0]) | signs(levels.doubtful[1]) << kSingles;
-    if (pairs == 0) return;
-    const int64_t begin = first + 2 * __builtin_ctz(pairs);
-    const int64_t end = first + 2 * (32 - __builtin_clz(pairs));
+    const uint32_t fours = signs(levels.doubtful);
+    if (fours == 0) return;
+    const int64_t begin = first + 4 * __builtin_ctz(fours);
+    const int64_t end = first + 4 * (32 - __builtin_clz(fours));
     if (begin >= row_values) return;
     const int64_t column = begin / channels;
     const int64_t last = ((end < row_values ? end : row_values) - 1) / channels;
@@ -169,7 +175,7 @@ struct ByteBlur {
     const int64_t most = kBlurRing / (slots * kBlurBlock);
     const int64_t strips = (blocks + most - 1) / most, each = (blocks + strips - 1) / strips;
     const float* rows[kBlurSlots] = {};
-    uint16_t line[kBlurRing / kRowsTogether + 2 * kBlurMargin] = {};
+    uint8_t line[kBlurRing / kRowsTogether + 2 * kBlurMargin] = {};
     for (int64_t strip = 0; strip < blocks; strip += each) {
       const int64_t end = strip + each < blocks ? strip + each : blocks;
       int32_t done = 0;  // rows of sums
@@ -177,9 +183,7 @@ struct ByteBlur {
         for (; done < blur.height && done < first + kRowsTogether + y.reach; ++done) {
           const uint8_t* const from = precise.in + done * row_values;
           fill_line(from, strip * kBlurBlock, (end - strip) * kBlurBlock, line);
-          float* to = ring + done % slots * each * kBlurBlock;
-          for (int64_t b = strip; b < end; ++b, to += kBlurBlock)
-            sum_along(line + margin + (b - strip) * kBlurBlock, to);
+          sum_line(line + margin, end - strip, ring + done % slots * each * kBlurBlock);
         }
         // Row k is that of the group before at k + kRowsTogether.
         memmove(rows, rows + kRowsTogether, (kBlurSlots - kRowsTogether) * sizeof rows[0]);

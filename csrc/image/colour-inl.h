@@ -6,9 +6,39 @@
 
 // ---------------------------------------------------------------- operations on pixels
 
+#if defined(JAXKERN_WIDE)
+// The first pixels of byte images, whole vectors of them; returns how many.
+template <int C>
+int64_t saturate_vectors(const uint8_t* from, int64_t pixels, Blend blend, uint8_t* to) {
+  int64_t i = 0;
+  const WidePixels<C> at;
+  const WideFloats factor = JAXKERN_WIDE(set1_ps)(blend.factor);
+  const WideFloats rest = JAXKERN_WIDE(set1_ps)(blend.rest);
+  for (; i + at.kReach <= pixels; i += kWidePixels) {
+    const Wide x = at.read(from + i * C);
+    const WideFloats r = at.channel_of(x, 0), g = at.channel_of(x, 1), b = at.channel_of(x, 2);
+    const WideFloats gray = wide_luma(r, g, b);
+    // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
+    const auto level = [&](WideFloats colour) {
+      return truncated(JAXKERN_WIDE(fmadd_ps)(gray, rest, JAXKERN_WIDE(mul_ps)(colour, factor)));
+    };
+    at.write(level(r), level(g), level(b), at.ints_of(x, C - 1), to + i * C);
+  }
+  return i;
+}
+#endif
+
+// `to` may be the image itself.
 template <typename T, int C>
-void saturation(T* image, int64_t pixels, Blend blend) {
-  for_colours<T, C>(image, pixels, [&](float* r, float* g, float* b, int32_t n) {
+void saturation(const T* image, int64_t pixels, Blend blend, T* to) {
+  int64_t first = 0;
+#if defined(JAXKERN_WIDE)
+  if constexpr (sizeof(T) == 1) first = saturate_vectors<C>(image, pixels, blend, to);
+#endif
+  image += first * C;
+  to += first * C;
+  if (image != to) memcpy(to, image, static_cast<size_t>(pixels - first) * C * sizeof(T));
+  for_colours<T, C>(to, pixels - first, [&](float* r, float* g, float* b, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
       const float gray = luma(r[i], g[i], b[i], T());
       r[i] = bounded<T>(fused(gray, blend.rest, r[i] * blend.factor));
@@ -34,7 +64,7 @@ void hue(T* image, int64_t pixels, float shift) {
       float x = kBytes ? r[i] * kUnit : r[i];
       float y = kBytes ? g[i] * kUnit : g[i];
       float z = kBytes ? b[i] * kUnit : b[i];
-      turn_hue(shift, &x, &y, &z);
+      turn_hue<T>(shift, &x, &y, &z);
       r[i] = kBytes ? x * 255.999f : x;
       g[i] = kBytes ? y * 255.999f : y;
       b[i] = kBytes ? z * 255.999f : z;
@@ -60,21 +90,48 @@ void permute(T* image, int64_t pixels, const int32_t* source) {
   }
 }
 
+// The sum of floored luma, or of the only channel.
+template <int C>
+int64_t sum_luma(const uint8_t* image, int64_t pixels) {
+  constexpr int64_t kBlock = 1 << 16;  // whose sum an int32 holds
+  int64_t sum = 0;
+  for (int64_t start = 0; start < pixels; start += kBlock) {
+    const int64_t end = start + kBlock < pixels ? start + kBlock : pixels;
+    int64_t i = start;
+    int32_t part = 0;
+#if defined(JAXKERN_WIDE)
+    if constexpr (C >= 3) {
+      const WidePixels<C> at;
+      Wide parts = {};
+      for (; i + at.kReach <= end; i += kWidePixels) {
+        const Wide x = at.read(image + i * C);
+        const WideFloats gray =
+            wide_luma(at.channel_of(x, 0), at.channel_of(x, 1), at.channel_of(x, 2));
+        parts = JAXKERN_WIDE(add_epi32)(parts, truncated(gray));
+      }
+      int32_t each[kWidePixels];
+      store_wide(each, parts);
+      for (const int32_t one : each) part += one;
+    }
+#endif
+    for (; i < end; ++i) {
+      const uint8_t* const at = image + i * C;
+      if constexpr (C == 1) {
+        part += at[0];
+      } else {
+        part += static_cast<int32_t>(luma(at[0], at[1], at[2], uint8_t()));
+      }
+    }
+    sum += part;
+  }
+  return sum;
+}
+
 // The mean of luma, or of the only channel. Bytes are added exactly.
 template <typename T, int C>
 float mean_luma(const T* image, int64_t pixels) {
   if constexpr (sizeof(T) == 1) {
-    int64_t sum = 0;
-    if constexpr (C == 1) {
-      for (int64_t i = 0; i < pixels; ++i) sum += image[i];
-    } else {
-      for_colours<const T, C>(image, pixels, [&](float* r, float* g, float* b, int32_t n) {
-        int32_t part = 0;
-        for (int32_t i = 0; i < n; ++i) part += static_cast<int32_t>(luma(r[i], g[i], b[i], T()));
-        sum += part;
-      });
-    }
-    return static_cast<float>(sum) / static_cast<float>(pixels);
+    return static_cast<float>(sum_luma<C>(image, pixels)) / static_cast<float>(pixels);
   } else {
     double sum = 0;
     for (int64_t i = 0; i < pixels; ++i) {
@@ -87,15 +144,53 @@ float mean_luma(const T* image, int64_t pixels) {
 
 // ---------------------------------------------------------------- sharpness
 
-// out[i] of a row of bytes, first <= i < end: its neighbours are C bytes away, and in the rows
-// above and below; `columns` holds sums of three.
-template <int C>
-inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __restrict row,
-                          const uint8_t* __restrict below, int64_t first, int64_t end, float rest,
-                          uint16_t* __restrict columns, uint8_t* __restrict out) {
-  for (int64_t i = first - C; i < end + C; ++i)
+// Sums of the three bytes above each other of a row.
+inline void sum_columns(const uint8_t* __restrict row, int64_t stride,
+                        uint16_t* __restrict columns) {
+  const uint8_t *const above = row - stride, *const below = row + stride;
+  for (int64_t i = 0; i < stride; ++i)
     columns[i] = static_cast<uint16_t>(above[i] + row[i] + below[i]);
-  for (int64_t i = first; i < end; ++i) {
+}
+
+// out[i] of a row of bytes, first <= i < end, of which its neighbours are C bytes away.
+template <int C>
+inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restrict columns,
+                          int64_t first, int64_t end, float rest, uint8_t* __restrict out) {
+  int64_t i = first;
+#if defined(JAXKERN_WIDE)
+  // Half a vector of levels, as below, in words.
+  const auto half = [&](int64_t at) {
+    HalfWide bytes;
+    memcpy(&bytes, row + at, sizeof bytes);
+    const Wide zero = {}, x = JAXKERN_WIDE(cvtepu8_epi16)(bytes);
+    const auto add = [](Wide a, Wide b) { return JAXKERN_WIDE(add_epi16)(a, b); };
+    const Wide sides = add(load_wide(columns + at - C), load_wide(columns + at + C));
+    const Wide sum = add(add(sides, load_wide(columns + at)),
+                         add(JAXKERN_WIDE(slli_epi16)(x, 2), JAXKERN_WIDE(set1_epi16)(6)));
+    const Wide blurred = JAXKERN_WIDE(mulhi_epu16)(sum, JAXKERN_WIDE(set1_epi16)(5042));
+    const Wide more = JAXKERN_WIDE(sub_epi16)(blurred, x);
+    // Above a word of zeros a difference is 2^16 as much, which the factor undoes exactly.
+    const WideFloats factor = JAXKERN_WIDE(set1_ps)(rest * 0x1p-16f);
+    const auto level = [&](Wide large, Wide value) {
+      return truncated(JAXKERN_WIDE(fmadd_ps)(floats_of(large), factor, floats_of(value)));
+    };
+    return JAXKERN_WIDE(packs_epi32)(
+        level(JAXKERN_WIDE(unpacklo_epi16)(zero, more), JAXKERN_WIDE(unpacklo_epi16)(x, zero)),
+        level(JAXKERN_WIDE(unpackhi_epi16)(zero, more), JAXKERN_WIDE(unpackhi_epi16)(x, zero)));
+  };
+  int32_t pairs[kWidePixels];  // of 8 bytes: a pack takes those of its halves in turn
+  for (int32_t k = 0; k < kWidePixels; ++k)
+    pairs[k] = k < kWidePixels / 2 ? k / 2 * 4 + k % 2 : (k / 2 * 4 + k % 2) - kWidePixels + 2;
+  const Wide order = load_wide(pairs);
+  while (i < end && end - first >= kWideBytes) {
+    // The last vector begins where it ends with the row.
+    i = i + kWideBytes <= end ? i : end - kWideBytes;
+    const Wide levels = JAXKERN_WIDE(packus_epi16)(half(i), half(i + kWideBytes / 2));
+    store_wide(out + i, permute_wide(levels, order));
+    i += kWideBytes;
+  }
+#endif
+  for (; i < end; ++i) {
     const uint16_t sum =
         static_cast<uint16_t>(columns[i - C] + columns[i] + columns[i + C] + 4 * row[i]);
     // The whole number next to sum / 13: there are no ties, and 5042 is 2^16 / 13 closely enough.
@@ -108,42 +203,49 @@ inline void sharpen_bytes(const uint8_t* __restrict above, const uint8_t* __rest
   }
 }
 
-// Each pixel that has all eight neighbours. Rows are read before they are written: `above` and
-// `row` keep what the two rows before were. `scratch` has four rows of floats.
+// Each pixel that has all eight neighbours; the others stay, and so does alpha. Floats are limited
+// then, where there are any such. `scratch` has two rows of words.
 template <typename T, int C>
-void sharpness(T* image, int32_t height, int32_t width, Blend blend, char* scratch) {
-  if (height <= 2 || width <= 2) return;
+void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char* scratch, T* out) {
   constexpr int kColours = C == 4 ? 3 : C;
   const int64_t stride = static_cast<int64_t>(width) * C;
-  const int64_t padded = (stride + 63) / 64 * 64;
-  T* above = reinterpret_cast<T*>(scratch);
-  T* row = above + padded;
-  memcpy(above, image, static_cast<size_t>(stride) * sizeof(T));
+  const int64_t values = stride * height;
+  if (height <= 2 || width <= 2) {
+    memcpy(out, image, static_cast<size_t>(values) * sizeof(T));
+    return;
+  }
+  memcpy(out, image, static_cast<size_t>(stride) * sizeof(T));
+  memcpy(out + values - stride, image + values - stride, static_cast<size_t>(stride) * sizeof(T));
+  // Those of the next row are summed before a row is sharpened: stores that have only just been
+  // made hold up loads of parts of them.
+  uint16_t* columns = reinterpret_cast<uint16_t*>(scratch);
+  uint16_t* next = columns + stride;
+  if constexpr (sizeof(T) == 1) sum_columns(image + stride, stride, next);
   for (int32_t y = 1; y < height - 1; ++y) {
-    T* const out = image + y * stride;
-    const T* const below = out + stride;
-    memcpy(row, out, static_cast<size_t>(stride) * sizeof(T));
+    const T* const row = image + y * stride;
+    T* const to = out + y * stride;
+    memcpy(to, row, C * sizeof(T));
+    memcpy(to + stride - C, row + stride - C, C * sizeof(T));
     if constexpr (sizeof(T) == 1) {
-      uint16_t* const columns = reinterpret_cast<uint16_t*>(scratch + 2 * padded);
-      sharpen_bytes<C>(above, row, below, C, stride - C, blend.rest, columns, out);
-      for (int64_t i = kColours; kColours != C && i < stride; i += C) out[i] = row[i];
+      uint16_t* const before = columns;
+      columns = next;
+      next = before;
+      if (y + 2 < height) sum_columns(row + stride, stride, next);
+      sharpen_bytes<C>(row, columns, C, stride - C, blend.rest, to);
     } else {
+      const T *const above = row - stride, *const below = row + stride;
       for (int64_t i = C; i < stride - C; ++i) {
-        if (kColours != C && i % C == kColours) continue;
         const float around = above[i - C] + above[i] + above[i + C] + row[i - C] + row[i + C] +
                              below[i - C] + below[i] + below[i + C];
         const float blurred = (around + 5.f * row[i]) * (1.f / 13.f);
-        out[i] = fused(blurred - row[i], blend.rest, row[i]);
+        to[i] = fused(blurred - row[i], blend.rest, row[i]);
       }
     }
-    T* const done = above;
-    above = row;
-    row = done;
+    for (int64_t i = kColours; kColours != C && i < stride; i += C) to[i] = row[i];
   }
   if constexpr (sizeof(T) == 4) {  // the border too
-    const int64_t pixels = static_cast<int64_t>(height) * width;
-    for (int64_t i = 0; i < pixels; ++i) {
-      for (int32_t c = 0; c < kColours; ++c) image[i * C + c] = unit_of(image[i * C + c]);
+    for (int64_t i = 0; i < values; i += C) {
+      for (int32_t c = 0; c < kColours; ++c) out[i + c] = unit_of(out[i + c]);
     }
   }
 }

@@ -71,7 +71,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
             *g *= 1.f / 255.f;
             *b *= 1.f / 255.f;
           }
-          turn_hue(shift, r, g, b);
+          turn_hue<T>(shift, r, g, b);
           if constexpr (kBytes) {
             *r = truncf(*r * 255.999f);
             *g = truncf(*g * 255.999f);

@@ -20,9 +20,9 @@ struct WideTable {
   }
 };
 
-// Whole blocks of 64 bytes from the first, which has channel 0; returns how many bytes they have.
+// Blocks of 64 bytes, the first of which begins with channel 0.
 template <int C>
-int64_t look_up_blocks(uint8_t* bytes, int64_t count, const WideTable* tables) {
+void look_up_words(const uint8_t* from, int64_t count, const WideTable* tables, uint8_t* to) {
   // Which channel the even and the odd bytes of a block have, of as many blocks as differ.
   constexpr int kPhases = C == 3 ? 3 : 1;
   Words channel[kPhases][2];
@@ -38,35 +38,103 @@ int64_t look_up_blocks(uint8_t* bytes, int64_t count, const WideTable* tables) {
   int64_t i = 0;
   for (int p = 0; i + 64 <= count; i += 64) {
     Words both;
-    memcpy(&both, bytes + i, 64);
+    memcpy(&both, from + i, 64);
     both = of_channel(both & 255, channel[p][0]) | (of_channel(both >> 8, channel[p][1]) << 8);
-    memcpy(bytes + i, &both, 64);
+    memcpy(to + i, &both, 64);
     p = p + 1 == kPhases ? 0 : p + 1;
   }
-  return i;
+}
+
+// The same where a shuffle takes bytes, from 128 of them (AVX-512 VBMI, which the level need not
+// have), for whole turns of the channels.
+template <int C, int kColours>
+__attribute__((target("avx512vbmi"))) void look_up_bytes(const uint8_t* from, int64_t count,
+                                                         const uint8_t (*level)[256], uint8_t* to) {
+  __m512i part[kColours][4];
+  memcpy(part, level, sizeof part);
+  constexpr int kPhases = C == 3 ? 3 : 1;
+  __mmask64 channel[kPhases][C] = {};
+  for (int p = 0; p < kPhases; ++p) {
+    for (int j = 0; j < 64; ++j) channel[p][(64 * p + j) % C] |= uint64_t{1} << j;
+  }
+  for (int64_t i = 0; i < count; i += 64 * kPhases) {
+    for (int p = 0; p < kPhases; ++p) {
+      const __m512i x = _mm512_loadu_si512(from + i + 64 * p);
+      const __mmask64 high = _mm512_movepi8_mask(x);
+      __m512i value = x;
+      for (int c = 0; c < kColours; ++c) {
+        const __m512i found =
+            _mm512_mask_blend_epi8(high, _mm512_permutex2var_epi8(part[c][0], x, part[c][1]),
+                                   _mm512_permutex2var_epi8(part[c][2], x, part[c][3]));
+        value = C == 1 ? found : _mm512_mask_blend_epi8(channel[p][c], value, found);
+      }
+      _mm512_storeu_si512(to + i + 64 * p, value);
+    }
+  }
+}
+
+// The first pixels, in blocks that begin with channel 0; returns how many.
+template <int C, int kColours>
+int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
+                        uint8_t* to) {
+  const int64_t bytes = pixels * C, blocks = bytes - bytes % (64 * C);
+  bool alike = C == kColours;
+  for (int c = 1; c < kColours; ++c) alike &= memcmp(level[c], level[0], 256) == 0;
+  static const bool takes_bytes = __builtin_cpu_supports("avx512vbmi");
+  if (takes_bytes) {
+    alike ? look_up_bytes<1, 1>(image, blocks, level, to)
+          : look_up_bytes<C, kColours>(image, blocks, level, to);
+  } else {
+    WideTable tables[C];
+    for (int c = 0; c < kColours; ++c) tables[c] = WideTable(level[c]);
+    if constexpr (C > kColours) {
+      uint8_t same[256];
+      for (int k = 0; k < 256; ++k) same[k] = static_cast<uint8_t>(k);
+      tables[kColours] = WideTable(same);
+    }
+    alike ? look_up_words<1>(image, blocks, tables, to)
+          : look_up_words<C>(image, blocks, tables, to);
+  }
+  return blocks / C;
 }
 #endif
 
-// Each byte of channel c < kColours becomes level[c][byte]; a fourth channel stays.
+// Each byte of channel c < kColours becomes level[c][byte]; a fourth channel stays. `to` may be the
+// image itself.
 template <int C, int kColours>
-void look_up(uint8_t* image, int64_t pixels, const uint8_t level[kColours][256]) {
-  int64_t first = 0;  // a pixel
+void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
+             uint8_t* to) {
+  int64_t i = 0;
 #if defined(__AVX512BW__)
-  bool alike = C == kColours;
-  for (int c = 1; c < kColours; ++c) alike &= memcmp(level[c], level[0], 256) == 0;
-  WideTable tables[C];
-  for (int c = 0; c < kColours; ++c) tables[c] = WideTable(level[c]);
-  if constexpr (C > kColours) {
-    uint8_t same[256];
-    for (int k = 0; k < 256; ++k) same[k] = static_cast<uint8_t>(k);
-    tables[kColours] = WideTable(same);
-  }
-  const int64_t bytes = pixels * C, blocks = bytes - bytes % (64 * C);
-  alike ? look_up_blocks<1>(image, blocks, tables) : look_up_blocks<C>(image, blocks, tables);
-  first = blocks / C;
+  i = look_up_vectors<C, kColours>(image, pixels, level, to);
 #endif
-  for (int64_t i = first; i < pixels; ++i) {
-    for (int c = 0; c < kColours; ++c) image[i * C + c] = level[c][image[i * C + c]];
+  for (; i < pixels; ++i) {
+    for (int c = 0; c < kColours; ++c) to[i * C + c] = level[c][image[i * C + c]];
+    if (C > kColours) to[i * C + kColours] = image[i * C + kColours];
+  }
+}
+
+// How many pixels have each level, of each channel but a fourth. Neighbours are counted apart, so
+// that where they are alike no addition waits for the one before.
+template <int C, int kColours>
+void count_levels(const uint8_t* image, int64_t pixels, uint32_t count[kColours][256]) {
+  constexpr int kTurns = 2;
+  uint32_t part[kTurns][kColours][256] = {};
+  int64_t i = 0;
+  for (; i + kTurns <= pixels; i += kTurns) {
+    const uint8_t* const at = image + i * C;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (int c = 0; c < kColours; ++c) ++part[turn][c][at[turn * C + c]];
+    }
+  }
+  for (; i < pixels; ++i) {
+    for (int c = 0; c < kColours; ++c) ++part[0][c][image[i * C + c]];
+  }
+  for (int c = 0; c < kColours; ++c) {
+    for (int k = 0; k < 256; ++k) {
+      count[c][k] = 0;
+      for (int turn = 0; turn < kTurns; ++turn) count[c][k] += part[turn][c][k];
+    }
   }
 }
 

@@ -69,8 +69,8 @@ JAXKERN_HD float bounded(float value) {
   return sizeof(T) == 1 ? level_of(value) : unit_of(value);
 }
 
-// ITU-R 601-2 luma. Of bytes floored, exactly: float32 holds the sum in units of 1 / 10,000 and half
-// a unit more, which keeps the quotient 1 / 20,000 away from any whole number.
+// ITU-R 601-2 luma. Of bytes floored, exactly: float32 holds the sum in units of 1 / 10,000 and
+// half a unit more, which keeps the quotient 1 / 20,000 away from any whole number.
 JAXKERN_HD float luma(float r, float g, float b, uint8_t) {
   const float parts = 2989.f * r + 5870.f * g + 1140.f * b;
   return truncf((parts + 0.5f) * (1.f / 10000.f));
@@ -79,43 +79,62 @@ JAXKERN_HD float luma(float r, float g, float b, float) {
   return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
 }
 
-// To hue, saturation and value and back. Sextants are compared as floats, so that NaN is converted
-// to no integer; it ends in the value.
+// To hue, saturation and value and back, of levels or floats. NaN is converted to no integer; it
+// ends in the value. What can be only in floats, values beyond 0 and 1 among them, costs levels
+// nothing: their range is 0 or above kLeast.
+template <typename T>
 JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
+  constexpr bool kLevels = sizeof(T) == 1;
+  constexpr float kLeast = 0x1p-20f;
   const float r = *red, g = *green, b = *blue;
   const float high_rg = r > g ? r : g, low_rg = r < g ? r : g;
   const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
   const float range = value - low;
   const bool flat = value == low;
-  const float share = flat ? 0.f : range / value;
   // The hue lies between the two channels below the value, of which `near` is not the lowest: its
   // distance from the value is a part of the range, and the lowest's is all of it, NaN where the
   // range is infinite.
-  const bool red_first = value == r, green_first = !red_first && value == g;
-  const float first = red_first ? b : (green_first ? r : g);
-  const float second = red_first ? g : (green_first ? b : r);
-  const float start = red_first ? 0.f : (green_first ? 2.f : 4.f);
-  const bool lowest_first = first == low;
-  const float near = lowest_first ? second : first;
-  const float part_near = (value - near) / (flat ? 1.f : range);
-  const float part_low = flat ? 0.f : 1.f + (range - range);
-  const float part_first = lowest_first ? part_low : part_near;
-  const float part_second = lowest_first ? part_near : part_low;
-  const float sixths = (start + part_first) - part_second;
+  const float first = value == r ? b : (value == g ? r : g);
+  const float second = value == r ? g : (value == g ? b : r);
+  const float start = value == r ? 0.f : (value == g ? 2.f : 4.f);
+  const float near = first == low ? second : first;
+  float share, part_near, part_low;
+  if constexpr (kLevels) {
+    share = range / (value > kLeast ? value : kLeast);
+    part_near = (value - near) / (range > kLeast ? range : kLeast);
+    part_low = 1.f;
+  } else {
+    share = flat ? 0.f : range / value;
+    part_near = (value - near) / (flat ? 1.f : range);
+    part_low = flat ? 0.f : 1.f + (range - range);
+  }
+  const float sixths =
+      (start + (first == low ? part_low : part_near)) - (first == low ? part_near : part_low);
   float hue = sixths * (1.f / 6.f) + 1.f;
   hue = hue - floorf(hue);
   hue = hue + shift;
   hue = hue - floorf(hue);
+  hue = hue - floorf(hue);  // of 1, which rounding can make
   const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
   const float grown = share * part, rest = 1.f - share;
-  const float p = unit_of(rest * value);
-  const float q = unit_of((1.f - grown) * value);
-  const float t = unit_of((grown + rest) * value);
-  const bool s1 = whole == 1.f, s2 = whole == 2.f, s3 = whole == 3.f, s4 = whole == 4.f,
-             s5 = whole == 5.f;
-  *red = s1 ? q : (s2 | s3 ? p : (s4 ? t : value));
-  *green = s1 | s2 ? value : (s3 ? q : (s4 | s5 ? p : t));
-  *blue = s2 ? t : (s3 | s4 ? value : (s5 ? q : p));
+  const auto within = [](float x) { return kLevels ? x : unit_of(x); };
+  const float p = within(rest * value);
+  const float q = within((1.f - grown) * value);
+  const float t = within((grown + rest) * value);
+  // Sextants are compared as floats; NaN is below all of them. One choice a line: of nested ones a
+  // compiler makes branches.
+  const bool below1 = !(whole >= 1.f), below2 = !(whole >= 2.f), below3 = !(whole >= 3.f),
+             below4 = !(whole >= 4.f), below5 = !(whole >= 5.f);
+  float x = below5 ? t : value;
+  x = below4 ? p : x;
+  x = below2 ? q : x;
+  *red = below1 ? value : x;
+  float y = below4 ? q : p;
+  y = below3 ? value : y;
+  *green = below1 ? t : y;
+  float z = below5 ? value : q;
+  z = below3 ? t : z;
+  *blue = below2 ? p : z;
 }
 
 // ---------------------------------------------------------------- levels

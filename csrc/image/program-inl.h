@@ -2,26 +2,53 @@
 
 namespace {
 
+// Steps that write another image than they read.
+inline bool is_move(Code code) {
+  return code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective ||
+         code == Code::kElastic || code == Code::kTurn || code == Code::kSharpness;
+}
+
 // An image in work, and memory for what cannot be done in place.
 template <typename T, int C>
 struct Work {
   static constexpr bool kBytes = sizeof(T) == 1;
-  static constexpr bool kColoured = C >= 3;
-  T* image;
-  T* other;
+  const T* image;  // where it is: target(), the source or a kept image, which nothing writes to
+  T* memory[2];    // the output, and an image beside it
+  T* place[2];     // the same, or other memory while a mean needs them
   char* rows;
   char* field;  // of an elastic warp, where a step declares one
   int32_t height, width;
   int64_t pixels;
+  int32_t moves;  // steps to come that write another image than they read
   Tables<C> tables;
 
+  // Where the next step writes: chosen such that the last one writes the output.
+  T* target() const { return place[moves % 2]; }
+  // The image, to be changed in place.
+  T* owned() {
+    T* const to = target();
+    if (image != to) memcpy(to, image, static_cast<size_t>(pixels) * C * sizeof(T));
+    image = to;
+    return to;
+  }
   void finish_tables() {
-    if constexpr (kBytes) tables.finish(image, pixels);
+    if constexpr (kBytes) {
+      if (!tables.pending) return;
+      tables.finish(image, pixels, target());
+      image = target();
+    }
   }
   // Before a change of pixels that no table says.
   void change() {
     finish_tables();
     tables.counted = false;
+  }
+  // What body(from, to) makes of it in another place.
+  template <typename Body>
+  void move(const Body& body) {
+    --moves;
+    body(image, target());
+    image = target();
   }
 };
 
@@ -32,7 +59,7 @@ void map_values(Work<uint8_t, C>& work, const Next& next) {
 }
 template <int C, typename Next>
 void map_values(Work<float, C>& work, const Next& next) {
-  map_floats<C>(work.image, work.pixels, [&](int, float x) { return next(x); });
+  map_floats<C>(work.owned(), work.pixels, [&](int, float x) { return next(x); });
 }
 
 template <int C>
@@ -44,7 +71,7 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
       return tables.then([&](int, uint8_t x) { return brightness_level(x, factor); });
     }
     case Code::kContrast: {
-      tables.finish(work.image, work.pixels);
+      work.finish_tables();
       const Blend blend = blend_of(values);
       const float mean = mean_luma<uint8_t, C>(work.image, work.pixels);
       return tables.then([&](int, uint8_t x) { return contrast_level(x, blend, mean); });
@@ -58,6 +85,7 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
       return tables.then([&](int, uint8_t x) { return solarize_level(x, threshold); });
     }
     case Code::kAutocontrast:
+      work.finish_tables();
       return autocontrast_table(&tables, work.image, work.pixels);
     default:
       return equalize_table(&tables, work.image, work.pixels);
@@ -66,7 +94,7 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
 
 template <int C>
 void table_step(Work<float, C>& work, Code code, const float* values) {
-  float* const image = work.image;
+  float* const image = work.owned();
   switch (code) {
     case Code::kBrightness: {
       const float factor = factor_of(values[0]);
@@ -111,7 +139,9 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
       return map_values(work, [](auto x) { return inverted(x); });
     case Code::kSharpness:
       work.change();
-      return sharpness<T, C>(work.image, work.height, work.width, blend_of(values), work.rows);
+      return work.move([&](const T* from, T* to) {
+        sharpness<T, C>(from, work.height, work.width, blend_of(values), work.rows, to);
+      });
     default:
       break;
   }
@@ -119,15 +149,17 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
     work.change();
     switch (code) {
       case Code::kSaturation:
-        return saturation<T, C>(work.image, work.pixels, blend_of(values));
+        saturation<T, C>(work.image, work.pixels, blend_of(values), work.target());
+        work.image = work.target();
+        return;
       case Code::kHue:
-        return hue<T, C>(work.image, work.pixels, values[0]);
+        return hue<T, C>(work.owned(), work.pixels, values[0]);
       case Code::kGrayscale:
-        return grayscale<T, C>(work.image, work.pixels);
+        return grayscale<T, C>(work.owned(), work.pixels);
       case Code::kPermute: {
         int32_t source[3];
         for (int c = 0; c < 3; ++c) source[c] = whole_of(values[c], 0, 2);
-        return permute<T, C>(work.image, work.pixels, source);
+        return permute<T, C>(work.owned(), work.pixels, source);
       }
       default:
         return;
@@ -140,62 +172,104 @@ template <typename T, int C>
 void noise_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
   work.change();
   if (code == Code::kNoise) {
-    return add_noise<T, C>(work.image, work.pixels, key_of(values), values[0], values[1],
+    return add_noise<T, C>(work.owned(), work.pixels, key_of(values), values[0], values[1],
                            values[2] != 0.f);
   }
   const Box box = box_of(values, work.height, work.width);
-  erase_box<T, C>(work.image, work.width, box, key_of(values), step.fill);
+  erase_box<T, C>(work.owned(), work.width, box, key_of(values), step.fill);
 }
 
-// Blurs and warps, which write another image than they read.
 template <typename T, int C>
-void moving_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
-  work.change();
-  constexpr Dtype kDtype = sizeof(T) == 1 ? Dtype::kU8 : Dtype::kF32;
-  if (code == Code::kBlur) {
-    const Blur blur = {kDtype, C, work.height, work.width, step.kernel_x, step.kernel_y};
-    gaussian_blur(blur, work.image, values[0], values[1], work.rows, work.other);
-  } else {
-    Warp warp = {kDtype,
-                 C,
-                 work.height,
-                 work.width,
-                 work.height,
-                 work.width,
-                 step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
-                 code == Code::kPerspective,
-                 {}};
-    memcpy(warp.fill, step.fill, sizeof warp.fill);
-    if (code == Code::kWarp || code == Code::kPerspective) {
-      warp_image(warp, work.image, values, work.other);
-    } else if (code == Code::kTurn) {
-      warp.in_width = whole_of(values[6], 1, work.width);
-      warp.in_height = whole_of(values[7], 1, work.height);
-      // Its rows one behind the other: none moves beyond what is read later.
-      for (int64_t row = 1; row < warp.in_height; ++row)
-        memmove(work.image + row * warp.in_width * C, work.image + row * work.width * C,
-                static_cast<size_t>(warp.in_width) * C * sizeof(T));
-      float map[kWarpCoefficients] = {};
-      memcpy(map, values, 6 * sizeof map[0]);
-      warp_image(warp, work.image, map, work.other);
-    } else {
-      const Elastic elastic = {key_of(values), step.kernel_x, step.kernel_y, values[0],
-                               values[1],      values[2],     values[3]};
-      elastic_image<T, C>(warp, elastic, work.image, work.rows, work.field, work.other);
-    }
+void warp_step(Work<T, C>& work, const ProgramStep& step, Code code, const float* values) {
+  Warp warp = {sizeof(T) == 1 ? Dtype::kU8 : Dtype::kF32,
+               C,
+               work.height,
+               work.width,
+               work.height,
+               work.width,
+               step.interpolation == 0 ? Filter::kNearest : Filter::kBilinear,
+               code == Code::kPerspective,
+               {}};
+  memcpy(warp.fill, step.fill, sizeof warp.fill);
+  if (code == Code::kElastic) {
+    const Elastic elastic = {key_of(values), step.kernel_x, step.kernel_y, values[0],
+                             values[1],      values[2],     values[3]};
+    return work.move([&](const T* from, T* to) {
+      elastic_image<T, C>(warp, elastic, from, work.rows, work.field, to);
+    });
   }
-  T* const before = work.image;
-  work.image = work.other;
-  work.other = before;
+  float map[kWarpCoefficients];
+  memcpy(map, values, sizeof map);
+  if (code == Code::kTurn) {
+    warp.in_width = whole_of(values[6], 1, work.width);
+    warp.in_height = whole_of(values[7], 1, work.height);
+    map[6] = map[7] = 0.f;
+    // Its rows one behind the other: none moves beyond what is read later.
+    T* const image = work.owned();
+    for (int64_t row = 1; row < warp.in_height; ++row)
+      memmove(image + row * warp.in_width * C, image + row * work.width * C,
+              static_cast<size_t>(warp.in_width) * C * sizeof(T));
+  }
+  // Rows that cross those of the image would wait for a source that no cache has yet, one by one:
+  // to copy it in order takes less.
+  if (map[3] != 0.f || warp.perspective) work.owned();
+  work.move([&](const T* from, T* to) { warp_image(warp, from, map, to); });
+}
+
+template <typename T, int C>
+void blur_step(Work<T, C>& work, const ProgramStep& step, const float* values) {
+  const Blur blur = {sizeof(T) == 1 ? Dtype::kU8 : Dtype::kF32,
+                     C,
+                     work.height,
+                     work.width,
+                     step.kernel_x,
+                     step.kernel_y};
+  work.move([&](const T* from, T* to) {
+    gaussian_blur(blur, from, values[0], values[1], work.rows, to);
+  });
 }
 
 // Declared by a step of the program, without which a mean has no memory.
 template <typename T, int C>
 void mean_step(Work<T, C>& work, Mean<T>& mean, Code code, const float* values) {
-  work.change();
-  work.image = code == Code::kKeep  ? mean.keep(work.image, values[0])
-               : code == Code::kAdd ? mean.add(work.image, values[0])
-                                    : mean.take(work.image);
+  T** const place = work.place + work.moves % 2;
+  if (code == Code::kKeep) {
+    work.image = mean.keep(work.image, values[0], place);
+  } else if (mean.begun() && code == Code::kAdd) {
+    work.image = mean.add(work.image, values[0], place);
+  } else if (mean.begun()) {
+    memcpy(work.place, work.memory, sizeof work.place);
+    mean.take(*place);
+    work.image = *place;
+  }
+}
+
+template <typename T, int C>
+void run_step(Work<T, C>& work, Mean<T>& mean, const ProgramStep& step, Code code,
+              const float* values) {
+  switch (code) {
+    case Code::kNone:
+      return;
+    case Code::kNoise:
+    case Code::kErase:
+      return noise_step(work, step, code, values);
+    case Code::kBlur:
+      work.change();
+      return blur_step(work, step, values);
+    case Code::kWarp:
+    case Code::kPerspective:
+    case Code::kElastic:
+    case Code::kTurn:
+      work.change();
+      return warp_step(work, step, code, values);
+    case Code::kKeep:
+    case Code::kAdd:
+    case Code::kMean:
+      work.change();
+      return mean_step(work, mean, code, values);
+    default:
+      return colour_step(work, code, values);
+  }
 }
 
 template <typename T, int C>
@@ -210,35 +284,29 @@ void run_program(const ProgramCall& call, int64_t sample, char* scratch) {
     memcpy(values, call.operands.template at<float>(at, kProgramStepValues),
            steps * sizeof values[0]);
   }
+  Code code[kMaxProgramSteps];
+  Work<T, C> work;
+  work.moves = 0;
+  for (int32_t s = 0; s < call.steps; ++s) {
+    code[s] = drawn_code(call.step[s], ops[s], values[s]);
+    work.moves += is_move(code[s]) ? 1 : 0;
+  }
 
   const T* const source = call.operands.template at<T>(at, kProgramImages);
-  T* const output = static_cast<T*>(call.output) + sample * call.elements();
   const size_t bytes = static_cast<size_t>(call.image_bytes());
-  if (source != output) memcpy(output, source, bytes);
-  Work<T, C> work;
-  work.image = output;
-  work.other = reinterpret_cast<T*>(scratch);
+  work.image = source;
+  T* const output = static_cast<T*>(call.output) + sample * call.elements();
+  work.memory[0] = work.place[0] = output;
+  work.memory[1] = work.place[1] = reinterpret_cast<T*>(scratch);
   work.rows = scratch + padded_to_line(bytes);
   work.height = call.height;
   work.width = call.width;
   work.pixels = static_cast<int64_t>(call.height) * call.width;
   char* const behind = scratch + program_work_bytes(call);
   work.field = behind + program_mean_bytes(call);
+  if (source == output) work.owned();
   Mean<T> mean(reinterpret_cast<T*>(behind), call.elements());
-  for (int32_t s = 0; s < call.steps; ++s) {
-    const Code code = drawn_code(call.step[s], ops[s], values[s]);
-    if (code == Code::kNone) continue;
-    if (code == Code::kNoise || code == Code::kErase) {
-      noise_step(work, call.step[s], code, values[s]);
-    } else if (code == Code::kBlur || code == Code::kWarp || code == Code::kPerspective ||
-               code == Code::kElastic || code == Code::kTurn) {
-      moving_step(work, call.step[s], code, values[s]);
-    } else if (code >= Code::kKeep) {
-      mean_step(work, mean, code, values[s]);
-    } else {
-      colour_step(work, code, values[s]);
-    }
-  }
+  for (int32_t s = 0; s < call.steps; ++s) run_step(work, mean, call.step[s], code[s], values[s]);
   work.finish_tables();
   if (work.image != output) memcpy(output, work.image, bytes);
 }

@@ -16,6 +16,7 @@ namespace {
 
 // clang-format off: in order of use
 #include "core/simd-inl.h"
+#include "image/wide-inl.h"
 #include "image/channels-inl.h"
 #include "image/colour-inl.h"
 #include "image/mean-inl.h"

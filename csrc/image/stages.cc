@@ -61,14 +61,13 @@ Sample chain_sample(const Stages& stages, const Sample& all, int32_t k) {
   return sample;
 }
 
-void run_program(const Stage& stage, const StagesSample& sample, void* image) {
-  if (stage.program.steps == 0) return;
+void run_program(const Stage& stage, const StagesSample& sample, const void* image, void* output) {
   ProgramCall program = stage.program;
   program.operands.data[kProgramImages] = image;
   program.operands.data[kProgramOps] = sample.op + stage.first_step;
   program.operands.data[kProgramStepValues] =
       sample.values + int64_t{stage.first_step} * kProgramValues;
-  program.output = image;
+  program.output = output;
   run_program_samples(program, 0, 1);
 }
 
@@ -202,34 +201,43 @@ Problem check_stages_sample(const Stages& stages, const Sample& all, int64_t ind
 }
 
 void* first_target(const Stages& stages, void* output) {
-  if (stages.count == 1) return output;
-  return thread_between().image[0].room(static_cast<size_t>(image_bytes(stages.stage[0])));
+  const Stage& first = stages.stage[0];
+  if (stages.count == 1 && first.program.steps == 0) return output;
+  return thread_between().image[0].room(static_cast<size_t>(image_bytes(first)));
 }
 
-void run_rest(const Stages& stages, const StagesSample& sample, void* image, void* output) {
+void run_rest(const Stages& stages, const StagesSample& sample, const void* image, void* output) {
   Between& between = thread_between();
-  run_program(stages.stage[0], sample, image);
-  for (int32_t k = 1; k < stages.count; ++k) {
+  int32_t place = 0;  // the image may be there
+  for (int32_t k = 0; k < stages.count; ++k) {
     const Stage& stage = stages.stage[k];
-    Sample from = chain_sample(stages, sample.chain, k);
-    from.pixels = image;
-    image = k + 1 == stages.count
-                ? output
-                : between.image[k & 1].room(static_cast<size_t>(image_bytes(stage)));
-    run_sample(stage.chain, from, image, thread_scratch<kScratchBytes>());
-    run_program(stage, sample, image);
+    const bool last = k + 1 == stages.count, programs = stage.program.steps > 0;
+    const auto next = [&](bool made) {
+      if (made) return output;
+      return static_cast<void*>(
+          between.image[place ^= 1].room(static_cast<size_t>(image_bytes(stage))));
+    };
+    if (k > 0) {
+      Sample from = chain_sample(stages, sample.chain, k);
+      from.pixels = image;
+      void* const chained = next(last && !programs);
+      run_sample(stage.chain, from, chained, thread_scratch<kScratchBytes>());
+      image = chained;
+    }
+    if (programs) {
+      void* const changed = next(last);
+      run_program(stage, sample, image, changed);
+      image = changed;
+    }
   }
   between.shrink();
 }
 
 void run_stages(const Stages& stages, const StagesSample& sample, void* output) {
-  void* const image = first_target(stages, output);
   const Stage& first = stages.stage[0];
-  if (first.chain.segments > 0) {
-    run_sample(first.chain, sample.chain, image, thread_scratch<kScratchBytes>());
-  } else {
-    std::memcpy(image, sample.chain.pixels, static_cast<size_t>(image_bytes(first)));
-  }
+  if (first.chain.segments == 0) return run_rest(stages, sample, sample.chain.pixels, output);
+  void* const image = first_target(stages, output);
+  run_sample(first.chain, sample.chain, image, thread_scratch<kScratchBytes>());
   run_rest(stages, sample, image, output);
 }
 

@@ -85,7 +85,7 @@ void run_stages(const Stages& stages, const StagesSample& sample, void* output);
 // For who runs the first chain, which is there, on its own: where to, and what follows it. The
 // place is the thread's until the next call.
 void* first_target(const Stages& stages, void* output);
-void run_rest(const Stages& stages, const StagesSample& sample, void* image, void* output);
+void run_rest(const Stages& stages, const StagesSample& sample, const void* image, void* output);
 
 }  // namespace jaxkern::image
 

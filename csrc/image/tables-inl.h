@@ -15,22 +15,18 @@ struct Tables {
   template <typename Next>
   void then(const Next& next) {
     for (int c = 0; c < kColours; ++c) {
-      for (int32_t k = 0; k < 256; ++k) {
-        level[c][k] = next(c, pending ? level[c][k] : static_cast<uint8_t>(k));
+      if (!pending) {
+        for (int32_t k = 0; k < 256; ++k) level[c][k] = static_cast<uint8_t>(k);
       }
+      for (int32_t k = 0; k < 256; ++k) level[c][k] = next(c, level[c][k]);
     }
     pending = true;
   }
 
   // How many pixels of the image as it would be have each level.
   void counts(const uint8_t* image, int64_t pixels, uint32_t now[kColours][256]) {
-    if (!counted) {
-      memset(count, 0, sizeof count);
-      for (int64_t i = 0; i < pixels; ++i) {
-        for (int c = 0; c < kColours; ++c) ++count[c][image[i * C + c]];
-      }
-      counted = true;
-    }
+    if (!counted) count_levels<C, kColours>(image, pixels, count);
+    counted = true;
     if (!pending) {
       memcpy(now, count, sizeof count);
       return;
@@ -41,23 +37,21 @@ struct Tables {
     }
   }
 
-  // Does what is pending.
-  void finish(uint8_t* image, int64_t pixels) {
-    if (!pending) return;
+  // Does what is pending to an image, which may be `to` itself.
+  void finish(const uint8_t* image, int64_t pixels, uint8_t* to) {
     if (counted) {
       uint32_t now[kColours][256];
       counts(image, pixels, now);
       memcpy(count, now, sizeof count);
     }
-    look_up<C, kColours>(image, pixels, level);
+    look_up<C, kColours>(image, pixels, level, to);
     pending = false;
   }
 };
 
 template <int C>
-void autocontrast_table(Tables<C>* tables, uint8_t* image, int64_t pixels) {
+void autocontrast_table(Tables<C>* tables, const uint8_t* image, int64_t pixels) {
   constexpr int kColours = Tables<C>::kColours;
-  tables->finish(image, pixels);
   int32_t least[C], most[C];
   find_extremes<C>(image, pixels, least, most);
   float low[kColours], scale[kColours];

@@ -200,14 +200,17 @@ decode_jpeg = Op(
 def run_stages(images: Any, builder: StagesBuilder) -> Any:
     """Runs stages over pixels [N, H, W, C], or a `Ragged` batch.
 
-    On the CPU in one call. Elsewhere there are kernels of chains and of programs: a call for each.
+    On the CPU in one call, also where there is no chain: a program alone is an op that changes its
+    images in place, for which XLA would copy the batch of a caller who keeps it. Elsewhere there
+    are kernels of chains and of programs: a call for each.
     """
-    for plan, operands in builder.calls(together=jax.default_backend() == "cpu"):
+    on_cpu = jax.default_backend() == "cpu"
+    for plan, operands in builder.calls(together=on_cpu):
         if isinstance(images, Ragged):
             images = _run_ragged(images, plan, operands)
         elif isinstance(plan, ChainPlan):
             images = chain(jnp.asarray(images), *operands, batch_dims=1, plan=plan)
-        elif plan.chains:
+        elif plan.chains or on_cpu:
             images = stages(jnp.asarray(images), *operands, batch_dims=1, plan=plan)
         else:
             static = {"steps": plan.steps, "channels": plan.channels}

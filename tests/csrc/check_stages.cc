@@ -267,24 +267,33 @@ bool check_hostile(uint64_t seed, bool* refused) {
   return true;
 }
 
-// A producer of the same stages makes the same image of a row.
+// A producer of the same stages makes the same image of a row, in threads that share it.
 bool check_producer(uint64_t seed) {
   const StagesCase c = random_stages(seed);
   Stages stages;
   if (!set_stages(c.attributes(), &stages).empty()) return false;
   const JaxkernProducer* made = make_chain_producer(stages, c.all.height, c.all.width);
-  std::vector<unsigned char> output(static_cast<size_t>(made->output_bytes));
   const void* rows[] = {c.all.pixels.data()};
   const void* operands[] = {c.all.geometry.data(),  c.all.affine.data(),      c.all.fill.data(),
                             c.all.erase_box.data(), c.all.erase_value.data(), c.op.data(),
                             c.values.data()};
   const int64_t strides[7] = {};
-  const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr};
-  char text[1024] = "";
-  const int32_t failed = made->run(made->state, &records, text, sizeof text);
+  const std::vector<unsigned char> wanted = separate(c, stages);
+  std::string problem[2];
+  const auto make = [&](std::string* wrong) {
+    std::vector<unsigned char> output(static_cast<size_t>(made->output_bytes));
+    const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr};
+    char text[1024] = "another image";
+    const int32_t failed = made->run(made->state, &records, text, sizeof text);
+    if (failed != 0 || output != wanted) *wrong = text;
+  };
+  std::thread other(make, &problem[1]);
+  make(&problem[0]);
+  other.join();
   made->release(made->state);
-  if (failed == 0 && output == separate(c, stages)) return true;
-  std::printf("seed %" PRIu64 ": the producer differs %s\n", seed, text);
+  if (problem[0].empty() && problem[1].empty()) return true;
+  std::printf("seed %" PRIu64 ": the producer differs: %s %s\n", seed, problem[0].c_str(),
+              problem[1].c_str());
   return false;
 }
 

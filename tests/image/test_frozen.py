@@ -53,11 +53,18 @@ def test_as_torchvision_made_it(run, number, dtype):
         np.testing.assert_allclose(out, wanted / 65535, rtol=0, atol=2e-4)
 
 
-def _target_ids():
-    return [f"{k}-{case['transform']}" for k, case in enumerate(TARGET_CASES)]
+_QUICK = "HorizontalFlip RandomCrop RandomResizedCrop Affine Perspective ScaleJitter Elastic"
 
 
-@pytest.mark.parametrize("number", range(len(TARGET_CASES)), ids=_target_ids())
+def _targets(number, name):
+    quick = any(word in name for word in _QUICK.split())
+    marks = () if quick else pytest.mark.slow
+    return pytest.param(number, id=f"{number}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(
+    "number", [_targets(number, case["transform"]) for number, case in enumerate(TARGET_CASES)]
+)
 def test_targets_as_torchvision_moved_them(number):
     case, images = TARGET_CASES[number], FROZEN["images"]
     prefix = f"target.{number}."

@@ -120,6 +120,7 @@ def test_a_ragged_batch_of_the_host_on_an_explicit_mesh():
         np.testing.assert_array_equal(jax.jit(aug)(keys, RAGGED), wanted)
 
 
+@pytest.mark.slow
 def test_clips_and_their_targets_on_an_explicit_mesh():
     """Frames share the draw of their clip, and the corners of boxes are points along one axis."""
     aug = jax.jit(im.Compose([im.RandomHorizontalFlip(), im.RandomCrop(16)]))

@@ -139,7 +139,8 @@ def test_a_chain_with_programs_is_one_call():
     invert, crop, erase = im.RandomInvert(), im.RandomCrop(9), im.RandomErasing()
     assert calls_of([crop, invert, erase], images()) == ["image_stages.v1"]
     assert calls_of([crop, invert], images()) == ["image_stages.v1"]
-    assert calls_of([invert], images()) == ["image_program.v1"]
+    # image_program.v1 writes over its operand, which XLA would copy first.
+    assert calls_of([invert], images()) == ["image_stages.v1"]
     assert calls_of([crop, erase], images()) == ["image_chain.v1"]
     assert calls_of([crop, invert, erase], ragged()) == ["image_stages_ragged.v1"]
     long = [t for k in range(MAX_STAGES + 1) for t in (im.CenterCrop(19 - k), invert)]
