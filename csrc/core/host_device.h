@@ -14,7 +14,7 @@
 
 // The same for what is long and rare: called, not inlined.
 #ifdef __CUDACC__
-#define JAXKERN_HD_APART static __host__ __device__ __noinline__
+#define JAXKERN_HD_APART [[maybe_unused]] static __host__ __device__ __noinline__
 #else
 #define JAXKERN_HD_APART [[maybe_unused]] static __attribute__((noinline))
 #endif

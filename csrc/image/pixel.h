@@ -259,18 +259,23 @@ JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint
   const double fx = floor(px), fy = floor(py);
   const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
   double value[kChannels] = {}, all = 0;
+  bool whole = true;
   for (int32_t k = 0; k < 4; ++k) {
     const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
     const double weight =
         (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
-    if (!(weight > 0.0) || !warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) continue;
+    if (!(weight > 0.0)) continue;
+    if (!warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) {
+      whole = false;
+      continue;
+    }
     const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
     for (int32_t c = 0; c < kChannels; ++c) value[c] += weight * static_cast<double>(tap[c]);
     all += weight;
   }
   if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
-  // Where all four exist `all` is exactly 1, and a fill takes no part, be it infinite.
-  const bool filled = warp.fill[0] == warp.fill[0] && all < 1.0;
+  // Of a pixel that has no part outside a fill takes no digits, however large it is.
+  const bool filled = !whole && warp.fill[0] == warp.fill[0];
   for (int32_t c = 0; c < kChannels; ++c) {
     const double fill = warp.fill[c];
     out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);

@@ -1,11 +1,12 @@
 // Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
-// A row is done in groups of neighbouring pixels, a lane of a register each: first their points,
-// without branches. A group none of which shows the image is filled. All others are copied or
-// blended at once, from the input's first pixel where a lane cannot; those are done again one by
-// one. Which are: pixels whose four are not all inside; the input's last ones, beyond which a copy
-// or a blend would read; blends to u8 in float32 so near the middle of two levels that float32 may
-// be wrong about the side, which float64 decides; and all of an input of 2^31 values.
+// A row is done in tiles of columns, and those in groups of neighbouring pixels, a lane of a
+// register each. The points of a tile come first, without branches: its pixels wait for none of
+// them then. A group none of which shows the image is filled. All others are copied or blended at
+// once, from the input's first pixel where a lane cannot; those are done again one by one. Which
+// are: pixels whose four are not all inside; the input's last ones, beyond which a copy or a blend
+// would read; and all of an input of 2^31 values. Where a blend to u8 in float32 comes out so near
+// the middle of two levels that float32 may be wrong about the side, float64 decides.
 
 namespace {
 
@@ -356,9 +357,9 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
         Element* const at = whole ? to : part;
         const uint32_t* const offset = tile.offset + k;
         const WarpLanes lanes = tile.lanes[k / kGroup];
-        const uint32_t there = whole ? kWholeGroup : (1u << (count - k)) - 1;
-        uint32_t again = there & ~(lanes.ready | lanes.gone);
+        uint32_t again = kWholeGroup & ~(lanes.ready | lanes.gone);
         uint32_t gone = lanes.gone;
+        if (!whole) again &= (1u << (count - k)) - 1;  // beyond the row there may be no points
         if (lanes.ready != 0) {
           if constexpr (kNearest) {
             copy_group<Element, kChannels>(in, offset, at);
