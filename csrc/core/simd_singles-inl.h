@@ -20,7 +20,7 @@ JAXKERN_HD Words32 load_words(const void* from) {
   return value;
 }
 
-// Of words below 2^31, and of floats from 0 to below 2^31, truncated.
+// Of words below 2^31, and of floats that an int32 holds, truncated.
 JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Wholes)x, Singles); }
 JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Wholes); }
 
@@ -37,6 +37,21 @@ JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
   return (Singles)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
+#endif
+}
+
+// Words that hold an int32 each, limited to 0 and 255.
+JAXKERN_HD Words32 clamped_bytes(Words32 x) {
+#if defined(__AVX512F__)
+  constexpr uint16_t kAll = 0xffff;
+  const __m512i zero = {}, positive = _mm512_maskz_max_epi32(kAll, (__m512i)x, zero);
+  return (Words32)_mm512_maskz_min_epi32(kAll, positive, _mm512_set1_epi32(255));
+#elif defined(__AVX2__)
+  const __m256i positive = _mm256_max_epi32((__m256i)x, _mm256_setzero_si256());
+  return (Words32)_mm256_min_epi32(positive, _mm256_set1_epi32(255));
+#else
+  const Wholes positive = (Wholes)x > 0 ? (Wholes)x : Wholes{};
+  return (Words32)(positive < 255 ? positive : 255 - Wholes{});
 #endif
 }
 

@@ -6,35 +6,40 @@
 
 // ---------------------------------------------------------------- operations on pixels
 
-#if defined(JAXKERN_WIDE)
-// The first pixels of byte images, whole vectors of them; returns how many.
+// As luma() of bytes: its sums are exact.
+inline Singles luma_of(Words32 pixels) {
+  const auto part = [&](int32_t c, float weight, Singles sum) {
+    return multiply_add_singles(to_singles(pixels >> (8 * c) & 255), weight - Singles{}, sum);
+  };
+  const Singles parts = part(0, 2989.f, part(1, 5870.f, part(2, 1140.f, 0.5f - Singles{})));
+  return to_singles(to_words(parts * (1.f / 10000.f)));
+}
+
+// The first pixels of a byte image, in vectors, where the level has fused sums; returns how many.
 template <int C>
 int64_t saturate_vectors(const uint8_t* from, int64_t pixels, Blend blend, uint8_t* to) {
   int64_t i = 0;
-  const WidePixels<C> at;
-  const WideFloats factor = JAXKERN_WIDE(set1_ps)(blend.factor);
-  const WideFloats rest = JAXKERN_WIDE(set1_ps)(blend.rest);
-  for (; i + at.kReach <= pixels; i += kWidePixels) {
-    const Wide x = at.read(from + i * C);
-    const WideFloats r = at.channel_of(x, 0), g = at.channel_of(x, 1), b = at.channel_of(x, 2);
-    const WideFloats gray = wide_luma(r, g, b);
-    // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
-    const auto level = [&](WideFloats colour) {
-      return truncated(JAXKERN_WIDE(fmadd_ps)(gray, rest, JAXKERN_WIDE(mul_ps)(colour, factor)));
-    };
-    at.write(level(r), level(g), level(b), at.ints_of(x, C - 1), to + i * C);
+  if constexpr (kHasShuffles && kFusedSingles) {
+    for (; i + 2 * kSingles <= pixels; i += kSingles) {
+      const Words32 x = load_pixels<C>(from + i * C);
+      const Singles gray = luma_of(x), rest = blend.rest - Singles{};
+      Words32 y = C == 4 ? x & 0xff000000 : Words32{};
+      for (int c = 0; c < 3; ++c) {
+        const Singles colour = to_singles(x >> (8 * c) & 255) * blend.factor;
+        // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
+        y |= clamped_bytes(to_words(multiply_add_singles(gray, rest, colour))) << (8 * c);
+      }
+      store_pixels<C>(to + i * C, y);
+    }
   }
   return i;
 }
-#endif
 
 // `to` may be the image itself.
 template <typename T, int C>
 void saturation(const T* image, int64_t pixels, Blend blend, T* to) {
   int64_t first = 0;
-#if defined(JAXKERN_WIDE)
   if constexpr (sizeof(T) == 1) first = saturate_vectors<C>(image, pixels, blend, to);
-#endif
   image += first * C;
   to += first * C;
   if (image != to) memcpy(to, image, static_cast<size_t>(pixels - first) * C * sizeof(T));
@@ -99,21 +104,12 @@ int64_t sum_luma(const uint8_t* image, int64_t pixels) {
     const int64_t end = start + kBlock < pixels ? start + kBlock : pixels;
     int64_t i = start;
     int32_t part = 0;
-#if defined(JAXKERN_WIDE)
-    if constexpr (C >= 3) {
-      const WidePixels<C> at;
-      Wide parts = {};
-      for (; i + at.kReach <= end; i += kWidePixels) {
-        const Wide x = at.read(image + i * C);
-        const WideFloats gray =
-            wide_luma(at.channel_of(x, 0), at.channel_of(x, 1), at.channel_of(x, 2));
-        parts = JAXKERN_WIDE(add_epi32)(parts, truncated(gray));
-      }
-      int32_t each[kWidePixels];
-      store_wide(each, parts);
-      for (const int32_t one : each) part += one;
+    if constexpr (C >= 3 && kHasShuffles) {
+      Words32 parts = {};
+      for (; i + 2 * kSingles <= end; i += kSingles)
+        parts += to_words(luma_of(load_pixels<C>(image + i * C)));
+      for (int32_t k = 0; k < kSingles; ++k) part += static_cast<int32_t>(parts[k]);
     }
-#endif
     for (; i < end; ++i) {
       const uint8_t* const at = image + i * C;
       if constexpr (C == 1) {
