@@ -29,6 +29,7 @@ namespace {
 }  // namespace
 
 // clang-format off: in order of use
+#include "image/warp_groups-inl.h"
 #include "image/warp-inl.h"
 #include "image/blur-inl.h"
 #include "image/blur_bytes-inl.h"

@@ -1,225 +1,14 @@
 // Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
 //
-// A row is done in tiles of columns, and those in groups of neighbouring pixels, a lane of a
-// register each. The points of a tile come first, without branches: its pixels wait for none of
-// them then. A group none of which shows the image is filled. All others are copied or blended at
-// once, from the input's first pixel where a lane cannot; those are done again one by one. Which
+// A row is done in tiles of columns, and those in groups of neighbouring pixels
+// (warp_groups-inl.h). The points of a tile come first, without branches: its pixels wait for none
+// of them then. A group none of which shows the image is filled. All others are copied or blended
+// at once, from the input's first pixel where a lane cannot; those are done again one by one. Which
 // are: pixels whose four are not all inside; the input's last ones, beyond which a copy or a blend
 // would read; and all of an input of 2^31 values. Where a blend to u8 in float32 comes out so near
 // the middle of two levels that float32 may be wrong about the side, float64 decides.
 
 namespace {
-
-#if defined(__AVX512BW__)
-constexpr int32_t kGroup = 16;
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int32_t kGroup = 8;
-#else
-constexpr int32_t kGroup = 4;
-#endif
-constexpr uint32_t kWholeGroup = (1u << kGroup) - 1;  // bits of lanes
-typedef float GroupFloat __attribute__((vector_size(4 * kGroup)));
-typedef int32_t GroupInt __attribute__((vector_size(4 * kGroup)));
-typedef uint32_t GroupBits __attribute__((vector_size(4 * kGroup)));
-
-// Intrinsics of AVX-512 are those that take a mask, of all lanes: some compilers warn of what
-// others leave undefined.
-
-inline GroupInt lane_numbers() {
-  GroupInt numbers = {};
-  for (int32_t k = 0; k < kGroup; ++k) numbers[k] = k;
-  return numbers;
-}
-
-// The largest whole numbers that are not above x, or the nearest, of two the even ones.
-template <bool kNearest>
-inline GroupFloat whole_numbers(GroupFloat x) {
-#if defined(__SSE4_1__)
-  constexpr int kMode =
-      (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC;
-#endif
-#if defined(__AVX512BW__)
-  return _mm512_mask_roundscale_ps(x, kWholeGroup, x, kMode);
-#elif defined(__AVX2__) && defined(__FMA__)
-  return _mm256_round_ps(x, kMode);
-#elif defined(__SSE4_1__)
-  return _mm_round_ps(x, kMode);
-#else
-  for (int32_t k = 0; k < kGroup; ++k) x[k] = kNearest ? rintf(x[k]) : floorf(x[k]);
-  return x;
-#endif
-}
-
-// Bit k: whether lane k is in [0, end).
-inline uint32_t lanes_below(GroupInt x, int32_t end) {
-#if defined(__AVX512BW__)
-  return _mm512_cmplt_epu32_mask((__m512i)x, _mm512_set1_epi32(end));
-#else
-  const GroupInt in = (x >= 0) & (x < end);
-#if defined(__AVX2__) && defined(__FMA__)
-  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)in));
-#elif defined(__SSE2__)
-  return static_cast<uint32_t>(_mm_movemask_ps((__m128)in));
-#else
-  uint32_t lanes = 0;
-  for (int32_t k = 0; k < kGroup; ++k) lanes |= (in[k] & 1u) << k;
-  return lanes;
-#endif
-#endif
-}
-
-// The pixels that points show along one axis, or the first of two, and the weights of the second.
-template <bool kNearest>
-inline GroupInt shown_pixels(GroupFloat point, int32_t side, GroupFloat* weight) {
-  // As clamped_point.
-  const GroupFloat before = -2.f - GroupFloat{};
-  const GroupFloat beyond = static_cast<float>(side) + 1.f - GroupFloat{};
-  point = point > before ? point : before;
-  point = point < beyond ? point : beyond;
-  const GroupFloat whole = whole_numbers<kNearest>(point);
-  *weight = point - whole;
-  return __builtin_convertvector(whole, GroupInt);
-}
-
-#if defined(__AVX2__) && defined(__FMA__)
-// Eight bytes of the input, or two, from each offset on: the first four and the others.
-template <int32_t kChannels>
-inline void load_pairs(const uint8_t* in, const volatile uint32_t* offset, GroupBits* first,
-                       GroupBits* second) {
-  const auto pair = [&](int32_t k) {
-    long long bytes = 0;
-    memcpy(&bytes, in + offset[k], kChannels == 1 ? 2 : 8);
-    return bytes;
-  };
-  // Shuffles act within lanes of 16 bytes: in this order they leave neighbours side by side.
-#if defined(__AVX512BW__)
-  const __m512 even = (__m512)_mm512_setr_epi64(pair(0), pair(1), pair(4), pair(5), pair(8),
-                                                pair(9), pair(12), pair(13));
-  const __m512 odd = (__m512)_mm512_setr_epi64(pair(2), pair(3), pair(6), pair(7), pair(10),
-                                               pair(11), pair(14), pair(15));
-  *first = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0x88);
-  *second = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0xdd);
-#else
-  const __m256 even = (__m256)_mm256_setr_epi64x(pair(0), pair(1), pair(4), pair(5));
-  const __m256 odd = (__m256)_mm256_setr_epi64x(pair(2), pair(3), pair(6), pair(7));
-  *first = (GroupBits)_mm256_shuffle_ps(even, odd, 0x88);
-  *second = (GroupBits)_mm256_shuffle_ps(even, odd, 0xdd);
-#endif
-}
-
-// Byte kPlace of each eight.
-template <int32_t kPlace>
-inline GroupFloat byte_of(GroupBits first, GroupBits second) {
-  constexpr int32_t kShift = 8 * (kPlace % 4);
-  const GroupBits word = (kPlace < 4 ? first : second) >> kShift;
-  return __builtin_convertvector((GroupInt)(kPlace % 4 == 3 ? word : word & 255), GroupFloat);
-}
-
-inline GroupFloat blend(GroupFloat a, GroupFloat b, GroupFloat weight) {
-#if defined(__AVX512BW__)
-  return _mm512_fmadd_ps(weight, b - a, a);
-#else
-  return _mm256_fmadd_ps(weight, b - a, a);
-#endif
-}
-
-// Levels of three or four bytes in each lane, one behind the other.
-template <int32_t kChannels>
-inline void store_levels(GroupBits levels, uint8_t* out) {
-  if constexpr (kChannels == 4) {
-    memcpy(out, &levels, sizeof levels);
-  } else if constexpr (kChannels == 1) {
-    for (int32_t k = 0; k < kGroup; ++k) out[k] = static_cast<uint8_t>(levels[k]);
-  } else {
-    const __m128i three = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-#if defined(__AVX512BW__)
-    const __m512i order = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
-    const __m512i apart =
-        _mm512_shuffle_epi8((__m512i)levels, _mm512_maskz_broadcast_i32x4(kWholeGroup, three));
-    const __m512i packed = _mm512_maskz_permutexvar_epi32(kWholeGroup, order, apart);
-    _mm512_mask_storeu_epi32(out, 0xfff, packed);
-#else
-    const __m256i order = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 7, 7);
-    const __m256i apart = _mm256_shuffle_epi8((__m256i)levels, _mm256_broadcastsi128_si256(three));
-    const __m256i packed = _mm256_permutevar8x32_epi32(apart, order);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
-    _mm_storeu_si64(out + 16, _mm256_extracti128_si256(packed, 1));
-#endif
-  }
-}
-
-// Blends the group whose upper left pixels are at these offsets; returns the lanes in doubt.
-template <int32_t kChannels>
-inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* offset,
-                            const float* weight_across, const float* weight_down, uint8_t* out) {
-  GroupFloat across, down;
-  memcpy(&across, weight_across, sizeof across);
-  memcpy(&down, weight_down, sizeof down);
-  GroupBits upper[2], lower[2];
-  load_pairs<kChannels>(in, offset, &upper[0], &upper[1]);
-  load_pairs<kChannels>(in + in_row, offset, &lower[0], &lower[1]);
-  GroupBits levels = {};
-  uint32_t certain = kWholeGroup;
-  // A blend along each row, of which errors are averaged, their difference, and its blend are
-  // rounded, by at most 2^-17 each.
-  const float least_doubt = 0.5f - 0x1p-15f;
-  int32_t least_doubt_bits;
-  memcpy(&least_doubt_bits, &least_doubt, sizeof least_doubt_bits);
-  const auto channel = [&](auto which) {
-    constexpr int32_t kAt = decltype(which)::value, kNext = kAt + kChannels;
-    const GroupFloat high =
-        blend(byte_of<kAt>(upper[0], upper[1]), byte_of<kNext>(upper[0], upper[1]), across);
-    const GroupFloat low =
-        blend(byte_of<kAt>(lower[0], lower[1]), byte_of<kNext>(lower[0], lower[1]), across);
-    const GroupFloat value = blend(high, low, down);
-    // From 2^23 on floats are whole numbers, whose lowest bits are the level. Floats that are not
-    // negative are in the order of their bits.
-    const GroupFloat shifted = value + 0x1p23f;
-    const GroupInt off = (GroupInt)(value - (shifted - 0x1p23f)) & 0x7fffffff;
-    certain &= lanes_below(off, least_doubt_bits);
-    levels |= ((GroupBits)shifted & 255) << (8 * kAt);
-  };
-  channel(std::integral_constant<int32_t, 0>());
-  if constexpr (kChannels >= 3) {
-    channel(std::integral_constant<int32_t, 1>());
-    channel(std::integral_constant<int32_t, 2>());
-  }
-  if constexpr (kChannels == 4) channel(std::integral_constant<int32_t, 3>());
-  store_levels<kChannels>(levels, out);
-  return ~certain & kWholeGroup;
-}
-#endif
-
-template <typename Element, int32_t kChannels>
-struct WarpKind {
-  static constexpr bool kThreeBytes = kChannels * sizeof(Element) == 3;
-#if defined(__AVX2__) && defined(__FMA__)
-  static constexpr bool kBlendsBytes = sizeof(Element) == 1;
-#else
-  static constexpr bool kBlendsBytes = false;
-#endif
-  // How many values a copy reads from its pixel's address on, and a blend in either row.
-  static constexpr int32_t kCopied = kThreeBytes ? 4 : kChannels;
-  static constexpr int32_t kBlended = kBlendsBytes && kChannels > 1 ? 8 : 2 * kChannels;
-};
-
-// Copies the pixels at these offsets: those that follow each other at once. Of others those of
-// three bytes are copied as four, of which the next one writes over the last.
-template <typename Element, int32_t kChannels>
-inline void copy_group(const Element* in, const uint32_t* offset, Element* out) {
-  GroupInt from;
-  memcpy(&from, offset, sizeof from);
-  if (lanes_below(from - from[0] - lane_numbers() * kChannels, 1) == kWholeGroup) {
-    memcpy(out, in + offset[0], kGroup * kChannels * sizeof(Element));
-    return;
-  }
-  constexpr bool kThreeBytes = WarpKind<Element, kChannels>::kThreeBytes;
-  constexpr size_t kBytes = kThreeBytes ? 4 : kChannels * sizeof(Element);
-  for (int32_t k = 0; k < kGroup - kThreeBytes; ++k)
-    memcpy(out + k * kChannels, in + offset[k], kBytes);
-  if constexpr (kThreeBytes)
-    put_pixel<Element, kChannels>(in + offset[kGroup - 1], out + (kGroup - 1) * kChannels);
-}
 
 // What is the same for all pixels of a warp, and one pixel, wherever its point is.
 template <typename Element, int32_t kChannels, bool kNearest>
@@ -250,45 +39,6 @@ struct WarpImage {
   }
 };
 
-// As blend_pixel, where all four pixels are inside: exact where the weights are short enough for
-// ties.
-template <int32_t kChannels>
-inline void blend_in_double(const uint8_t* upper, const uint8_t* lower, double across, double down,
-                            uint8_t* out) {
-  for (int32_t c = 0; c < kChannels; ++c) {
-    const double a = upper[c], b = upper[c + kChannels], d = lower[c], e = lower[c + kChannels];
-    const double high = a + across * (b - a), low = d + across * (e - d);
-    out[c] = stored_value<uint8_t>(high + down * (low - high));
-  }
-}
-
-// Blends the lanes that are ready, others as they come.
-template <typename Element, int32_t kChannels>
-inline void blend_group(const Element* in, int64_t in_row, const uint32_t* offset,
-                        const float* across, const float* down, uint32_t ready, Element* out) {
-  uint32_t doubts = 0;
-  if constexpr (WarpKind<Element, kChannels>::kBlendsBytes) {
-#if defined(__AVX2__) && defined(__FMA__)
-    doubts = ready & blend_bytes<kChannels>(in, in_row, offset, across, down, out);
-#endif
-  } else {
-    for (; ready != 0; ready &= ready - 1) {
-      const int32_t k = __builtin_ctz(ready);
-      const Element* const upper = in + offset[k];
-      if (!blend_inside<Element, kChannels>(upper, upper + in_row, across[k], down[k],
-                                            out + k * kChannels))
-        doubts |= 1u << k;
-    }
-  }
-  if constexpr (sizeof(Element) == 1) {
-    for (; doubts != 0; doubts &= doubts - 1) {
-      const int32_t k = __builtin_ctz(doubts);
-      const uint8_t* const upper = in + offset[k];
-      blend_in_double<kChannels>(upper, upper + in_row, across[k], down[k], out + k * kChannels);
-    }
-  }
-}
-
 // Columns whose points are found before any is shown.
 constexpr int32_t kWarpTile = 256;
 
@@ -304,8 +54,8 @@ struct WarpTile {
   WarpLanes lanes[kWarpTile / kGroup];
 };
 
-// Points: group(column, row) of kGroup pixels from a column on, be there as many, and one(column,
-// row) of a pixel. Offsets from `end` on are not ready.
+// Points: group(column, row) of kGroup pixels from a column on, also where a row ends before, and
+// one(column, row) of a pixel. Offsets from `end` on are not ready.
 template <int32_t kChannels, bool kNearest, typename Points>
 void fill_tile(const Warp& warp, const Points& points, int32_t row, int32_t first, int32_t count,
                int32_t end, WarpTile* tile) {
