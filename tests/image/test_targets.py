@@ -304,6 +304,13 @@ def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
     np.testing.assert_array_equal(out[:, 2], aug.apply(image, ({"seed": last},)))
 
 
+@pytest.mark.parametrize(("clips", "frames"), [(2, 0), (0, 3)])
+def test_clips_without_frames_or_none_at_all(clips, frames):
+    aug = im.Compose([im.RandomHorizontalFlip(), im.CenterCrop(4)])
+    out = aug(jax.random.key(0), np.zeros((clips, frames, 6, 6, 1), np.uint8))
+    assert out.shape == (clips, frames, 4, 4, 1)
+
+
 @pytest.mark.slow
 def test_clips_mix_with_clips():
     rng = np.random.default_rng(2)

@@ -190,11 +190,12 @@ class Compose:
         """
         if isinstance(images, dict):
             return move_fields(self, images, params, labels, lambda t: Compose(t, np.uint8))
-        images, frames = as_frames(canonical(images))
+        whole = canonical(images)
+        images, frames = as_frames(whole)
         narrow = self._makes_uint16(images)
         images = as_unit(images, self.scale, self.transforms)
         batch = checked_images(images)
-        count = batch.images if frames is None else batch.images // max(frames, 1)
+        count = batch.images if frames is None else whole.shape[0]
         checked = checked_parameters(self.transforms, params, count)
         steps = [
             (transform, of_frames(transform, given, count, frames))
