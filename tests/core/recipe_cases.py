@@ -97,21 +97,18 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
     """A table, a sharpening, a gray image; values far from where derivatives jump."""
 
     def make() -> dict[str, Any]:
-        aug = jk.image.Compose(
-            [
-                jk.image.RandomInvert(),
-                jk.image.RandomAdjustSharpness(1.2),
-                jk.image.RandomGrayscale(),
-            ]
-        )
         images = _images(dtype)
         if dtype != np.uint8:
             place = jnp.arange(images.size).reshape(images.shape) / images.size
             images = 0.35 + 0.3 * images + 0.01 * place
-        params = _drawn(aug, len(images), images.shape[1:3])
-        for drawn in params:
-            drawn["apply"] = jnp.ones(len(images), bool)
-        run = _captured(ops.program, lambda: aug.apply(images, params))
+        transforms = (
+            jk.image.RandomInvert(),
+            jk.image.RandomAdjustSharpness(1.2),
+            jk.image.RandomGrayscale(),
+        )
+        given = {"apply": jnp.ones(len(images), bool)}
+        steps = [step for t in transforms for step in t._program(given, images.shape[1:3])]
+        run = _captured(ops.program, lambda: ops.run_program(images, steps))
         return {**run, "atol": 2e-4, "rtol": 1e-3}
 
     return make
