@@ -55,6 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments is None and chosen.command == "profile" and chosen.json:
             profile.end_stdout_at_exit()
         return code
+    except KeyboardInterrupt as error:
+        if chosen.command == "profile":  # of the script, whose errors are its tracebacks
+            raise
+        # The writer's note is the last: how many records the same call resumes from.
+        print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
+        return 130
     except (ValueError, OSError, MissingExtraError, BackendError) as error:
         notes = notes_of(error) if chosen.command == "pack" else []
         print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
