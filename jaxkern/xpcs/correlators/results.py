@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.detectors.qmap import QMap
 
-_MOST_EMPTY = 0.01  # of a bin's frames without counts, above which a warning says so
+MOST_EMPTY = 0.01  # of a bin's frames without counts, above which a warning says so
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ def empty_frames_warning(result: TwoTimeResult) -> str | None:
         return None
     frames = result.n_empty + result.n_pairs[0]
     share = result.n_empty / np.maximum(frames, 1)
-    many = int((share > _MOST_EMPTY).sum())
+    many = int((share > MOST_EMPTY).sum())
     if not many:
         return None
     k = int(np.argmax(share))

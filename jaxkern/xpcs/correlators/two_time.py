@@ -86,8 +86,8 @@ def twotime(
       form: "full", all of C; ("t1t2", n), means over n x n equal cells; ("age-lag", n_age, decade,
         n_lag), means over n_age equal cells of the age (t1 + t2) / 2, and of the lag t2 - t1 over
         every lag below `decade` and then n_lag cells a decade. A cell holds the mean over its pairs
-        t1 <= t2 of good frames with counts in the bin, NaN where there are none. Both need no matrix of N x N; n and n_age
-        are at most N.
+        t1 <= t2 of good frames with counts in the bin, NaN where there are none. Both need no
+        matrix of N x N; n and n_age are at most N.
       dtype: of `c2`, float64 or float32.
       bins: the dynamic bins that are wanted, by default all.
       begin, end, stride, average: frames `begin` to `end` (exclusive), every `stride`-th, sums of

@@ -121,11 +121,12 @@ def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[
 class TwoTimeReduction:
     """Takes blocks of C of each bin, and gives the form that was asked for, g2 and its parts.
 
-    `begin` starts a bin with the frames that have counts in it, before its blocks. Blocks [R, K] stand at frames t1 = row .. row + R - 1 and t2 = column .. column + K - 1, and
-    together hold each pair t1 <= t2 once. A block either begins at the diagonal (row = column,
-    K >= R; what it holds below the diagonal is not looked at) or lies above it
-    (column >= row + R). For the same bits whatever the blocks are, give the same blocks in the same
-    order: means are sums over blocks.
+    `begin` starts a bin with the frames that have counts in it, before its blocks. Blocks [R, K]
+    stand at frames t1 = row .. row + R - 1 and t2 = column .. column + K - 1, and together hold
+    each pair t1 <= t2 once. A block either begins at the diagonal (row = column, K >= R; what it
+    holds below the diagonal is not looked at) or lies above it (column >= row + R). For the same
+    bits whatever the blocks are, give the same blocks in the same order: means are sums over
+    blocks.
 
     Args:
       n_bins: how many bins there are; a bin that never begins is NaN.

@@ -108,6 +108,20 @@ def read_multitau(path: Path) -> MultiTauResult | None:
         return _read_common(file, path)[2]
 
 
+def read_empty_frames(path: Path) -> dict[int, int]:
+    """Return the number of frames without counts of each bin with a two-time correlation."""
+    with open_hdf5(path) as file, damage_told(path):
+        for analysis in _ANALYSES[1:]:
+            names = [f"xpcs/{analysis}/{name}" for name in ("processed_bins", "n_empty")]
+            if all(name in file for name in names):
+                bins = read_bins(file, names[0])
+                empty = _read_numbers(file, names[1], bins.shape)
+                return (
+                    {} if empty is None else dict(zip(bins.tolist(), empty.tolist(), strict=True))
+                )
+    return {}
+
+
 def _read_common(
     file: h5py.File, path: Path
 ) -> tuple[QMap, Overview | None, MultiTauResult | None]:
