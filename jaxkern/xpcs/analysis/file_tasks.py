@@ -5,7 +5,6 @@ Each file is a task of its own, here or on a worker, and its results are written
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, remove_leftovers
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
@@ -162,5 +161,5 @@ def _rows_of_results(path: Path) -> tuple[Row, ...]:
 def sweep(tasks: Iterable[FileTask]) -> None:
     """Deletes what was left half-written where a process was killed."""
     for task in tasks:
-        for leftover in task.output.parent.glob(f"{glob.escape(task.output.name)}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+        if task.output.parent.is_dir():
+            remove_leftovers(task.output)

@@ -111,7 +111,7 @@ def write_table(path: Path, rows: Sequence[Row]) -> Path:
     check_table(path)
     with replaced_whole(path) as temporary:
         if path.suffix.lower() == ".csv":
-            with temporary.open("x", newline="", encoding="utf-8") as file:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(rows)
