@@ -31,15 +31,16 @@ namespace {
     return nullptr;                         \
   }
 
-#define JAXKERN_CODES(N)                                                                      \
-  N(kNone)                                                                                    \
-  N(kBrightness) N(kContrast) N(kSaturation) N(kHue) N(kSharpness) N(kPosterize) N(kSolarize) \
-      N(kAutocontrast) N(kEqualize) N(kInvert) N(kGrayscale) N(kPermute) N(kBlur) N(kWarp)    \
-          N(kKeep) N(kAdd) N(kMean) N(kPerspective) N(kNoise) N(kErase) N(kElastic) N(kTurn)
-#define JAXKERN_FILTERS(N)                                                                  \
-  N(kNone)                                                                                  \
-  N(kNearest) N(kBilinear) N(kAntialias) N(kBicubic) N(kBicubicAntialias) N(kBicubicLevels) \
-      N(kBicubicAntialiasLevels)
+// clang-format off
+#define JAXKERN_CODES(N)                                                                  \
+  N(kNone) N(kBrightness) N(kContrast) N(kSaturation) N(kHue) N(kSharpness) N(kPosterize) \
+  N(kSolarize) N(kAutocontrast) N(kEqualize) N(kInvert) N(kGrayscale) N(kPermute)         \
+  N(kBlur) N(kWarp) N(kKeep) N(kAdd) N(kMean) N(kPerspective) N(kNoise) N(kErase)         \
+  N(kElastic) N(kTurn)
+#define JAXKERN_FILTERS(N)                                    \
+  N(kNone) N(kNearest) N(kBilinear) N(kAntialias) N(kBicubic) \
+  N(kBicubicAntialias) N(kBicubicLevels) N(kBicubicAntialiasLevels)
+// clang-format on
 #define JAXKERN_DTYPES(N) N(kU8) N(kF16) N(kBF16) N(kF32)
 #define JAXKERN_LAYOUTS(N) N(kNHWC) N(kNCHW)
 #define JAXKERN_PADDINGS(N) N(kFill) N(kEdge) N(kReflect) N(kSymmetric)
