@@ -44,8 +44,8 @@ def best_direction(
     bins of the lag, are compared with the model in directions evenly spread over the period, with
     contrast and offset that follow linearly. Where the start's own direction is better than the
     others by more than the first step of its fit would gain, it is right. Otherwise these few
-    points are fitted from each direction, and the best fit is the start if it is better than that
-    from the start's own direction by five standard deviations of chi2.
+    points are fitted from each direction: from the start's own unless another fit is better by five
+    standard deviations of chi2. The start moves to that fit if it is another one, or turned away.
     """
     physics = slice(2 * layout.n_scales, layout.size)
     around = np.flatnonzero(turns.free & free)
@@ -68,10 +68,13 @@ def best_direction(
     found = [
         solve(thinned, x, **how) for x, cost in zip(starts, costs, strict=True) if cost < np.inf
     ]
-    best = min(found, key=lambda solution: solution.point.cost)
+    own, best = found[0], min(found, key=lambda solution: solution.point.cost)
     freedom = thinned.points - len(best.x) - 2 * layout.n_phi
-    evidence = _EVIDENCE * best.point.cost / max(freedom, 1)
-    if not found[0].point.cost - best.point.cost > evidence:
+    if not own.point.cost - best.point.cost > _EVIDENCE * best.point.cost / max(freedom, 1):
+        best = own
+    # The full fit has other steps, and may not come round as these points did.
+    moved = abs(best.x - starts[0])[moving[: place - physics.start].sum()]
+    if best is own and moved < 0.5 * turns.period[place] / _DIRECTIONS:
         return start
     better = start.copy()
     better[np.flatnonzero(moving) + physics.start] = best.x
