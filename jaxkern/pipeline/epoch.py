@@ -33,6 +33,7 @@ from jaxkern.pipeline.shared import Shared
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
 
+_IMAGE_SIDES = (4096, 8192)  # stand-ins for the largest side of images that is not known
 _ROWS = 4096  # whose records are found together: a call costs as much as some hundred of them
 
 
@@ -223,6 +224,41 @@ class PipelinePlan:
             if not epoch.pull(0):
                 raise ValueError("the epoch has no batch, and its shapes are not known")
             return epoch.unit(0)
+
+    def known_spec(self) -> Data | None:
+        """The shapes of a batch as the sources declare them; None where only reading one tells.
+
+        Sizes of images that are not known before their headers are read have a stand-in; where the
+        shapes depend on it, they are not known.
+        """
+        if self.cut is not None:
+            return None
+        try:
+            first, other = (self._spec_of(self.output, side, {}) for side in _IMAGE_SIDES)
+        except Exception:  # making the first batch raises it again, with the node's name
+            return None
+        return first if first == other else None
+
+    def _spec_of(
+        self, vertex: Vertex, image_side: int, found: dict[Vertex, Data | None]
+    ) -> Data | None:
+        if vertex in found:  # branches share arrays, and so the objects of their shapes
+            return found[vertex]
+        program = self.program(vertex) if vertex in self.compiled else None
+        inputs: list[Data] = []
+        for before in vertex.inputs if program is None else program.frontier:
+            given = self._spec_of(before, image_side, found)
+            if given is None:
+                return None
+            inputs.append(given)
+        stream = self.streams[vertex]
+        if program is None:
+            found[vertex] = vertex.node.block_spec(inputs, stream, image_side)
+        else:
+            found[vertex] = program.spec(
+                Joint.of(inputs), np.zeros((stream.first_rows, 2), np.uint32)
+            )
+        return found[vertex]
 
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
