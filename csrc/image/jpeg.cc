@@ -225,7 +225,7 @@ std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t
   if (channels != 1 && channels != 3 && channels != 4) {
     return "channels is " + std::to_string(channels) + "; wanted 1, 3 or 4";
   }
-  if (denominator != 1 && denominator != 2 && denominator != 4 && denominator != 8) {
+  if (!is_jpeg_denominator(denominator)) {
     return "the denominator is " + std::to_string(denominator) + "; wanted 1, 2, 4 or 8";
   }
   if (std::string wrong = read_jpeg_header(data, size, &info, &scan); !wrong.empty()) return wrong;

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return xpcs.run(chosen)
     if chosen.command == "doctor":
         return _doctor(chosen)
-    from jaxkern.cli.output import MissingExtraError, check_output
+    from jaxkern.cli.output import MissingExtraError, check_output, exit_code
     from jaxkern.core.client import BackendError
     from jaxkern.core.failures import notes_of
 
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, MissingExtraError, BackendError) as error:
         notes = notes_of(error) if chosen.command == "pack" else []
         print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
-        return 2
+        return exit_code(error)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -66,24 +67,39 @@ def natural_order(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def replaced_whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
-    """Gives a path to write to; what is there at the end of the block replaces `path` in one step.
+    """Creates an empty file to write to, which replaces `path` in one step when the block ends.
 
     A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
-    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
+    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``, and
+    is removed by the next call for the same path: a file is locked while it is written.
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists at the end of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
+    with temporary.open("xb") as file:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield temporary
             os.fsync(file.fileno())
-        publish(temporary, path, overwrite)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            publish(temporary, path, overwrite)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes have left of `replaced_whole`, and nothing that is in use."""
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.tmp")
+    for name in os.listdir(path.parent):
+        if pattern.fullmatch(name):
+            leftover = path.with_name(name)
+            with contextlib.suppress(OSError), leftover.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
 
 
 def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
@@ -136,5 +152,5 @@ def write_whole(path: Path, content: bytes) -> None:
     >>> path.read_bytes()
     b'all of it'
     """
-    with replaced_whole(path) as temporary, temporary.open("xb") as file:
+    with replaced_whole(path) as temporary, temporary.open("wb") as file:
         file.write(content)
