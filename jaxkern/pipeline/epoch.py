@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import described, note, notes_of
+from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Continuation, Shard, Span
@@ -294,6 +295,7 @@ class Epoch:
         end: Vertex | None = None,
         shard: Shard | None = None,
     ) -> None:
+        check_not_forked("a pipeline cannot be read")
         self.plan = plan
         self.number = number
         #: the number of batches, or more while it is unknown
