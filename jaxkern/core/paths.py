@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import secrets
@@ -68,7 +69,8 @@ def replaced_whole(path: Path) -> Iterator[Path]:
     """Gives a path to write to; what is there at the end of the block replaces `path` in one step.
 
     A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
-    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
+    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``, and
+    `sweep_temporaries` deletes it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -85,6 +87,16 @@ def replaced_whole(path: Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def sweep_temporaries(path: Path) -> None:
+    """Deletes what earlier processes left of `replaced_whole(path)` when they were killed.
+
+    A process that writes `path` at the same time would lose its file, too.
+    """
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        if re.fullmatch(r"\.[0-9a-f]{8}\.tmp", leftover.name[len(path.name) :]):
+            leftover.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

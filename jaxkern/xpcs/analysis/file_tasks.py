@@ -5,7 +5,6 @@ Each file is a task of its own, here or on a worker, and its results are written
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, sweep_temporaries
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
@@ -31,6 +30,7 @@ class FileTask:
     file: Path
     output: Path
     plots: Path | None
+    plot_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def file_tasks(
     given: Sequence[Path],
     folder: str | os.PathLike[str],
     plots: str | os.PathLike[str] | None,
+    plot_all: bool = False,
 ) -> list[FileTask]:
     """A task for each file, of which `given` are none; raises for what cannot be done."""
     folder = home_path(folder).absolute()
@@ -109,7 +110,7 @@ def file_tasks(
                 "another folder of results"
             )
         of_file = None if plots is None else home_path(plots).absolute() / stem
-        tasks[output] = FileTask(path.absolute(), output, of_file)
+        tasks[output] = FileTask(path.absolute(), output, of_file, plot_all)
     return list(tasks.values())
 
 
@@ -149,7 +150,14 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     if isinstance(rows, str):
         if task.plots is not None:  # so that those of earlier results are not taken for these
             (task.plots / LAST_PLOT).unlink(missing_ok=True)
-        correlate_file(task.file, common.qmap, task.output, common.choices, plots=task.plots)
+        correlate_file(
+            task.file,
+            common.qmap,
+            task.output,
+            common.choices,
+            plots=task.plots,
+            plot_all=task.plot_all,
+        )
         rows = _rows_of_results(task.output)
     return rows
 
@@ -162,5 +170,4 @@ def _rows_of_results(path: Path) -> tuple[Row, ...]:
 def sweep(tasks: Iterable[FileTask]) -> None:
     """Deletes what was left half-written where a process was killed."""
     for task in tasks:
-        for leftover in task.output.parent.glob(f"{glob.escape(task.output.name)}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+        sweep_temporaries(task.output)

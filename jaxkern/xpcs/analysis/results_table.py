@@ -25,6 +25,7 @@ COLUMNS = {
     "pixels": "int64",
     "frames": "int64",
     "bad_frames": "int64",
+    "hot_pixels": "int64",
     "frame_time": "float64",
     "mean_counts": "float64",
     "delay": "int64",
@@ -32,6 +33,7 @@ COLUMNS = {
     "g2_err": "float64",
     "baseline": "float64",
     "contrast": "float64",
+    "warnings": "string",
 }
 SUFFIXES = (".csv", ".parquet")
 # Delays at the end of the run whose mean is the baseline.
@@ -43,6 +45,7 @@ Row = dict[str, Any]
 def rows_of(result: MultiTauResult) -> list[Row]:
     """A row for each bin: labels, frames, light, and g2 where it begins and ends."""
     bad = len(result.config.get("bad_frames", ()))
+    hot = result.config.get("hot_pixels")
     means = _mean_counts(result)
     rows = []
     for k, number in enumerate(result.bins.tolist()):
@@ -58,6 +61,7 @@ def rows_of(result: MultiTauResult) -> list[Row]:
                 "pixels": int(result.n_pixels[k]),
                 "frames": result.n_frames,
                 "bad_frames": bad,
+                "hot_pixels": None if hot is None else len(hot),
                 "frame_time": result.frame_time,
                 "mean_counts": None if means is None else float(means[k]),
                 "delay": None if first is None else int(result.delay[first]),
@@ -65,6 +69,7 @@ def rows_of(result: MultiTauResult) -> list[Row]:
                 "g2_err": None if first is None else float(error[first]),
                 "baseline": baseline,
                 "contrast": None if baseline is None else float(curve[first]) - baseline,
+                "warnings": "; ".join(result.warnings) or None,
             }
         )
     return rows

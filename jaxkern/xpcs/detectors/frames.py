@@ -41,6 +41,7 @@ class FrameSource:
       dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
         it marks none. Correlators leave these pixels out.
       linked: paths of the other files that the frames lie in, besides the one that `name` is.
+      generation: a number that changes where frames that were read before have become others.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
         and "pixel_size" in m, "start_time", as far as it is known.
     """
@@ -55,6 +56,7 @@ class FrameSource:
     dead: NDArray[np.bool_] | None = None
     name: str = "frames"
     linked: tuple[str, ...] = ()
+    generation: int = 0
 
     def __init__(self) -> None:
         self.metadata: Mapping[str, Any] = {}

@@ -33,6 +33,7 @@ from jaxkern.xpcs.files.results_entries import (
     read_metadata,
     read_n_frames,
     read_overview,
+    read_warnings,
 )
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
         qmap=qmap,
         overview=overview,
         config=config,
+        warnings=read_warnings(file, "multitau"),
     )
     return replace(whole, parts=_read_parts(file, whole))
 
@@ -207,6 +209,7 @@ def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult,
                 n_pairs=pairs[k][reached],
                 n_frames=n_frames,
                 overview=None,
+                warnings=(),
             )
         )
     return tuple(parts)
@@ -322,6 +325,7 @@ def _read_twotime(
         qmap=qmap,
         overview=overview,
         config=read_config(file, analysis),
+        warnings=read_warnings(file, analysis),
         n_pairs=n_pairs,
         c2_pairs=None if c2_pairs is None else c2_pairs[picked],
     )
