@@ -69,10 +69,11 @@ std::tuple<Made, Made> open_bins(const Packer& self) {
 void restore(Packer& self, int64_t document, int64_t started, const Integers& sizes,
              const Pieces& pieces) {
   std::vector<std::vector<Piece>> bins;
+  // The copies are checked: another thread can write to the caller's arrays.
   const std::vector<Piece> all = pieces_of(pieces);
+  const std::vector<int64_t> own_sizes(sizes.data(), sizes.data() + sizes.shape(0));
   auto next = all.begin();
-  for (size_t bin = 0; bin < sizes.shape(0); ++bin) {
-    const int64_t size = sizes.data()[bin];
+  for (const int64_t size : own_sizes) {
     if (size < 1 || size > all.end() - next) throw nb::value_error("bins of other sizes");
     bins.emplace_back(next, next + size);
     next += size;

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from jaxkern.core.quantities import scaled
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.correlate import CorrelatedFile
+    from jaxkern.xpcs.correlators.results import TwoTimeResult
     from jaxkern.xpcs.detectors.frames import FrameSource
     from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -198,16 +200,18 @@ def _correlate_one(chosen: argparse.Namespace) -> int:
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
     qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
     choices.check(qmap)
-    made = correlate_file(
-        chosen.frames,
-        qmap,
-        chosen.output,
-        choices,
-        plots=chosen.plots,
-        plot_all=chosen.plot_all,
-        progress=not chosen.quiet,
-        opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)  # the report has it
+        made = correlate_file(
+            chosen.frames,
+            qmap,
+            chosen.output,
+            choices,
+            plots=chosen.plots,
+            plot_all=chosen.plot_all,
+            progress=not chosen.quiet,
+            opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
+        )
     report(chosen, made)
     return 0
 
@@ -303,6 +307,7 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
     if source.is_sparse:
         size = chosen.frames.stat().st_size
     bad = len(found.config["bad_frames"])
+    empty = None if pairs is None else pairs.n_empty
     if chosen.json:
         print_json(
             {
@@ -315,6 +320,7 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
                 "frame_time": found.frame_time,
                 "bins": found.bins.tolist(),
                 "two_time_bins": None if pairs is None else pairs.bins.tolist(),
+                "empty_frames": None if empty is None else empty.tolist(),
                 "delays": len(found.delay),
                 "seconds": seconds,
                 "frames_per_second": n / max(seconds, 1e-9),
@@ -329,6 +335,7 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
         if bad:
             print(f"{bad} bad frames were left out")
         print("wrote " + ", ".join(map(str, files)))
+    report_empty_frames(pairs)
     print_warnings(made.warnings)
     if bad and not np.isfinite(found.g2).any():
         print(f"warning: no g2 is a number: {bad} bad frames were left out of {n}", file=sys.stderr)
@@ -338,3 +345,12 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
             "--frame-time",
             file=sys.stderr,
         )
+
+
+def report_empty_frames(pairs: TwoTimeResult | None) -> None:
+    """Prints a warning if many frames of a bin have no counts."""
+    from jaxkern.xpcs.correlators.results import empty_frames_warning
+
+    text = None if pairs is None else empty_frames_warning(pairs)
+    if text is not None:
+        print(f"warning: {text}", file=sys.stderr)

@@ -18,10 +18,10 @@ from jaxkern.cli.xpcs_correlate import (
     intensity_cut,
     numbers,
     print_warnings,
+    report_empty_frames,
     selection,
     sigterm_exits,
 )
-from jaxkern.core.paths import sweep_temporaries
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.schema import Config
@@ -92,7 +92,6 @@ def watch(chosen: argparse.Namespace) -> int:
     inputs = (chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
     given = [path for path in (chosen.output, *inputs) if path is not None]
     check_output(chosen, chosen.frames, *inputs)
-    sweep_temporaries(chosen.output)
     bins = numbers(chosen.bins, "--bins")
     config = _settings(chosen)
     qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
@@ -219,15 +218,20 @@ class _Screen:
 
         began, config = time.monotonic(), watched.result.config
         names = ("begin", "end", "stride", "average")
-        found = twotime(
-            self._frames,
-            watched.result.qmap,
-            bins=self._bins,
-            bad_frames=config["bad_frames"],
-            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
-            progress=False,
-            **{name: config[name] for name in names},
-        )
+        with warnings.catch_warnings():
+            # The report at the end has it, of all frames.
+            warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)
+            found = twotime(
+                self._frames,
+                watched.result.qmap,
+                bins=self._bins,
+                bad_frames=config["bad_frames"],
+                frame_time=time_between(
+                    self._chosen.frame_time, self._chosen.metadata, self._frames
+                ),
+                progress=False,
+                **{name: config[name] for name in names},
+            )
         self._next_fit = time.monotonic() + _REST * (time.monotonic() - began)
         return found
 
@@ -284,6 +288,7 @@ class _Screen:
             )
         elif not self._chosen.quiet:
             print("wrote " + ", ".join(map(str, self._files)))
+        report_empty_frames(self._pairs)
         print_warnings(end.result.warnings)
         if not self._success:
             print(self._fitted, file=sys.stderr)

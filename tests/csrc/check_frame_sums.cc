@@ -1,8 +1,8 @@
 // Sums of random frames at every instruction-set level and with threads, against sums one by one.
 // Frames and sums end where their memory ends, so that a sanitizer sees the first byte beyond:
 //   check_frame_sums [rounds] [seed]
-#include <cstdint>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

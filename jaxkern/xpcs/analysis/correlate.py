@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.core.paths import sweep_temporaries
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
@@ -140,7 +139,6 @@ def correlate_file(
       ValueError, OSError: see `open_frames`, `multitau`, `twotime` and `write_results`.
     """
     made_of = {"file": file_told(path), **choices.told(qmap)}
-    sweep_temporaries(output)
     began = time.monotonic()
     with (
         open_frames(path, qmap.shape, choices.dataset) as source,
