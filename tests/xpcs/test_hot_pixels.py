@@ -229,3 +229,21 @@ def test_bins_without_pixels_or_counts_are_told():
     inverted = jk.xpcs.QMap(np.where(mask, 1, 0), mask=~mask)
     with pytest.raises(ValueError, match=r"no pixels are left.*300 pixels.*is it inverted"):
         xpcs.multitau(counts, inverted, progress=False)
+
+
+def test_errors_name_row_and_column(backend):
+    counts = np.zeros((20, *SHAPE), np.int32)
+    counts[4, ROW, COLUMN] = -1
+    frame, pixel = [3, 3], [ROW * SHAPE[1] + COLUMN] * 2
+    large = np.array([2**31, 2**31], np.uint32)
+    for run in (
+        lambda: xpcs.multitau(counts, one_bin(), progress=False),
+        lambda: xpcs.multitau_events(pixel, frame, large, 20, one_bin(), progress=False),
+        lambda: xpcs.twotime_events(pixel, frame, large, 20, one_bin(), progress=False),
+    ):
+        with pytest.raises(ValueError, match=rf"row {ROW}, column {COLUMN}\b"):
+            run()
+    live = xpcs.LiveMultiTau(one_bin(), 100)
+    live.update(xpcs.as_frames(counts))
+    with pytest.raises(ValueError, match=rf"row {ROW}, column {COLUMN}\b"):
+        live.result()

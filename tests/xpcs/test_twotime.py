@@ -280,6 +280,7 @@ def test_bad_frames_are_nan_and_counted():
     np.testing.assert_array_equal(halves.c2, jk.xpcs.twotime(frames, qmap, average=2).c2)
 
 
+@pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning")
 @pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])
 def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(two_time_products, "TILE", 16)

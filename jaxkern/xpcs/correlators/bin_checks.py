@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,23 @@ _SHOWN = 10  # bins that a message lists
 
 class CorrelationWarning(UserWarning):
     """Something about pixels or bins that makes a correlation doubtful, or NaN."""
+
+
+@contextmanager
+def rows_and_columns(width: int) -> Iterator[None]:
+    """Adds row and column to what kernels, which only have numbers, say about a pixel."""
+
+    def place(match: re.Match[str]) -> str:
+        row, column = divmod(int(match[1]), width)
+        return f"pixel {match[1]} (row {row}, column {column}) has"
+
+    try:
+        yield
+    except ValueError as error:
+        text = re.sub(r"pixel (\d+) has", place, str(error))
+        if text == str(error):
+            raise
+        raise ValueError(text) from error
 
 
 def warn_of(messages: Sequence[str]) -> tuple[str, ...]:

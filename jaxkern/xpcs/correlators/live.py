@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.xpcs.correlators.bin_checks import check_empty_bins, nan_bins, warn_of
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
 from jaxkern.xpcs.correlators.frame_sums import frame_sums, intensity_limits
@@ -128,9 +133,11 @@ class LiveMultiTau:
         if self._seen < 2 or self._state is None:
             raise ValueError(f"{self._seen} frames were added; wanted 2 or more")
         selection = self._all.part(0, self._seen)
-        sums = _reached(self._state.bin_sums(), len(multitau_delays(self._seen, self._dpl)))
-        found = g2_result(sums, selection, self._labels, self._time_step, self._config)
-        return replace(found, overview=self._overview.overview())
+        with rows_and_columns(self._qmap.shape[1]):
+            found = self._state.bin_sums()
+        sums = _reached(found, len(multitau_delays(self._seen, self._dpl)))
+        result = g2_result(sums, selection, self._labels, self._time_step, self._config)
+        return replace(result, overview=self._overview.overview())
 
     def finish(self, source: FrameSource) -> MultiTauResult:
         """g2 of all of a source that is complete: what `multitau` gives of it.

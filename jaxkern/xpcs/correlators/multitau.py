@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
-from jaxkern.xpcs.correlators.bin_checks import check_empty_bins, dark_bins, nan_bins, warn_of
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    dark_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
 from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
@@ -150,7 +156,8 @@ def multitau(
             run = EventSums(native, source, selection, ranges, pixels, dpl)
         else:
             run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
-        sums = run.run(seen, bar)
+        with rows_and_columns(qmap.shape[1]):
+            sums = run.run(seen, bar)
         asked = None if intensity_cut is None else tuple(intensity_cut)
         config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": asked}
         whole, *others = (

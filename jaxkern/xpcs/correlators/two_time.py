@@ -15,7 +15,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
-from jaxkern.xpcs.correlators.bin_checks import check_empty_bins, nan_bins, warn_of
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
 from jaxkern.xpcs.correlators.hot_pixels import (
@@ -165,14 +170,17 @@ def twotime(
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
         native = native_module() if source.is_sparse and divisor is None else None
-        run: EventRows | _Dense
-        if native is not None:
-            run = EventRows(
-                native, source, selection, living, smoothing, labels.bins, reduction, bar
-            )
-        else:
-            run = _Dense(source, selection, divisor, living, smoothing, labels.bins, reduction, bar)
-        run.correlate()
+        with rows_and_columns(qmap.shape[1]):
+            run: EventRows | _Dense
+            if native is not None:
+                run = EventRows(
+                    native, source, selection, living, smoothing, labels.bins, reduction, bar
+                )
+            else:
+                run = _Dense(
+                    source, selection, divisor, living, smoothing, labels.bins, reduction, bar
+                )
+            run.correlate()
         seen = None
         if overview or hot_pixels == "report":
             seen = OverviewSums(living, selection, is_whole(source))

@@ -71,9 +71,13 @@ class FrameSource:
         if (ordered[1:] == ordered[:-1]).any():
             np.add.at(frames, place, events.count)
             if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+                exact = np.zeros(len(frames), np.uint64)
+                np.add.at(exact, place, events.count.astype(np.uint64))
+                frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
+                row, column = divmod(pixel, self.shape[2])
                 raise DetectorFileError(
-                    f"{self.name}: the counts of a pixel in one of the frames {first} to "
-                    f"{stop - 1} add up to more than {self.dtype} holds"
+                    f"{self.name}: the counts in frame {first + frame}, row {row}, column {column} "
+                    f"add up to more than {self.dtype} holds"
                 )
         else:
             frames[place] = events.count
