@@ -244,6 +244,10 @@ def test_errors_name_row_and_column(backend):
         with pytest.raises(ValueError, match=rf"row {ROW}, column {COLUMN}\b"):
             run()
     live = xpcs.LiveMultiTau(one_bin(), 100)
-    live.update(xpcs.as_frames(counts))
+
+    def end():
+        live.update(xpcs.as_frames(counts))
+        return live.result()
+
     with pytest.raises(ValueError, match=rf"row {ROW}, column {COLUMN}\b"):
-        live.result()
+        end()

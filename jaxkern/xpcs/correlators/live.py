@@ -222,7 +222,8 @@ class LiveMultiTau:
         if self._config["normalize"]:
             mean = frame_sums(frames, [self._mask])[0] / max(int(self._mask.sum()), 1)
             divisor = np.where(mean == 0, 1.0, mean)
-        self._state.add(frames, bad, divisor)
+        with rows_and_columns(self._qmap.shape[1]):
+            self._state.add(frames, bad, divisor)
         self._overview.add(frames, bad, selection)
         self._seen = stop
 
