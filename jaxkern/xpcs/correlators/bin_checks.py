@@ -28,17 +28,14 @@ class CorrelationWarning(UserWarning):
 def rows_and_columns(width: int) -> Iterator[None]:
     """Adds row and column to what kernels, which only have numbers, say about a pixel."""
 
-    def place(match: re.Match[str]) -> str:
-        row, column = divmod(int(match[1]), width)
-        return f"pixel {match[1]} (row {row}, column {column}) has"
-
     try:
         yield
     except ValueError as error:
-        text = re.sub(r"pixel (\d+) has", place, str(error))
-        if text == str(error):
+        match = re.search(r"pixel (\d+) has", str(error))
+        if match is None:
             raise
-        raise ValueError(text) from error
+        row, column = divmod(int(match[1]), width)
+        raise ValueError(f"row {row}, column {column}: {error}") from error
 
 
 def warn_of(messages: Sequence[str]) -> tuple[str, ...]:
