@@ -23,7 +23,10 @@ from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
 # `test_empty_frames.py` tests the warning.
-pytestmark = pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning"),
+]
 
 
 def bins_of(shape, n_dynamic, n_static, seed=0):
@@ -280,7 +283,6 @@ def test_bad_frames_are_nan_and_counted():
     np.testing.assert_array_equal(halves.c2, jk.xpcs.twotime(frames, qmap, average=2).c2)
 
 
-@pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning")
 @pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])
 def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(two_time_products, "TILE", 16)
