@@ -29,7 +29,7 @@ def damage(path, pattern):
 
 def test_damaged_results(tmp_path, capsys):
     damaged = write_results(tmp_path / "damaged.hdf")
-    damage(damaged, b"SNOD")
+    damage(damaged, b"OHDR")
     assert main(["xpcs", "check", str(damaged), "--json"]) == 1
     assert "damaged.hdf" in json.loads(capsys.readouterr().out)["files"][0]["error"]
     assert main(["xpcs", "check", str(tmp_path / "none.hdf")]) == 2
