@@ -295,9 +295,16 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
     group = xpcs.create_group("twotime" if full else "twotime_binned")
     _store(group, "processed_bins", result.bins)
     group["n_frames"] = result.n_frames
-    for name, pairs in (("n_pairs", result.n_pairs), ("c2_pairs", result.c2_pairs)):
-        if pairs is not None:
-            _store(group, name, pairs)
+    segments = result.n_pairs_parts
+    numbers = {
+        "n_pairs": result.n_pairs,
+        "n_pairs_segments": None if segments is None else np.swapaxes(segments, 0, 1),
+        "n_empty": result.n_empty,
+        "c2_pairs": result.c2_pairs,
+    }
+    for name, values in numbers.items():
+        if values is not None:
+            _store(group, name, values)
     _store(group, "normalized_g2", result.g2)
     _store(group, "normalized_g2_segments", np.swapaxes(result.g2_parts, 0, 1))
     if full:
