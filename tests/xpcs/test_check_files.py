@@ -12,7 +12,7 @@ from jaxkern.cli import main
 
 NAMES = ("results.hdf", "qmap.h5", "aps.h5", "frames.npy", "events.npz")
 QMAP = jk.xpcs.QMap(np.repeat([[1, 2]], 4, 0), q=[0.01, 0.02])
-FRAMES = np.random.default_rng(0).poisson(1.0, (64, 4, 2)).astype("u1")
+FRAMES = np.random.default_rng(0).poisson(9.0, (64, 4, 2)).astype("u1")
 
 
 def write_results(path):

@@ -198,7 +198,8 @@ def _check_statistics(path: Path, file: Any, group: int, table: Any) -> None:
         if told is None or not told.has_min_max or name not in table.column_names:
             continue
         found = compute.min_max(table.column(name)).as_py() if _is_number(told.min) else {}
-        low, high = found.get("min"), found.get("max")
+        low: Any = found.get("min")
+        high: Any = found.get("max")
         if _is_number(low) and _is_number(high) and not told.min <= low <= high <= told.max:
             raise ValueError(
                 f"{path} is damaged: column {name!r} has numbers from {low} to {high} in row group "
