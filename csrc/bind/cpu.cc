@@ -37,6 +37,7 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
         "FFI targets by name.");
   jaxkern::define_abi(m);
+  jaxkern::define_constants(m);
   jaxkern::correlators::define_multitau(m);
   jaxkern::correlators::define_frame_sums(m);
   jaxkern::correlators::define_events(m);

@@ -23,10 +23,12 @@ using Sizes = nb::ndarray<int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::c
 static_assert(sizeof(FileStamp) == 2 * sizeof(int64_t) && sizeof(ImageSize) == 2 * sizeof(int32_t));
 
 std::vector<std::string_view> texts(const std::vector<Bytes>& blobs, const Places& place) {
+  // The copy is checked: another thread can write to the caller's array.
+  const std::vector<int64_t> own(place.data(), place.data() + place.size());
   std::vector<std::string_view> found;
   found.reserve(place.shape(0));
   for (size_t i = 0; i < place.shape(0); ++i) {
-    const int64_t* at = place.data() + 3 * i;
+    const int64_t* at = own.data() + 3 * i;
     const auto blob = static_cast<uint64_t>(at[0]);
     const int64_t bytes = blob < blobs.size() ? static_cast<int64_t>(blobs[blob].size()) : -1;
     if (at[1] < 0 || at[2] < 0 || at[1] > bytes || at[2] > bytes - at[1]) {

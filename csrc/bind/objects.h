@@ -23,6 +23,7 @@ const T& shared_object(const nanobind::capsule& given, const char* wanted) {
   return *static_cast<const T*>(given.data());
 }
 
+void define_constants(nanobind::module_& module);
 namespace correlators {
 void define_events(nanobind::module_& module);
 void define_multitau(nanobind::module_& module);

@@ -69,10 +69,11 @@ std::tuple<Made, Made> open_bins(const Packer& self) {
 void restore(Packer& self, int64_t document, int64_t started, const Integers& sizes,
              const Pieces& pieces) {
   std::vector<std::vector<Piece>> bins;
+  // The copies are checked: another thread can write to the caller's arrays.
   const std::vector<Piece> all = pieces_of(pieces);
+  const std::vector<int64_t> own_sizes(sizes.data(), sizes.data() + sizes.shape(0));
   auto next = all.begin();
-  for (size_t bin = 0; bin < sizes.shape(0); ++bin) {
-    const int64_t size = sizes.data()[bin];
+  for (const int64_t size : own_sizes) {
     if (size < 1 || size > all.end() - next) throw nb::value_error("bins of other sizes");
     bins.emplace_back(next, next + size);
     next += size;
@@ -143,6 +144,7 @@ std::tuple<int64_t, int64_t> write(const Pieces& pieces, const Integers& ends, i
 }  // namespace
 
 void define_packing(nb::module_& module) {
+  // Without the interpreter's lock, its own one keeps two threads from packing at once.
   nb::class_<Packer>(module, "TokenPacker")
       .def(
           "__init__",
@@ -151,8 +153,8 @@ void define_packing(nb::module_& module) {
                 Packer(length, static_cast<Method>(method), static_cast<Overlong>(overlong), bins);
           },
           nb::arg("length"), nb::arg("method"), nb::arg("overlong"), nb::arg("max_open_bins"))
-      .def("add", &add, nb::arg("begins"), nb::arg("lengths"), nb::arg("rows"))
-      .def("flush", &Packer::flush, nb::arg("rows"))
+      .def("add", &add, nb::arg("begins"), nb::arg("lengths"), nb::arg("rows"), nb::lock_self())
+      .def("flush", &Packer::flush, nb::arg("rows"), nb::lock_self())
       .def(
           "take",
           [](Packer& self) {
@@ -160,17 +162,18 @@ void define_packing(nb::module_& module) {
             return std::tuple<Made, Made>(to_numpy(taken.pieces),
                                           to_numpy(taken.ends.data(), taken.ends.size(), 1));
           },
+          nb::lock_self(),
           nb::sig("def take(self) -> tuple[numpy.typing.NDArray, numpy.typing.NDArray]"),
           "The complete rows: pieces int64 [P, 4] (document, start, count, begin), and ends int64 "
           "[rows] among them.")
-      .def("skip", &Packer::skip)
+      .def("skip", &Packer::skip, nb::lock_self())
       .def("restore", &restore, nb::arg("document"), nb::arg("started"), nb::arg("sizes"),
-           nb::arg("pieces"))
-      .def("open_bins", &open_bins)
-      .def_prop_ro("document", &Packer::document)
-      .def_prop_ro("started", &Packer::started)
-      .def_prop_ro("complete", &Packer::complete)
-      .def_prop_ro("open", &Packer::open);
+           nb::arg("pieces"), nb::lock_self())
+      .def("open_bins", &open_bins, nb::lock_self())
+      .def_prop_ro("document", &Packer::document, nb::lock_self())
+      .def_prop_ro("started", &Packer::started, nb::lock_self())
+      .def_prop_ro("complete", &Packer::complete, nb::lock_self())
+      .def_prop_ro("open", &Packer::open, nb::lock_self());
   module.def(
       "bad_token_offset",
       [](const Integers& offsets, int64_t size) {

@@ -69,6 +69,8 @@ struct Handler<run> {
   extern "C" XLA_FFI_Error* Jaxkern##name##Cpu(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* Jaxkern##name##Cuda(XLA_FFI_CallFrame*);
 
+// Without the trait kCmdBufferCompatible, so that XLA does not capture the call in a CUDA graph: a
+// replay would use scratch memory that XLA has given to something else by then.
 #define JAXKERN_CPU_HANDLER(name, run)                                         \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Jaxkern##name##Cpu, ::jaxkern::Handler<run>(), \
                                 ::jaxkern::Handler<run>::binding());

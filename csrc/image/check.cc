@@ -8,10 +8,6 @@
 namespace jaxkern::image {
 namespace {
 
-// An output of this many pixels stays addressable with 64-bit byte offsets, and a chain of them
-// ends in finite time.
-constexpr int64_t kMaxPixels = int64_t{1} << 31;
-
 template <typename Enum>
 bool within(Enum value, Enum last) {
   return static_cast<int32_t>(value) >= 0 &&

@@ -13,6 +13,10 @@
 
 namespace jaxkern::image {
 
+// An output of this many pixels stays addressable with 64-bit byte offsets, and a chain of them
+// ends in finite time.
+constexpr int64_t kMaxPixels = int64_t{1} << 31;
+
 enum class Fault : int32_t {
   kNone = 0,
   kSourceHeight,

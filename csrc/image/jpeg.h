@@ -24,6 +24,10 @@ struct JpegRegion {
   int32_t top = 0, left = 0, height = 0, width = 0;
 };
 
+constexpr bool is_jpeg_denominator(int32_t value) {
+  return value == 1 || value == 2 || value == 4 || value == 8;
+}
+
 // A side of `length` pixels decoded at 1 / `denominator`.
 constexpr int32_t scaled_side(int32_t length, int32_t denominator) {
   return (length + denominator - 1) / denominator;

@@ -47,6 +47,10 @@ struct ImageDecodeJpeg {
     const bool wide = begins.element_type() == ffi::S64;
     begin = call.operand("begin", begins, wide ? ffi::S64 : ffi::S32, {});
     end = call.operand("end", ends, wide ? ffi::S64 : ffi::S32, {});
+    if (!is_jpeg_denominator(denominator)) {
+      call.fail("attribute 'denominator' is " + std::to_string(denominator) +
+                "; wanted 1, 2, 4 or 8");
+    }
     canvas = call.result("images", *images, ffi::U8, {kAnySize, kAnySize, kAnySize});
     size = call.result("sizes", *sizes, ffi::S32, {2});
     if (!call.ok()) return;

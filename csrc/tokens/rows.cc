@@ -92,8 +92,9 @@ void count_up(int32_t* out, int64_t count) {
 int64_t bad_offset(const int64_t* offsets, int64_t count, int64_t size) {
   int64_t before = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (offsets[i] < before || offsets[i] > size) return i;
-    before = offsets[i];
+    const int64_t offset = offsets[i];
+    if (offset < before || offset > size) return i;
+    before = offset;
   }
   return -1;
 }

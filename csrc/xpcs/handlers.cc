@@ -112,7 +112,10 @@ ffi::Error run(const Executor& executor, const TwoTimeG2At& o) {
                             reals_at(o.offset, i)};
     parallel_for(executor, o.points, 1024, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        write_at(o.out, i, k, g2_at(work, o.index.at<int32_t>(i) + 3 * k));
+        // Read once: an operand can be a caller's own memory, which another thread writes to.
+        const volatile int32_t* const index = o.index.at<int32_t>(i) + 3 * k;
+        const int32_t own[3] = {index[0], index[1], index[2]};
+        write_at(o.out, i, k, g2_at(work, own));
       }
     });
   }

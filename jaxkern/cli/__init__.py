@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return xpcs.run(chosen)
     if chosen.command == "doctor":
         return _doctor(chosen)
-    from jaxkern.cli.output import MissingExtraError, check_output
+    from jaxkern.cli.output import MissingExtraError, check_output, exit_code
     from jaxkern.core.client import BackendError
     from jaxkern.core.failures import notes_of
 
@@ -55,10 +55,16 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments is None and chosen.command == "profile" and chosen.json:
             profile.end_stdout_at_exit()
         return code
+    except KeyboardInterrupt as error:
+        if chosen.command == "profile":  # of the script, whose errors are its tracebacks
+            raise
+        # The writer's note is the last: how many records the same call resumes from.
+        print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
+        return 130
     except (ValueError, OSError, MissingExtraError, BackendError) as error:
         notes = notes_of(error) if chosen.command == "pack" else []
         print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
-        return 2
+        return exit_code(error)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

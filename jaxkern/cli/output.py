@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,15 @@ def _require(package: str, message: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         raise MissingExtraError(message) from error
+
+
+# Of a disk that is full, over its quota or broken, as opposed to a wrong path.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of an error: 1 if the disk could not be written, 2 for wrong input."""
+    return 1 if isinstance(error, OSError) and error.errno in _DISK else 2
 
 
 def print_json(record: Any) -> None:

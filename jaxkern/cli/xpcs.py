@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxkern.cli import xpcs_correlate, xpcs_watch
-from jaxkern.cli.output import print_json
+from jaxkern.cli.output import exit_code, print_json
 from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def run(chosen: argparse.Namespace) -> int:
         if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
             raise
         print(f"error: {error}", file=sys.stderr)
+        return exit_code(error)
     return 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,15 +163,17 @@ def correlate(chosen: argparse.Namespace) -> int:
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
     qmap = QMap.read(chosen.qmap)
     choices.check(qmap)
-    made = correlate_file(
-        chosen.frames,
-        qmap,
-        chosen.output,
-        choices,
-        plots=chosen.plots,
-        progress=not chosen.quiet,
-        opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)  # the report has it
+        made = correlate_file(
+            chosen.frames,
+            qmap,
+            chosen.output,
+            choices,
+            plots=chosen.plots,
+            progress=not chosen.quiet,
+            opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
+        )
     report(chosen, made.source, made.multitau, made.twotime, made.files, made.seconds)
     return 0
 
@@ -248,6 +251,7 @@ def report(
     if source.is_sparse:
         size = chosen.frames.stat().st_size
     bad = len(found.config["bad_frames"])
+    empty = None if pairs is None else pairs.n_empty
     if chosen.json:
         print_json(
             {
@@ -258,6 +262,7 @@ def report(
                 "frame_time": found.frame_time,
                 "bins": found.bins.tolist(),
                 "two_time_bins": None if pairs is None else pairs.bins.tolist(),
+                "empty_frames": None if empty is None else empty.tolist(),
                 "delays": len(found.delay),
                 "seconds": seconds,
                 "frames_per_second": n / max(seconds, 1e-9),
@@ -272,6 +277,7 @@ def report(
         if bad:
             print(f"{bad} bad frames were left out")
         print("wrote " + ", ".join(map(str, files)))
+    report_empty_frames(pairs)
     if not np.isfinite(found.g2).any():
         print(
             f"warning: no g2 is a number: {bad} bad frames were left out of {n}, or the frames "
@@ -284,3 +290,12 @@ def report(
             "--frame-time",
             file=sys.stderr,
         )
+
+
+def report_empty_frames(pairs: TwoTimeResult | None) -> None:
+    """Prints a warning if many frames of a bin have no counts."""
+    from jaxkern.xpcs.correlators.results import empty_frames_warning
+
+    text = None if pairs is None else empty_frames_warning(pairs)
+    if text is not None:
+        print(f"warning: {text}", file=sys.stderr)

@@ -17,6 +17,7 @@ from jaxkern.cli.xpcs_correlate import (
     check_output,
     intensity_cut,
     numbers,
+    report_empty_frames,
     selection,
 )
 
@@ -208,15 +209,20 @@ class _Screen:
 
         began, config = time.monotonic(), watched.result.config
         names = ("begin", "end", "stride", "average")
-        found = twotime(
-            self._frames,
-            watched.result.qmap,
-            bins=self._bins,
-            bad_frames=config["bad_frames"],
-            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
-            progress=False,
-            **{name: config[name] for name in names},
-        )
+        with warnings.catch_warnings():
+            # The report at the end has it, of all frames.
+            warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)
+            found = twotime(
+                self._frames,
+                watched.result.qmap,
+                bins=self._bins,
+                bad_frames=config["bad_frames"],
+                frame_time=time_between(
+                    self._chosen.frame_time, self._chosen.metadata, self._frames
+                ),
+                progress=False,
+                **{name: config[name] for name in names},
+            )
         self._next_fit = time.monotonic() + _REST * (time.monotonic() - began)
         return found
 
@@ -271,6 +277,7 @@ class _Screen:
             )
         elif not self._chosen.quiet:
             print("wrote " + ", ".join(map(str, self._files)))
+        report_empty_frames(self._pairs)
         if not self._success:
             print(self._fitted, file=sys.stderr)
         return 0 if self._success else 1

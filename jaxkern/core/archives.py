@@ -1,14 +1,26 @@
-"""Archives of arrays, as NumPy's `savez` makes them, in memory."""
+"""NumPy's files: `.npz` archives in memory, and `.npy` files mapped into memory."""
 
 from __future__ import annotations
 
 import io
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
+
+#: what NumPy raises for files that are none of its own, or damaged
+NUMPY_DAMAGE = (
+    ValueError, OSError, EOFError, OverflowError, SyntaxError, TypeError, KeyError, IndexError,
+    MemoryError, NotImplementedError, RuntimeError, UnicodeError, AttributeError, RecursionError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
@@ -21,3 +33,39 @@ def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
     with ThreadPoolExecutor(1) as writer:
         writer.submit(partial(np.savez, stream, **arrays)).result()
     return stream.getvalue()
+
+
+def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
+    """Map the array of an `.npy` file into memory, read-only.
+
+    Raises:
+      OSError: the file does not exist or cannot be opened.
+      ValueError: the file is not an `.npy` file, is damaged, or is longer or shorter than its
+        header says; the message names the file.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/x.npy"
+    >>> np.save(path, [1, 2])
+    >>> map_npy(path).tolist()
+    [1, 2]
+    """
+    name = os.fspath(path)
+    with open(name, "rb") as file:
+        begin = file.read(6)
+    if begin != b"\x93NUMPY":
+        kind = "an .npz archive" if begin.startswith(b"PK") else repr(begin)
+        raise ValueError(f"{name}: expected an .npy file with one array, got {kind}")
+    try:
+        array = np.lib.format.open_memmap(name, mode="r")
+    except NUMPY_DAMAGE as error:
+        raise ValueError(
+            f"{name} is damaged and cannot be read as an .npy file: {error}"
+        ) from error
+    end = int(getattr(array, "offset", 0)) + array.nbytes
+    size = os.stat(name).st_size
+    if end != size:
+        raise ValueError(
+            f"{name} is damaged, cut short or still being written: its header says {array.dtype}"
+            f"{list(array.shape)}, which ends at byte {end}, and the file has {size} bytes"
+        )
+    return array

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import re
 import secrets
@@ -64,27 +66,81 @@ def natural_order(names: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def replaced_whole(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; what is there at the end of the block replaces `path` in one step.
+def replaced_whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
+    """Creates an empty file to write to, which replaces `path` in one step when the block ends.
 
     A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
-    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``.
+    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``, and
+    is removed by the next call for the same path: a file is locked while it is written.
+
+    Raises:
+      FileExistsError: `overwrite` is false and `path` exists at the end of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
+    with temporary.open("xb") as file:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield temporary
             os.fsync(file.fileno())
+            publish(temporary, path, overwrite)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes have left of `replaced_whole`, and nothing that is in use."""
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.tmp")
+    for name in os.listdir(path.parent):
+        if pattern.fullmatch(name):
+            leftover = path.with_name(name)
+            with contextlib.suppress(OSError), leftover.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+
+
+def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
+    """Rename a finished file to its final name in one step, and sync the folder.
+
+    Without `overwrite` the name is created exclusively: of several processes that publish the same
+    path at the same time, one succeeds.
+
+    Raises:
+      FileExistsError: `overwrite` is false and `path` exists; `temporary` remains.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "x.tmp").write_bytes(b"new"), (folder / "x").write_bytes(b"old")
+    >>> publish(folder / "x.tmp", folder / "x", overwrite=False)
+    Traceback (most recent call last):
+    FileExistsError: ...
+    """
+    if overwrite:
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    else:
+        try:
+            os.link(temporary, path)  # which fails for a name that exists, as a rename does not
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # Reserve the name: a kill before the next line leaves an empty file.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            os.replace(temporary, path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+# Errors of file systems without hard links, such as FAT.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -96,5 +152,5 @@ def write_whole(path: Path, content: bytes) -> None:
     >>> path.read_bytes()
     b'all of it'
     """
-    with replaced_whole(path) as temporary, temporary.open("xb") as file:
+    with replaced_whole(path) as temporary, temporary.open("wb") as file:
         file.write(content)

@@ -22,6 +22,7 @@ from types import ModuleType
 
 import jax
 
+from jaxkern.core import compat
 from jaxkern.core.arguments import decimal
 from jaxkern.core.threads import worker_cap
 
@@ -38,6 +39,7 @@ class Library:
     abi: tuple[int, int] | None = None
     targets: list[str] = field(default_factory=list)
     loaded: ModuleType | None = field(default=None, repr=False)
+    devices_checked: bool = field(default=False, repr=False)
 
 
 _libraries: dict[tuple[str, str], Library] = {}
@@ -78,6 +80,9 @@ def load(name: str, platform: str = "cpu") -> Library:
     On any problem nothing is registered, one warning is given, and ``jaxkern.doctor()`` tells the
     reason; ops then run in pure JAX.
 
+    A CUDA module may also have ``architectures()``, such as ``["sm_80", "compute_90"]``. If JAX
+    then starts on a GPU that can run none of that code, its targets are not used either.
+
     Args:
       name: of the importable module, such as ``"my_package._cpu"``.
       platform: ``"cpu"`` or ``"cuda"``.
@@ -100,16 +105,9 @@ def load(name: str, platform: str = "cpu") -> Library:
             library.loaded = native
     except Exception as error:  # a broken library must not break the import of jaxkern or JAX
         library.problem = _import_problem(name, error)
-        for target in library.targets:
-            _targets.pop((target, platform), None)
-        library.targets.clear()
+        _drop_targets(library)
     if library.problem is not None:
-        warnings.warn(
-            f"jaxkern: the {platform} kernels of {name} are not used, pure JAX takes their place: "
-            f"{library.problem}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn_not_used(library)
     return library
 
 
@@ -128,8 +126,26 @@ def _register(library: Library, native: ModuleType) -> None:
         _targets[(target, library.platform)] = library
 
 
+def _drop_targets(library: Library) -> None:
+    for target in library.targets:
+        _targets.pop((target, library.platform), None)
+    library.targets.clear()
+
+
+def _warn_not_used(library: Library) -> None:
+    warnings.warn(
+        f"jaxkern: the {library.platform} kernels of {library.module} are not used, pure JAX takes "
+        f"their place: {library.problem}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
 def missing(target: str, platform: str) -> str | None:
     """Why ``target`` has no handler on ``platform``; None where it has one."""
+    library = _targets.get((target, platform))
+    if library is not None and platform == "cuda":
+        _check_devices(library)
     if (target, platform) in _targets:
         return None
     problems = [
@@ -186,10 +202,82 @@ def _driver_problem(native: ModuleType, platform: str) -> str | None:
     # Any driver of the same major version runs the machine code of an earlier or later minor one.
     if driver // 1000 < wanted // 1000:
         return (
-            f"the CUDA driver supports CUDA {driver // 1000}.{driver % 1000 // 10} and the kernels "
+            f"the CUDA driver supports CUDA {_version_text(driver)} and the kernels "
             f"need {wanted // 1000}.0 or newer; update the driver"
         )
     return None
+
+
+def _check_devices(library: Library) -> None:
+    """Drops a CUDA library's targets if a GPU of this process cannot run its kernels.
+
+    Runs once JAX has started its CUDA backend. Asking the driver earlier, at import, would
+    initialize CUDA: children forked later could not use it, and `CUDA_VISIBLE_DEVICES` would be
+    read before a program can set it.
+    """
+    if library.devices_checked or "cuda" not in compat.started_backends():
+        return
+    library.devices_checked = True
+    architectures = getattr(library.loaded, "architectures", None)
+    if library.loaded is None or architectures is None:
+        return
+    names, built = list(architectures()), int(library.loaded.cuda_runtime())
+    problems = (
+        device_code_problem(names, built, capability, cuda_driver_version() or built)
+        for capability in cuda_capabilities()
+    )
+    library.problem = next(filter(None, problems), None)
+    if library.problem is None:
+        return
+    _drop_targets(library)
+    library.loaded = None
+    if library.module == "jaxkern._cuda" and "cuda" in _required():
+        raise RuntimeError(
+            f"JAXKERN_REQUIRE names 'cuda', but its kernels are not usable: {library.problem}"
+        )
+    _warn_not_used(library)
+
+
+def cuda_capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of this process's GPUs. Starts JAX's CUDA backend."""
+    found = {str(d.compute_capability) for d in jax.local_devices(backend="cuda")}
+    pairs = (capability.split(".") for capability in sorted(found))
+    return [(int(major), int(minor)) for major, minor in pairs]
+
+
+def device_code_problem(
+    architectures: Iterable[str], built: int, capability: tuple[int, int], driver: int
+) -> str | None:
+    """Why a GPU of this compute capability can run none of the code for ``architectures``.
+
+    ``sm_XY`` is machine code, which runs on the capabilities X.Y and later ones of the same X.
+    ``compute_XY`` is PTX, which the driver compiles for X.Y and everything later; for that it must
+    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 alone.
+    """
+    names = list(architectures)
+    compiles = False
+    for kind, number, only in re.findall(r"\b(sm|compute)_(\d+)([a-z]?)\b", " ".join(names)):
+        target = (int(number) // 10, int(number) % 10)
+        if only and target != capability:
+            continue
+        if kind == "sm" and target[0] == capability[0] and target <= capability:
+            return None
+        compiles |= kind == "compute" and target <= capability
+    gpu = f"a GPU of this process has compute capability {capability[0]}.{capability[1]}"
+    if not compiles:
+        return (
+            f"{gpu}, and the kernels are compiled for {', '.join(names)}; build from source for it"
+        )
+    if driver < built:
+        return (
+            f"{gpu}, for which the CUDA driver must compile PTX of CUDA {_version_text(built)}, "
+            f"but it supports CUDA {_version_text(driver)}; update the driver"
+        )
+    return None
+
+
+def _version_text(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def cuda_driver_version() -> int | None:
@@ -219,7 +307,12 @@ def load_own() -> None:
         load("jaxkern._cuda", "cuda")
     else:
         skip("jaxkern._cuda", "cuda", reason)
-    _require(os.environ.get("JAXKERN_REQUIRE", ""))
+    _require(_required())
+
+
+def _required() -> list[str]:
+    names = os.environ.get("JAXKERN_REQUIRE", "").split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def set_max_workers(count: int) -> None:
@@ -242,8 +335,8 @@ def _any_installed(names: Iterable[str]) -> bool:
     return any(importlib.util.find_spec(name) is not None for name in names)
 
 
-def _require(platforms: str) -> None:
-    for platform in filter(None, (p.strip() for p in platforms.split(","))):
+def _require(platforms: Iterable[str]) -> None:
+    for platform in platforms:
         if platform == "jpeg":
             native = module("cpu")
             if native is None or not native.jpeg_decoder():

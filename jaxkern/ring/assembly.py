@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -283,7 +284,7 @@ class _Field:
                     f"field {name!r} does not lie at a multiple of its items' size, where its "
                     "producer reads it; copy it: np.array(array)"
                 )
-            self._cast, self._record = 0, producer.struct
+            self._cast, self._record = Cast.NONE, producer.struct
 
     def struct(self, batch: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *self._record.shape), self._record.dtype)
@@ -416,12 +417,20 @@ def _array(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _cast(dtype: np.dtype) -> tuple[int, np.dtype]:
-    """(`Cast` of csrc/ring/gather.h, the dtype in the batch)."""
+class Cast(enum.IntEnum):
+    """What happens to the items of a row on the way, numbered as in csrc/ring/gather.h."""
+
+    NONE = 0
+    INT64_TO_INT32 = 1
+    FLOAT64_TO_FLOAT32 = 2
+
+
+def _cast(dtype: np.dtype) -> tuple[Cast, np.dtype]:
+    """The cast of a field's rows, and the dtype in the batch."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)
     if canonical == dtype:
-        return 0, canonical
-    return (1 if dtype.kind in "iu" else 2), canonical
+        return Cast.NONE, canonical
+    return Cast.INT64_TO_INT32 if dtype.kind in "iu" else Cast.FLOAT64_TO_FLOAT32, canonical
 
 
 def _in_parts(order: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.archives import map_npy
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.mapped import check_mapped
 
@@ -126,7 +127,7 @@ def native() -> Any:
 def _flat(name: str, value: Any) -> np.ndarray:
     """A flat array as it lies, of numbers that rows can hold."""
     if isinstance(value, str | os.PathLike):
-        value = np.load(value, mmap_mode="r")
+        name, value = f"{name} ({os.fspath(value)})", map_npy(value)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; wanted a flat array")

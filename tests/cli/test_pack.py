@@ -4,6 +4,8 @@ that has the exit code of a whole file, and errors that are tracebacks."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from jaxkern.cli import main
 from jaxkern.pipeline import ImageFolder, PackedSource, Subset, pack
+from jaxkern.pipeline.packing.records import RecordEncoder
 from jaxkern.pipeline.sources.packed.files import PackedFile
 
 
@@ -156,3 +159,25 @@ def test_a_group_of_zarr_is_a_folder_and_none_of_images(tmp_path):
     arguments = [str(tmp_path / "x.zarr"), str(tmp_path / "x.jkp"), "--format", "npy", "--quiet"]
     assert main(["pack", *arguments]) == 0
     assert PackedSource(tmp_path / "x.jkp")[3]["x"] == 3
+
+
+def test_an_interrupt_is_one_line(folder, tmp_path, capsys, monkeypatch):
+    """And the same command resumes."""
+    encoded = RecordEncoder.encoded
+
+    def interrupted(self, records):
+        if records.start == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return encoded(self, records)
+
+    command = ["pack", str(folder), str(tmp_path / "x.jkp")]
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordEncoder, "encoded", interrupted)
+        assert main([*command, "--quiet", "--threads", "1"]) == 130
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.count("\n") == 1
+    assert "interrupted" in found.err
+    assert "of 6 records" in found.err
+    assert main([*command, "--quiet"]) == 0
+    assert len(PackedSource(tmp_path / "x.jkp")) == 6

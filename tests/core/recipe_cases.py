@@ -388,6 +388,11 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
 CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
 
 
+def case_arguments() -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes the arguments of each case, by name; the part before the first '-' is the op."""
+    return {name: make for name, (make, _) in _CASES.items()}
+
+
 @functools.cache
 def case(name: str) -> OpCheck:
     """One case, kept over its rows: they share what its twin compiles."""

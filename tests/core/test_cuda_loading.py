@@ -10,8 +10,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
+
+import jaxkern as jk
+from jaxkern.core import compat, registry
 
 _IMPORT = """
 import warnings
@@ -159,3 +165,104 @@ else:
     raise AssertionError("imported")
 """
     _run(code, tmp_path, JAXKERN_CUDA_DRIVER_VERSION="11080", JAXKERN_REQUIRE="cuda")
+
+
+WHEEL = ("sm_80", "sm_90", "compute_90")
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "problem"),
+    [
+        ((8, 0), 13000, None),
+        ((8, 9), 13000, None),
+        ((9, 0), 13000, None),
+        ((7, 5), 13020, "compute capability 7.5"),
+        ((10, 0), 13020, None),
+        ((12, 0), 13030, None),
+        ((10, 0), 13010, "supports CUDA 13.1"),
+    ],
+)
+def test_the_device_code_must_suit_the_gpu(
+    capability: tuple[int, int], driver: int, problem: str | None
+) -> None:
+    found = registry.device_code_problem(WHEEL, 13020, capability, driver)
+    assert (found is None) == (problem is None), found
+    if problem is not None:
+        assert found is not None
+        assert problem in found
+        assert ("13.2" in found) == ("13.1" in problem)  # the PTX's CUDA, where it matters
+
+
+def test_code_for_one_chip_alone() -> None:
+    assert registry.device_code_problem(["sm_90a"], 13000, (9, 0), 13000) is None
+    assert "sm_90a" in str(registry.device_code_problem(["sm_90a"], 13000, (9, 1), 13000))
+    assert "compute_90a" in str(
+        registry.device_code_problem(["compute_90a"], 13000, (10, 0), 13000)
+    )
+    assert "compute_90" in str(registry.device_code_problem(["compute_90"], 13000, (8, 9), 13000))
+
+
+_NEGATE = jk.Op("test.negate", version=1, abstract=lambda x: x, impl=lambda x: -x)
+
+
+def _native_on_cuda() -> bool:
+    """Whether a program lowered for CUDA calls the kernel of `_NEGATE`."""
+    lowered = jax.jit(lambda x: _NEGATE(x)).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
+    return _NEGATE.target in lowered.as_text()
+
+
+@pytest.fixture
+def cuda_library(monkeypatch: pytest.MonkeyPatch) -> registry.Library:
+    """A CUDA library with the wheel's code, loaded in a process whose GPU is not known yet."""
+    native = SimpleNamespace(architectures=lambda: list(WHEEL), cuda_runtime=lambda: 13000)
+    library = registry.Library("jaxkern._cuda", "cuda", targets=[_NEGATE.target])
+    library.loaded = native  # type: ignore[assignment]
+    monkeypatch.setattr(registry, "_libraries", {("jaxkern._cuda", "cuda"): library})
+    monkeypatch.setattr(registry, "_targets", {(_NEGATE.target, "cuda"): library})
+    monkeypatch.setenv("JAXKERN_CUDA_DRIVER_VERSION", "13000")
+    monkeypatch.delenv("JAXKERN_REQUIRE", raising=False)
+    return library
+
+
+def _start_on(monkeypatch: pytest.MonkeyPatch, *capabilities: str) -> None:
+    devices = [SimpleNamespace(compute_capability=capability) for capability in capabilities]
+    monkeypatch.setattr(compat, "started_backends", lambda: ("cpu", "cuda"))
+    monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
+
+
+def test_before_jax_has_started_on_a_gpu_nothing_is_asked(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "cuda_capabilities", lambda: pytest.fail("CUDA was started"))
+    assert _native_on_cuda()
+    assert cuda_library.problem is None
+
+
+def test_kernels_run_on_a_gpu_that_they_are_compiled_for(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start_on(monkeypatch, "8.0", "9.0")
+    assert _native_on_cuda()
+    assert cuda_library.problem is None
+
+
+def test_another_gpu_gets_pure_jax_and_the_reason(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start_on(monkeypatch, "9.0", "7.5")
+    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5"):
+        assert not _native_on_cuda()
+    assert "sm_80, sm_90, compute_90" in str(cuda_library.problem)
+    assert registry.module("cuda") is None
+    assert "7.5" in str(registry.missing(_NEGATE.target, "cuda"))
+    assert not _native_on_cuda()  # without a second warning
+    assert "compute capability 7.5" in str(jk.doctor())
+
+
+def test_a_required_library_is_an_error_there(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXKERN_REQUIRE", "cpu,cuda")
+    _start_on(monkeypatch, "7.5")
+    with pytest.raises(RuntimeError, match=r"compute capability 7\.5"):
+        _native_on_cuda()

@@ -1,5 +1,6 @@
 // Mutated JPEG files: nothing may crash, leak, or read or write out of bounds (build it with
-// sanitizers). Usage: fuzz_jpeg [files] [first seed]; the files follow from their seeds.
+// sanitizers), and nothing of a file may reach the next one that a decoder is given.
+// Usage: fuzz_jpeg [files] [first seed]; the files follow from their seeds.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ class Mutator {
   void mutate(Bytes& file) {
     for (uint32_t edits = below(3) + 1; edits > 0 && !file.empty(); --edits) {
       const size_t at = chosen_place(file);
-      switch (below(9)) {
+      switch (below(10)) {
         case 0:
           file[at] = static_cast<uint8_t>(random_());
           break;
@@ -52,6 +53,9 @@ class Mutator {
           break;
         case 7:
           std::fill(place(file, at), place(file, at + below(64)), below(2) ? 0xFF : 0x00);
+          break;
+        case 8:
+          remove_segment(file);
           break;
         default:
           resize_frame(file);
@@ -112,6 +116,19 @@ class Mutator {
     segment.insert(segment.end(), start.begin() + 1, start.end());
     segment.resize(segment.size() + below(12), static_cast<uint8_t>(random_()));
     file.insert(place(file, below(2) ? 2 : at), segment.begin(), segment.end());
+  }
+
+  // Tables, restart intervals or colour markers that an earlier file may have had.
+  void remove_segment(Bytes& file) {
+    uint32_t skipped = below(12);
+    for (size_t at = 2; at + 3 < file.size() && file[at] == 0xFF && file[at + 1] != 0xDA;) {
+      const size_t length = 2 + (size_t{file[at + 2]} << 8 | file[at + 3]);
+      if (skipped-- == 0) {
+        file.erase(place(file, at), place(file, at + length));
+        return;
+      }
+      at += length;
+    }
   }
 
   // Another size, components or sampling.
@@ -176,19 +193,32 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
         static_cast<int32_t>(random.below(static_cast<size_t>(height - region.height) + 1));
     region.left = static_cast<int32_t>(random.below(static_cast<size_t>(width - region.width) + 1));
   }
-  const int64_t bytes = int64_t{region.height} * region.width * channels;
-  const Guarded out(static_cast<size_t>(std::min(bytes, kMaxPixels * 4)));
-  std::string problem;
-  if (random.below(2)) {
-    problem = decoder.decode(data.get(), file.size(), channels, kMaxPixels, region, out.get(),
-                             denominator);
-  } else {
-    problem = decoder.open(data.get(), file.size(), channels, kMaxPixels, region, denominator);
-    const int32_t band = 1 + static_cast<int32_t>(random.below(20));
-    for (int32_t row = 0; row < region.height && problem.empty(); row += band) {
-      problem = decoder.read(std::min(band, region.height - row),
-                             out.get() + int64_t{row} * region.width * channels);
+  const size_t bytes = static_cast<size_t>(
+      std::min(int64_t{region.height} * region.width * channels, kMaxPixels * 4));
+  const bool banded = random.below(2) != 0;
+  const int32_t band = 1 + static_cast<int32_t>(random.below(20));
+  const auto decode_by = [&](JpegDecoder& one, uint8_t* out) {
+    if (!banded) {
+      return one.decode(data.get(), file.size(), channels, kMaxPixels, region, out, denominator);
     }
+    std::string found =
+        one.open(data.get(), file.size(), channels, kMaxPixels, region, denominator);
+    for (int32_t row = 0; row < region.height && found.empty(); row += band) {
+      found = one.read(std::min(band, region.height - row),
+                       out + int64_t{row} * region.width * channels);
+    }
+    return found;
+  };
+  const Guarded out(bytes), expected(bytes);
+  memset(out.get(), 0x55, bytes);
+  memset(expected.get(), 0xAA, bytes);
+  JpegDecoder unused;
+  const std::string problem = decode_by(decoder, out.get());
+  if (problem != decode_by(unused, expected.get()) ||
+      (problem.empty() && memcmp(out.get(), expected.get(), bytes) != 0)) {
+    fprintf(stderr, "a used decoder says '%s' or has other pixels than a new one\n",
+            problem.c_str());
+    std::abort();
   }
   (problem.empty() ? tally.decoded : tally.refused) += 1;
 }

@@ -271,39 +271,6 @@ def test_geometry_and_codes_of_stages(edits, codes, values):
     assert text is OK or "'geometry' of sample" in text
 
 
-# ---------------------------------------------------------------- structure: a program each
-
-SHAPES = [
-    (),
-    (0,),
-    (3,),
-    (BATCH, 4),
-    (BATCH, 1, 3),
-    (BATCH, 0, 4),
-    (BATCH, 1, 14),
-    (BATCH, 1, 2, 3),
-    (1, SIDE, SIDE, 3),
-    (0, SIDE, SIDE, 3),
-    (BATCH, 0, SIDE, 3),
-    (BATCH, SIDE, SIDE, 2),
-    (BATCH, SIDE, SIDE, 3),
-    (1,) * 12 + (SIDE, SIDE, 3),
-    (1,) * 13 + (SIDE, SIDE, 3),
-]
-DTYPES = ["u1", "i1", "i4", "f2", "f4", "bool"]
-ARRAYS = st.builds(lambda s, d: np.ones(s, d), st.sampled_from(SHAPES), st.sampled_from(DTYPES))
-RESULTS = st.builds(
-    lambda s, d: jax.ShapeDtypeStruct(s, np.dtype(d)),
-    st.sampled_from(SHAPES),
-    st.sampled_from(DTYPES),
-)
-LISTS = st.lists(st.sampled_from([INT_MIN, -1, 0, 1, 2, 3, 4, 5, INT_MAX]), max_size=10).map(
-    lambda v: np.array(v, np.int32)
-)
-REALS = st.lists(FLOATS, max_size=10).map(lambda v: np.array(v, np.float32))
-SCALARS = st.sampled_from([INT_MIN, -1, 0, 1, 2, 7, INT_MAX]).map(np.int32)
-
-
 MAKERS = {
     CHAIN: chain,
     RAGGED: ragged,
@@ -312,17 +279,6 @@ MAKERS = {
     STAGES: stages,
     RAGGED_STAGES: ragged_stages,
 }
-
-
-@settings(FEW, max_examples=120)
-@given(st.data(), st.sampled_from([*MAKERS]))
-def test_structure(data, target):
-    call = MAKERS[target]()
-    kinds = dict.fromkeys(attributes_of(target), LISTS) | {"out": RESULTS, "layout": SCALARS}
-    kinds |= {name: REALS for name in ("fill", "warp_fill") if name in kinds}
-    for name in data.draw(st.lists(st.sampled_from(sorted(call)), min_size=1, max_size=2)):
-        call[name] = data.draw(kinds.get(name, ARRAYS))
-    survives(target, call)
 
 
 # ---------------------------------------------------------------- messages

@@ -56,6 +56,8 @@ class TwoTime:
     c2: np.ndarray
     g2: np.ndarray
     g2_parts: np.ndarray
+    n_pairs: np.ndarray
+    n_pairs_parts: np.ndarray
 
 
 def exact(array):
@@ -194,8 +196,9 @@ def twotime(
 ):
     """The full C [n_bins, N, N] of the bins 1 .. dynamic.max(), and the means of its diagonals.
 
-    g2 is [N, n_bins]; g2_parts [5, N // 5, n_bins] of five equal parts in time. NaN for bins
-    without pixels, and for sums of frames of which none is good.
+    g2 is [N, n_bins]; g2_parts [5, N // 5, n_bins] of five equal parts in time; n_pairs and
+    n_pairs_parts how many numbers each is the mean of. NaN for bins without pixels, for sums of
+    frames of which none is good, and for frames without counts in the bin.
     """
     dynamic = np.ravel(dynamic)
     static = dynamic if static is None else np.ravel(static)
@@ -219,19 +222,23 @@ def twotime(
         for t in range(n if inside else 0):
             for u in range(n):
                 if selected.good[t] and selected.good[u]:
-                    below = (sum(x[t] for x in totals) or 1) * (sum(x[u] for x in totals) or 1)
+                    below = sum(x[t] for x in totals) * sum(x[u] for x in totals)
                     above = sum(x[t][u] for x in products) * len(inside)
-                    c2[b - 1, t, u] = float(_over(above, below))
+                    c2[b - 1, t, u] = float(_over(above, below)) if below else math.nan
     g2 = np.full((n, n_bins), np.nan)
     g2_parts = np.full((5, n // 5, n_bins), np.nan)
+    n_pairs, n_pairs_parts = np.zeros(g2.shape, int), np.zeros(g2_parts.shape, int)
     for b in range(n_bins):
         for lag in range(n):
             g2[lag, b] = _mean(np.diagonal(c2[b], lag))
+            n_pairs[lag, b] = np.isfinite(np.diagonal(c2[b], lag)).sum()
         for part in range(5):
             inside = slice(part * (n // 5), (part + 1) * (n // 5))
             for lag in range(n // 5):
-                g2_parts[part, lag, b] = _mean(np.diagonal(c2[b, inside, inside], lag))
-    return TwoTime(c2, g2, g2_parts)
+                diagonal = np.diagonal(c2[b, inside, inside], lag)
+                g2_parts[part, lag, b] = _mean(diagonal)
+                n_pairs_parts[part, lag, b] = np.isfinite(diagonal).sum()
+    return TwoTime(c2, g2, g2_parts, n_pairs, n_pairs_parts)
 
 
 def t1t2(c, edges):

@@ -1,7 +1,5 @@
-"""The XPCS handlers are a trust boundary: a serialized program may call them with anything.
-
-Would catch: a read or write out of bounds (the process dies), an operand that is not checked, a
-message that does not name the op and what was wrong with it.
+"""Would catch: a message of an XPCS handler that does not name the op and what was wrong with it,
+and a read beyond the rows of a call. tests/core/test_handler_fuzz.py makes random hostile calls.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import jaxkern as jk
 
@@ -27,7 +23,6 @@ BASIS = 2 + K_A + K_X
 STATE = BASIS * (BASIS + 1) // 2 + BASIS + 4
 ATTRIBUTES = ("shear_power", "loss", "symmetric", "sigma_rank")
 RESULTS = ("out", "out2", "out3", "out4")
-FEW = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 OK = "the call returned"
 
 
@@ -98,60 +93,6 @@ def outcome(target: str, call: dict[str, Any]) -> str:
 @pytest.mark.parametrize("target", CALLS)
 def test_the_valid_call_returns(target):
     assert outcome(target, CALLS[target]) is OK
-
-
-TARGETS = st.sampled_from(sorted(CALLS))
-EDGES = st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 3, 4, 5, 6, 2**24, 2**31 - 1])
-
-
-@FEW
-@given(st.data())
-def test_shapes_and_dtypes(data):
-    target = data.draw(TARGETS)
-    call = dict(CALLS[target])
-    for _ in range(data.draw(st.integers(1, 2))):
-        name = data.draw(st.sampled_from([k for k in call if k not in ATTRIBUTES]))
-        shape = list(call[name].shape)
-        change = data.draw(st.sampled_from(["drop", "add", "size", "dtype"]))
-        dtype = call[name].dtype
-        if change == "drop" and shape:
-            shape.pop(data.draw(st.integers(0, len(shape) - 1)))
-        elif change == "add":
-            shape.insert(data.draw(st.integers(0, len(shape))), data.draw(st.integers(0, 3)))
-        elif change == "size" and shape:
-            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.integers(0, 7))
-        else:
-            dtype = np.dtype(data.draw(st.sampled_from(["int32", "float16", "uint16", "uint8"])))
-        if name in RESULTS:
-            call[name] = struct(*shape, dtype=dtype)
-        else:
-            call[name] = np.ones(shape, dtype)
-    outcome(target, call)
-
-
-@FEW
-@given(TARGETS, st.sampled_from(ATTRIBUTES), EDGES)
-def test_attributes(target, name, value):
-    call = dict(CALLS[target])
-    if name in call:
-        outcome(target, call | {name: np.int32(value)})
-
-
-@FEW
-@given(TARGETS, st.data())
-def test_values(target, data):
-    call = dict(CALLS[target])
-    name = data.draw(st.sampled_from([k for k in call if k not in (*ATTRIBUTES, *RESULTS)]))
-    values = call[name].copy()
-    flat = values.reshape(-1)
-    at = data.draw(st.integers(0, flat.size - 1))
-    if values.dtype == np.float32:
-        odd = [0.0, -1.0, 3e38, -3e38, 1e-40, float("nan"), float("inf"), float("-inf")]
-        flat[at] = data.draw(st.sampled_from(odd))
-    else:
-        limits = np.iinfo(values.dtype)
-        flat[at] = min(max(data.draw(EDGES), limits.min), limits.max)
-    outcome(target, call | {name: values})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
-"""The FFI handler of multi-tau states is a trust boundary: a program may call it with anything.
-
-Would catch: a read or write out of bounds (the process dies), an operand that is not checked, a
-message that does not name the op and what was wrong with it.
+"""Would catch: a message of the handler of multi-tau states that does not name the op and what was
+wrong with it, and sizes at the edges. tests/core/test_handler_fuzz.py makes random hostile calls.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import jaxkern as jk
 
@@ -24,7 +20,6 @@ if TARGET not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_RE
 
 B, T, P, DPL, DELAYS = 2, 5, 3, 2, 6  # states, frames, pixels, delays a level and in all
 LEVELS = 2
-FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 OK = "the call returned"
 OPERANDS = ("frames", "seen", "total", "g", "head", "history")
 
@@ -74,32 +69,6 @@ def outcome(call: dict[str, Any]) -> str:
 def test_valid_calls_return():
     assert outcome(VALID) is OK
     assert outcome(REAL) is OK
-
-
-@FEW
-@given(st.data())
-def test_shapes_and_dtypes(data):
-    call = dict(data.draw(st.sampled_from([VALID, REAL])))
-    for _ in range(data.draw(st.integers(1, 2))):
-        name = data.draw(st.sampled_from([k for k in call if k != "dpl"]))
-        shape, dtype = list(call[name].shape), call[name].dtype
-        change = data.draw(st.sampled_from(["drop", "add", "size", "dtype"]))
-        if change == "drop" and shape:
-            shape.pop(data.draw(st.integers(0, len(shape) - 1)))
-        elif change == "add":
-            shape.insert(data.draw(st.integers(0, len(shape))), data.draw(st.integers(0, 3)))
-        elif change == "size" and shape:
-            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.integers(0, 9))
-        else:
-            dtype = np.dtype(data.draw(st.sampled_from(["int32", "uint16", "float32", "uint8"])))
-        call[name] = np.ones(shape, dtype)
-    outcome(call)
-
-
-@FEW
-@given(st.sampled_from([-(2**31), -1, 0, 1, 3, 64, 65, 2**31 - 1]))
-def test_delays_a_level(dpl):
-    outcome(VALID | {"dpl": np.int32(dpl)})
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def pack(
       progress: whether to show a bar.
     Returns: the paths of the files.
     Raises:
-      FileExistsError: for a file that is there.
+      FileExistsError: for a file that is there, also one that another process finishes meanwhile;
+        for a link in the place of a file that this writes.
       BlockingIOError: where another process packs it.
       TypeError, ValueError: for what cannot be packed, with its record; and what the source raises.
 
@@ -90,11 +91,13 @@ def pack(
             metadata = about
             if shards is not None:
                 metadata = {**about, "set": found, "shard": [number, len(paths)]}
-                if not overwrite and shard.exists():
+                if not overwrite and os.path.lexists(shard):
                     _check_same(shard, metadata)  # of the call that this one continues
                     journal_of(shard).unlink(missing_ok=True)
                     continue
-            with PackedWriter(shard, encoder.fields, len(records), purpose.digest()) as writer:
+            with PackedWriter(
+                shard, encoder.fields, len(records), purpose.digest(), overwrite
+            ) as writer:
                 bar.update(text=shard.name)
                 try:
                     left = records[writer.done :]
@@ -143,7 +146,7 @@ def _encoded(encoder: RecordEncoder, records: range, threads: int) -> Iterator[l
 
 def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
     """Raises where a file, or all of a set, is there; a part of a set may be continued."""
-    if not overwrite and all(path.exists() for path in paths):
+    if not overwrite and all(map(os.path.lexists, paths)):
         raise FileExistsError(
             f"{paths[0]} is there already; remove it, or use overwrite=True (--force)"
         )

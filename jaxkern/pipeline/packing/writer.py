@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 import time
 import zlib
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from jaxkern.core.paths import publish
 from jaxkern.pipeline.packing.records import PackedRecord, Stored, sizes
 from jaxkern.pipeline.sources.packed.layout import (
     PAGE,
@@ -41,13 +43,22 @@ class PackedWriter:
       fields: as they are stored.
       records: that will be written.
       purpose: what must be the same for a part that is there to be continued.
-    Raises: BlockingIOError where another process writes the same file.
+      overwrite: replace a file at `path`.
+    Raises: BlockingIOError where another process writes the same file; OSError where the part or
+      the journal is not a regular file of this user; FileExistsError where `path` exists, at once
+      or from `finish`.
     """
 
     def __init__(
-        self, path: Path, fields: Sequence[PackedField], records: int, purpose: bytes
+        self,
+        path: Path,
+        fields: Sequence[PackedField],
+        records: int,
+        purpose: bytes,
+        overwrite: bool = False,
     ) -> None:
         self.path = path
+        self._overwrite = overwrite
         self._fields = fields
         self._columns = {
             field.name: {
@@ -63,7 +74,13 @@ class PackedWriter:
         self._journal_path = journal_of(path)
         self._file = _locked(self._part)
         try:
-            self._continue(purpose)
+            self._check_free()
+            self._journal = _opened(self._journal_path)
+            try:
+                self._continue(purpose)
+            except BaseException:
+                self._journal.close()
+                raise
         except BaseException:
             self._file.close()
             raise
@@ -77,16 +94,12 @@ class PackedWriter:
 
     def _continue(self, purpose: bytes) -> None:
         """Takes over what is there of the same purpose; begins anew otherwise."""
-        journal = b""
-        with contextlib.suppress(FileNotFoundError):
-            journal = self._journal_path.read_bytes()
-        end = self._replay(journal, purpose)
+        end = self._replay(self._journal.read(), purpose)
         done, cursor = self._at
         self._file.truncate(cursor if done else 0)
         self._file.seek(0, os.SEEK_END)
         if not done:
             self._file.write(bytes(PAGE))
-        self._journal = _opened(self._journal_path)
         self._journal.truncate(end)
         self._journal.seek(end)
         if not end:
@@ -164,13 +177,25 @@ class PackedWriter:
         self._file.seek(0)
         self._file.write(encode_header(self.done, begin, index))
         _sync(self._file)
-        os.replace(self._part, self.path)
-        self._journal_path.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            publish(self._part, self.path, self._overwrite)
+        except FileExistsError:
+            raise self._exists() from None
+        self._journal_path.unlink(missing_ok=True)
+
+    def _check_free(self) -> None:
+        """Raises before the work where another process has just finished the same file."""
+        if not self._overwrite and os.path.lexists(self.path):
+            if not self._file.seek(0, os.SEEK_END):
+                self._part.unlink()  # which was created a moment ago
+            raise self._exists()
+
+    def _exists(self) -> FileExistsError:
+        return FileExistsError(
+            f"expected no file at {self.path}, got one that another process has finished in the "
+            "meantime; remove it and repeat the call, or repeat it with overwrite=True (--force): "
+            f"both resume from {self._part}"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -194,8 +219,36 @@ def journal_of(path: Path) -> Path:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """For reading and writing anywhere; made where it is not there."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+    """A regular file of this user for reading and writing, created if it does not exist.
+
+    Links are never followed: in a folder that others can write to, one of them may have put a link
+    to a file of this user there. A file with a second name is unlinked and created again.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    while True:
+        try:
+            return os.fdopen(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), "r+b")
+        except FileExistsError:
+            pass
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileExistsError(
+                f"expected {path} to be a regular file, got {stat.filemode(found.st_mode)} (a "
+                "link, a folder or a device); remove it"
+            )
+        if found.st_uid != os.geteuid():
+            raise PermissionError(
+                f"expected {path} to be a file of user {os.geteuid()}, got one of user "
+                f"{found.st_uid}, which is not resumed; remove it"
+            )
+        with contextlib.suppress(FileNotFoundError):  # another process may rename it now
+            file = os.fdopen(os.open(path, flags), "r+b")
+            opened = os.fstat(file.fileno())
+            if opened.st_nlink <= 1 and os.path.samestat(found, opened):
+                return file
+            file.close()
+            if opened.st_nlink > 1:
+                os.unlink(path)
 
 
 def _locked(path: Path) -> BinaryIO:
@@ -206,7 +259,7 @@ def _locked(path: Path) -> BinaryIO:
         # Who had it may have renamed it since: what is open here would be the finished file.
         here = os.fstat(file.fileno())
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(here, os.stat(path)):
+            if here.st_nlink == 1 and os.path.samestat(here, os.stat(path)):
                 return file
     except BlockingIOError:
         pass

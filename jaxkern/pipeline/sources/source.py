@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxkern.core.archives import map_npy
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
@@ -166,14 +167,13 @@ def _rows(array: np.ndarray, records: np.ndarray) -> np.ndarray:
 
 
 def _array(name: str, value: Any) -> np.ndarray:
+    what = f"field {name!r}"
     if isinstance(value, str | os.PathLike):
-        value = np.load(value, mmap_mode="r")
-        if not isinstance(value, np.ndarray):
-            raise TypeError(f"field {name!r} is an .npz archive; wanted one array: an .npy file")
+        what, value = f"{what} ({os.fspath(value)})", map_npy(value)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim == 0:
-        raise ValueError(f"field {name!r} is one number; wanted an array [N, ...]")
-    check_numeric(array, f"field {name!r}")
+        raise ValueError(f"{what} is one number; wanted an array [N, ...]")
+    check_numeric(array, what)
     return array
 
 

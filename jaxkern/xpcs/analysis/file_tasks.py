@@ -5,7 +5,6 @@ Each file is a task of its own, here or on a worker, and its results are written
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, remove_leftovers
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
@@ -21,7 +20,7 @@ from jaxkern.xpcs.analysis.results_table import Row, rows_of
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.made_of import read_made_of, why_again
-from jaxkern.xpcs.files.results_reader import read_multitau
+from jaxkern.xpcs.files.results_reader import read_empty_frames, read_multitau
 
 
 @dataclass(frozen=True)
@@ -156,11 +155,11 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
 
 def _rows_of_results(path: Path) -> tuple[Row, ...]:
     found = read_multitau(path)
-    return () if found is None else tuple(rows_of(found))
+    return () if found is None else tuple(rows_of(found, read_empty_frames(path)))
 
 
 def sweep(tasks: Iterable[FileTask]) -> None:
     """Deletes what was left half-written where a process was killed."""
     for task in tasks:
-        for leftover in task.output.parent.glob(f"{glob.escape(task.output.name)}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+        if task.output.parent.is_dir():
+            remove_leftovers(task.output)

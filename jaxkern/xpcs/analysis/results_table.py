@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ COLUMNS = {
     "pixels": "int64",
     "frames": "int64",
     "bad_frames": "int64",
+    "empty_frames": "int64",
     "frame_time": "float64",
     "mean_counts": "float64",
     "delay": "int64",
@@ -38,10 +40,15 @@ SUFFIXES = (".csv", ".parquet")
 _LAST = 4
 
 Row = dict[str, Any]
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
-def rows_of(result: MultiTauResult) -> list[Row]:
-    """A row for each bin: labels, frames, light, and g2 where it begins and ends."""
+def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> list[Row]:
+    """A row for each bin: labels, frames, light, and g2 where it begins and ends.
+
+    Args:
+      empty_frames: of the bins with a two-time correlation, the number of frames without counts.
+    """
     bad = len(result.config.get("bad_frames", ()))
     means = _mean_counts(result)
     rows = []
@@ -58,6 +65,7 @@ def rows_of(result: MultiTauResult) -> list[Row]:
                 "pixels": int(result.n_pixels[k]),
                 "frames": result.n_frames,
                 "bad_frames": bad,
+                "empty_frames": empty_frames.get(number),
                 "frame_time": result.frame_time,
                 "mean_counts": None if means is None else float(means[k]),
                 "delay": None if first is None else int(result.delay[first]),
@@ -103,7 +111,7 @@ def write_table(path: Path, rows: Sequence[Row]) -> Path:
     check_table(path)
     with replaced_whole(path) as temporary:
         if path.suffix.lower() == ".csv":
-            with temporary.open("x", newline="", encoding="utf-8") as file:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(rows)

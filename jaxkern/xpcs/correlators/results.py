@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.detectors.qmap import QMap
 
+MOST_EMPTY = 0.01  # of a bin's frames without counts, above which a warning says so
+
 
 @dataclass(frozen=True, eq=False)
 class Overview:
@@ -99,16 +101,22 @@ class TwoTimeResult:
     """Two-time correlations of each dynamic bin.
 
     Attributes:
-      c2: [n_bins, N, N] with form "full"; [n_bins, n, n] with ("t1t2", n); [n_bins, n_age, n_lag]
-        with ("age-lag", ...), NaN where a bin has no pairs.
-      g2: [N, n_bins] the mean of each diagonal of the full matrix, from lag 0.
+      c2: [n_bins, N, N] with form "full", NaN in rows and columns of bad frames and of frames
+        without counts in the bin; [n_bins, n, n] with ("t1t2", n); [n_bins, n_age, n_lag] with
+        ("age-lag", ...), NaN in cells without pairs.
+      g2: [N, n_bins] the mean of each diagonal of the full matrix without its NaN, from lag 0.
       g2_parts: [5, N // 5, n_bins] the same of five equal parts in time.
       bins: [n_bins] the dynamic bins, from 1.
       t1: edges of c2's first axis in frames (ages with "age-lag"); [n + 1].
       t2: edges of its second axis in frames (lags with "age-lag").
       q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: as of `MultiTauResult`.
-      n_pairs: [N] pairs of good frames at each lag, which the means of diagonals are of.
-      c2_pairs: of the shape of c2, pairs of good frames in each cell; None with form "full".
+      n_pairs: [N, n_bins] the number of pairs of frames that each value of `g2` is the mean of:
+        good frames with counts in the bin.
+      n_pairs_parts: [5, N // 5, n_bins] the same of `g2_parts`.
+      n_empty: [n_bins] the number of good frames without counts in the bin.
+      c2_pairs: of the shape of c2, the pairs of each cell, counted as in `n_pairs`; None with form
+        "full".
+      The last four are None where a file does not store them.
     """
 
     c2: NDArray[Any]
@@ -126,6 +134,8 @@ class TwoTimeResult:
     overview: Overview | None
     config: dict[str, Any]
     n_pairs: NDArray[np.int64] | None = None
+    n_pairs_parts: NDArray[np.int64] | None = None
+    n_empty: NDArray[np.int64] | None = None
     c2_pairs: NDArray[np.int64] | None = None
 
     @property
@@ -186,6 +196,33 @@ class TwoTimeResult:
         dt = step * self.frame_time
         t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
         return TwoTimeFitData(np.asarray(self.c2[places]), float(ring), phi, t, dt)
+
+
+def empty_frames_warning(result: TwoTimeResult) -> str | None:
+    """Return a warning that names the bins in which many frames have no counts.
+
+    None if no bin has more than 1% of such frames.
+    """
+    if result.n_empty is None or result.n_pairs is None or not len(result.n_pairs):
+        return None
+    frames = result.n_empty + result.n_pairs[0]
+    share = result.n_empty / np.maximum(frames, 1)
+    many = int((share > MOST_EMPTY).sum())
+    if not many:
+        return None
+    k = int(np.argmax(share))
+    worst = f"{100 * share[k]:.2g}%"
+    numbers = f"({result.n_empty[k]:,} of {frames[k]:,})"
+    where = f"bin {result.bins[k]} has no counts in {worst} of the frames {numbers}"
+    if many > 1:
+        where = (
+            f"{many} of {len(result.bins)} bins have no counts in more than 1% of the frames, "
+            f"bin {result.bins[k]} in {worst} {numbers}"
+        )
+    return (
+        f"{where}: C(t1, t2) is NaN there, and averages leave these frames out; to have "
+        "fewer of them, sum neighbouring frames (average) or use larger bins"
+    )
 
 
 class TwoTimeFitData(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,7 +22,7 @@ from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
-from jaxkern.xpcs.correlators.results import TwoTimeResult
+from jaxkern.xpcs.correlators.results import TwoTimeResult, empty_frames_warning
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_products import Piece, Tiles
@@ -72,8 +73,10 @@ def twotime(
         w[p, t]   = I[p, t] / (mean of I[., t] over p's static bin; 1 where that is 0)
         C[t1, t2] = P sum_p w[p, t1] w[p, t2] / (sum_p w[p, t1] sum_p w[p, t2])
 
-    over the P pixels of the dynamic bin; a sum of 0 counts as 1. Sums of whole counts are exact, so
-    that neither threads nor blocks change a bit. Products go through XLA's matrix product.
+    over the P pixels of the dynamic bin. Where sum_p w[p, t] is 0, the frame has no counts in the
+    bin and C is undefined: NaN in its row and column, and left out of all averages. Sums of whole
+    counts are exact, so that neither threads nor blocks change a bit. Products go through XLA's
+    matrix product.
 
     Args:
       frames: an array [N, H, W] or [N, H * W], a `FrameSource`, or a path. Events of a sparse
@@ -83,8 +86,8 @@ def twotime(
       form: "full", all of C; ("t1t2", n), means over n x n equal cells; ("age-lag", n_age, decade,
         n_lag), means over n_age equal cells of the age (t1 + t2) / 2, and of the lag t2 - t1 over
         every lag below `decade` and then n_lag cells a decade. A cell holds the mean over its pairs
-        t1 <= t2 of good frames, NaN where there are none. Both need no matrix of N x N; n and n_age
-        are at most N.
+        t1 <= t2 of good frames with counts in the bin, NaN where there are none. Both need no
+        matrix of N x N; n and n_age are at most N.
       dtype: of `c2`, float64 or float32.
       bins: the dynamic bins that are wanted, by default all.
       begin, end, stride, average: frames `begin` to `end` (exclusive), every `stride`-th, sums of
@@ -108,6 +111,9 @@ def twotime(
       ValueError: frames of another shape than the map's, fewer than one frame, bins that are not
         there, forms or an `out` of a wrong kind, and counts that do not fit into 32 bits.
       MemoryError: where memory has no room for C.
+
+    Warns:
+      RuntimeWarning: more than 1% of the good frames have no counts in a bin.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -167,6 +173,8 @@ def twotime(
         "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
     }
     result = twotime_result(reduction, selection, labels, step, config)
+    if (text := empty_frames_warning(result)) is not None:
+        warnings.warn(f"{source.name}: {text}", RuntimeWarning, stacklevel=2)
     return replace(result, overview=seen.overview() if seen else None)
 
 
@@ -290,6 +298,7 @@ class _Dense:
             for i, j in at:
                 totals[i, j] = products.fold(totals[i, j], matrix[i, j], factors[i], factors[j])
         weights = Weights.of(np.stack(sums), each.pixels, self._smoothing)
+        self._reduction.begin(each.place, weights.lit)
         divisors, pixels = self._in_tiles(weights.totals), float(weights.pixels)
         made = [products.divide(totals[i, j], divisors[i], divisors[j], pixels) for i, j in at]
         # The tiles before are taken in while XLA is busy with these.

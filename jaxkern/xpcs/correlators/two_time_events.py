@@ -79,6 +79,7 @@ class EventRows:
             for each in bins:
                 groups = slice(first, first + len(each.counts))
                 weights = Weights.of(totals[groups], each.counts, self._smoothing)
+                self._reduction.begin(each.place, weights.lit)
                 self._rows(worker, pairs, first, each, weights)
                 first = groups.stop
 

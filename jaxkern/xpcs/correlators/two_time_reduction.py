@@ -38,11 +38,13 @@ class Weights:
     Attributes:
       factors: [n_static, N], 1 / mean of the static bin in each frame, and 1 where that is 0.
       totals: [N] the sum of the weighted counts, and 1 where that is 0.
+      lit: [N] True where that sum is not 0; C is undefined in the rows and columns of other frames.
       pixels: of the dynamic bin.
     """
 
     factors: NDArray[np.float64]
     totals: NDArray[np.float64]
+    lit: NDArray[np.bool_]
     pixels: int
 
     @classmethod
@@ -53,13 +55,14 @@ class Weights:
         """
         sums, count = np.asarray(sums), np.asarray(pixels, np.int64)[:, None]
         if smoothing == "static":
-            lit = sums != 0
-            factors = np.where(lit, count / np.where(lit, sums, 1), 1.0)
-            totals = np.where(lit, count, 0).sum(axis=0).astype(np.float64)
+            counted = sums != 0
+            factors = np.where(counted, count / np.where(counted, sums, 1), 1.0)
+            totals = np.where(counted, count, 0).sum(axis=0).astype(np.float64)
         else:
             factors = np.ones(sums.shape)
             totals = sums.sum(axis=0).astype(np.float64)
-        return cls(factors, np.where(totals != 0, totals, 1.0), int(count.sum()))
+        lit = totals != 0
+        return cls(factors, np.where(lit, totals, 1.0), lit, int(count.sum()))
 
 
 def check_smoothing(smoothing: Any) -> None:
@@ -118,16 +121,17 @@ def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[
 class TwoTimeReduction:
     """Takes blocks of C of each bin, and gives the form that was asked for, g2 and its parts.
 
-    Blocks [R, K] stand at frames t1 = row .. row + R - 1 and t2 = column .. column + K - 1, and
-    together hold each pair t1 <= t2 once. A block either begins at the diagonal (row = column,
-    K >= R; what it holds below the diagonal is not looked at) or lies above it
-    (column >= row + R). For the same bits whatever the blocks are, give the same blocks in the same
-    order: means are sums over blocks.
+    `begin` starts a bin with the frames that have counts in it, before its blocks. Blocks [R, K]
+    stand at frames t1 = row .. row + R - 1 and t2 = column .. column + K - 1, and together hold
+    each pair t1 <= t2 once. A block either begins at the diagonal (row = column, K >= R; what it
+    holds below the diagonal is not looked at) or lies above it (column >= row + R). For the same
+    bits whatever the blocks are, give the same blocks in the same order: means are sums over
+    blocks.
 
     Args:
-      n_bins: how many bins there are; a bin of which no block comes is NaN.
-      good: [N] whether a frame counts; C is NaN in rows and columns of others, and means leave
-        them out.
+      n_bins: how many bins there are; a bin that never begins is NaN.
+      good: [N] whether a frame counts; C is NaN in rows and columns of others, and of frames
+        without counts in the bin, and means leave them out.
       form, dtype: of the result.
       out: where C goes, [n_bins, ...] of the form: an array, a memory map or an HDF5 data set.
 
@@ -168,6 +172,7 @@ class TwoTimeReduction:
             raise ValueError(f"out has the shape {tuple(out.shape)}; wanted {shape}")
         self.c2 = out
         self._seen = np.zeros(n_bins, bool)
+        self._defined = np.zeros((n_bins, self._n), bool)
         self._diagonals = np.zeros((n_bins, self._n))
         self._part = self._n // PARTS
         self._part_diagonals = np.zeros((n_bins, PARTS, self._part))
@@ -186,6 +191,11 @@ class TwoTimeReduction:
         ages = np.searchsorted(self.t1, np.arange(2 * self._n - 1) / 2, "right") - 1
         return ages, np.searchsorted(self.t2, times, "right") - 1
 
+    def begin(self, place: int, lit: NDArray[np.bool_]) -> None:
+        """Starts the bin at `place`; lit [N]: the frames that have counts in it."""
+        self._seen[place] = True
+        self._defined[place] = self._good & lit
+
     def add(self, place: int, row: int, column: int, block: NDArray[Any]) -> None:
         """Takes a block of C of the bin at `place`."""
         rows, columns = slice(row, row + block.shape[0]), slice(column, column + block.shape[1])
@@ -195,10 +205,10 @@ class TwoTimeReduction:
                 f"a block {list(block.shape)} at ({row}, {column}) of {self._n} frames; wanted one "
                 "that begins at the diagonal or lies above it"
             )
-        self._seen[place] = True
         counts, values, shown = None, block, block
-        if not (self._good[rows].all() and self._good[columns].all()):
-            counts = np.logical_and.outer(self._good[rows], self._good[columns])
+        defined = self._defined[place]
+        if not (defined[rows].all() and defined[columns].all()):
+            counts = np.logical_and.outer(defined[rows], defined[columns])
             values, shown = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
         self._add_diagonals(place, row, column, values)
         if self._whole:
@@ -254,17 +264,24 @@ class TwoTimeReduction:
 
     def finish(self) -> TwoTimeMeans:
         """Means of what all blocks gave, and the last of `c2`."""
-        n_pairs = pairs_by_lag(self._good)
-        g2 = _mean(self._diagonals, n_pairs).T
-        parts = np.empty((PARTS, self._part, len(self._seen)))
-        for part in range(PARTS):
-            good = self._good[part * self._part : (part + 1) * self._part]
-            parts[part] = _mean(self._part_diagonals[:, part], pairs_by_lag(good)).T
-        g2[:, ~self._seen] = parts[:, :, ~self._seen] = np.nan
+        n_pairs = pairs_by_lag(self._defined)
+        g2 = _mean(self._diagonals, n_pairs)
+        in_parts = self._defined[:, : PARTS * self._part]
+        in_parts = in_parts.reshape(len(self._seen), PARTS, self._part)
+        n_pairs_parts = pairs_by_lag(in_parts)
+        parts = _mean(self._part_diagonals, n_pairs_parts)
+        empty = (self._good & ~self._defined).sum(axis=1)
+        common = (
+            g2.T,
+            np.moveaxis(parts, 0, -1),
+            n_pairs.T,
+            np.moveaxis(n_pairs_parts, 0, -1),
+            np.where(self._seen, empty, 0),
+        )
         if self._whole:
             for place in np.flatnonzero(~self._seen):
                 self.c2[place] = np.nan
-            return TwoTimeMeans(g2, parts, n_pairs, None)
+            return TwoTimeMeans(*common, None)
         means = _mean(self._sums, self._counts).reshape(-1, *self._cells_shape)
         counts = self._counts.reshape(means.shape)
         if self.form[0] == "t1t2":  # the pairs t1 > t2 are the same ones
@@ -272,15 +289,20 @@ class TwoTimeReduction:
             means = np.where(upper, means, means.transpose(0, 2, 1))
             counts = np.where(upper, counts, counts.transpose(0, 2, 1))
         self.c2[...] = means
-        return TwoTimeMeans(g2, parts, n_pairs, counts)
+        return TwoTimeMeans(*common, counts)
 
 
 class TwoTimeMeans(NamedTuple):
-    """g2 [N, n_bins] and its parts [5, N // 5, n_bins]; pairs by lag [N] and of c2's cells."""
+    """g2 [N, n_bins] and its parts [5, N // 5, n_bins], the pairs of each, and of c2's cells.
+
+    n_empty: [n_bins] good frames without counts in the bin.
+    """
 
     g2: NDArray[np.float64]
     g2_parts: NDArray[np.float64]
     n_pairs: NDArray[np.int64]
+    n_pairs_parts: NDArray[np.int64]
+    n_empty: NDArray[np.int64]
     c2_pairs: NDArray[np.int64] | None
 
 
@@ -315,6 +337,8 @@ def twotime_result(
         overview=None,
         config={**config, **selection.config()},
         n_pairs=means.n_pairs,
+        n_pairs_parts=means.n_pairs_parts,
+        n_empty=means.n_empty,
         c2_pairs=means.c2_pairs,
     )
 
@@ -331,14 +355,18 @@ def diagonal_sums(block: NDArray[Any], lag: int) -> tuple[slice, NDArray[np.floa
     return slice(max(first, 0), lag + columns), sums[max(-first, 0) :]
 
 
-def pairs_by_lag(good: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[N] how many pairs of good frames lie each lag 0 .. N - 1 apart."""
-    n = len(good)
-    if good.all():
-        return np.arange(n, 0, -1)
-    spectrum = np.fft.rfft(good.astype(np.float64), 2 * n)
-    pairs = np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[:n]
-    return np.rint(pairs).astype(np.int64)
+def pairs_by_lag(defined: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[..., N] the number of pairs of defined frames [..., N] at each lag 0 .. N - 1."""
+    n = defined.shape[-1]
+    pairs = np.empty(defined.shape, np.int64)
+    for place in np.ndindex(defined.shape[:-1]):
+        of_run = defined[place]
+        if of_run.all():
+            pairs[place] = np.arange(n, 0, -1)
+        else:
+            spectrum = np.fft.rfft(of_run.astype(np.float64), 2 * n)
+            pairs[place] = np.rint(np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[:n])
+    return pairs
 
 
 def _mean(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import struct
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxkern.core.archives import NUMPY_DAMAGE, map_npy
 from jaxkern.core.mapped import check_mapped
 from jaxkern.xpcs.detectors.events import EventFrames, check_frame_shape, shape_of_events
 from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError
 
-# What NumPy raises for files that are none of its own, or damaged.
-_DAMAGE = (
-    ValueError, OSError, EOFError, OverflowError, SyntaxError, TypeError, KeyError, IndexError,
-    MemoryError, NotImplementedError, RuntimeError, UnicodeError, AttributeError, RecursionError,
-    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 _COLUMNS = ("pixel", "frame", "count")
 
 
@@ -39,11 +30,7 @@ class NpyFrames(ArrayFrames):
         name = os.fspath(path)
         Path(name).stat()
         try:
-            found = np.lib.format.open_memmap(name, mode="r")
-        except _DAMAGE as error:
-            raise DetectorFileError(f"{name} cannot be read as a .npy file: {error}") from error
-        try:
-            super().__init__(np.asarray(found), frame_shape, name)
+            super().__init__(np.asarray(map_npy(name)), frame_shape, name)
         except ValueError as error:
             raise DetectorFileError(str(error)) from error
         check_frame_shape(name, self.shape[1:])
@@ -79,7 +66,7 @@ def npz_events(
                 metadata["frame_time"] = float(file["frame_time"].reshape(-1)[0])
     except (DetectorFileError, FileNotFoundError):
         raise
-    except _DAMAGE as error:
+    except NUMPY_DAMAGE as error:
         raise DetectorFileError(f"{name} cannot be read as a .npz file: {error}") from error
     shape, n_frames = shape_of_events(name, said, frame_shape)
     return EventFrames(columns[0], columns[1], columns[2], shape, n_frames, name, metadata)

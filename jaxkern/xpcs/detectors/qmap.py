@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
+from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
 from jaxkern.xpcs.detectors.qmap_files import made_layout, read_qmap, write_layout
 from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
 
@@ -172,10 +174,9 @@ class QMap:
 
         Raises:
           FileExistsError: the file is there.
+          OSError: the disk is full or fails; no file is left.
         """
-        import h5py
-
-        with h5py.File(path, "x") as file:
+        with new_hdf5(Path(path), overwrite=False) as file:
             self.write_group(file.create_group(group))
 
     def write_group(self, group: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
 from jaxkern.xpcs.files.aps_entries import LAYOUTS
 
 # Side of HDF5's tiles, so that both a slab of rows and one of columns are read in few pieces, and
@@ -17,6 +20,9 @@ TILE = 256
 
 class ApsWriter:
     """Writes a file slab by slab; only the upper triangle with the diagonal is stored.
+
+    The file gets its name when the writer is closed, and not at all when the block of a ``with``
+    raises an error.
 
     Args:
       path: the file, replaced when it exists.
@@ -43,8 +49,6 @@ class ApsWriter:
         layout: str = "aps-u",
         dtype: DTypeLike = np.float32,
     ) -> None:
-        import h5py
-
         self.path = Path(path)
         angles = np.atleast_1d(np.asarray(phi, np.float64))
         momenta = np.asarray(q, np.float64)
@@ -63,28 +67,40 @@ class ApsWriter:
         names, lists = (_aps if layout == "aps" else _aps_u)(momenta, angles)
         if dt is not None:
             lists |= _time_step(float(dt), layout)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = h5py.File(self.path, "w")
-        for name, values in lists.items():
-            self._file[name] = values
         tile = min(TILE, n_t)
-        self._sets = [
-            self._file.create_dataset(name, (n_t, n_t), self.dtype, chunks=(tile, tile))
-            for name in names
-        ]
+        self._open = contextlib.ExitStack()
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(new_hdf5(self.path))
+            for name, values in lists.items():
+                file[name] = values
+            self._sets = [
+                file.create_dataset(name, (n_t, n_t), self.dtype, chunks=(tile, tile))
+                for name in names
+            ]
+            self._open = opened.pop_all()
 
     def write_rows(self, angle: int, first_row: int, rows: NDArray[Any]) -> None:
         """Stores rows ``first_row`` and on of matrix ``angle``; of [m, n_t] the part j >= i."""
         store_upper(self._sets[angle], first_row, rows)
 
     def close(self) -> None:
-        self._file.close()
+        """Gives the file its name.
+
+        Raises:
+          OSError: the disk is full or fails; a file that is there stays as it is.
+        """
+        self._open.close()
 
     def __enter__(self) -> ApsWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
 
 def store_upper(dataset: Any, first_row: int, rows: NDArray[Any]) -> None:

@@ -103,8 +103,8 @@ def select_q(q: ArrayLike, value: float, tolerance: float = 0.1, *, phi: ArrayLi
 def correct_diagonal(c2: ArrayLike) -> Array:
     """Replaces the measured diagonal, an artefact, by its neighbours' mean: a new [..., n, n].
 
-    d[i] becomes the mean of s[i-1] and s[i] (of the one that exists at the edges) where
-    s[i] = (C[i,i+1] + C[i+1,i]) / 2.
+    d[i] becomes the mean of s[i-1] and s[i] (of the one that exists at the edges, or is a number)
+    where s[i] = (C[i,i+1] + C[i+1,i]) / 2.
 
     Args:
       c2: [..., n, n], n at least 2.
@@ -131,8 +131,10 @@ def correct_diagonal(c2: ArrayLike) -> Array:
 
 def _between(side: Array) -> Array:
     """The diagonal [..., n] that belongs to the side values [..., n-1]."""
-    inner = (side[..., 1:] + side[..., :-1]) / 2
-    return np.concatenate([side[..., :1], inner, side[..., -1:]], axis=-1)
+    edge = np.full_like(side[..., :1], np.nan)
+    before, after = np.concatenate([edge, side], -1), np.concatenate([side, edge], -1)
+    mean = (before + after) / 2
+    return np.where(np.isnan(before), after, np.where(np.isnan(after), before, mean))
 
 
 def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int, int]:

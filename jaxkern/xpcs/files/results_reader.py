@@ -108,6 +108,20 @@ def read_multitau(path: Path) -> MultiTauResult | None:
         return _read_common(file, path)[2]
 
 
+def read_empty_frames(path: Path) -> dict[int, int]:
+    """Return the number of frames without counts of each bin with a two-time correlation."""
+    with open_hdf5(path) as file, damage_told(path):
+        for analysis in _ANALYSES[1:]:
+            names = [f"xpcs/{analysis}/{name}" for name in ("processed_bins", "n_empty")]
+            if all(name in file for name in names):
+                bins = read_bins(file, names[0])
+                empty = _read_numbers(file, names[1], bins.shape)
+                return (
+                    {} if empty is None else dict(zip(bins.tolist(), empty.tolist(), strict=True))
+                )
+    return {}
+
+
 def _read_common(
     file: h5py.File, path: Path
 ) -> tuple[QMap, Overview | None, MultiTauResult | None]:
@@ -296,17 +310,14 @@ def _read_twotime(
             )
         c2 = c2[picked]
     bins = stored.bins[picked]
-    n_pairs, c2_pairs = (
-        read_array(file, name) if (name := f"xpcs/{analysis}/{key}") in file else None
-        for key in ("n_pairs", "c2_pairs")
-    )
-    if (n_pairs is not None and n_pairs.shape != (n_frames,)) or (
-        c2_pairs is not None and c2_pairs.shape != (n, *c2.shape[1:])
-    ):
-        raise ApsFormatError(
-            f"xpcs/{analysis}/n_pairs or c2_pairs are not of the {n_frames} frames and the cells "
-            "of c2"
-        )
+    shapes = {
+        "n_pairs": g2.shape,
+        "n_pairs_segments": parts.shape,
+        "n_empty": (n,),
+        "c2_pairs": (n, *c2.shape[1:]),
+    }
+    numbers = {key: _read_numbers(file, f"xpcs/{analysis}/{key}", shapes[key]) for key in shapes}
+    segments = numbers["n_pairs_segments"]
     return TwoTimeResult(
         c2=c2,
         g2=g2[:, picked],
@@ -322,9 +333,27 @@ def _read_twotime(
         qmap=qmap,
         overview=overview,
         config=read_config(file, analysis),
-        n_pairs=n_pairs,
-        c2_pairs=None if c2_pairs is None else c2_pairs[picked],
+        n_pairs=_of_columns(numbers["n_pairs"], picked),
+        n_pairs_parts=_of_columns(None if segments is None else segments.swapaxes(0, 1), picked),
+        n_empty=_of_columns(numbers["n_empty"], picked),
+        c2_pairs=None if numbers["c2_pairs"] is None else numbers["c2_pairs"][picked],
     )
+
+
+def _read_numbers(file: h5py.File, name: str, shape: tuple[int, ...]) -> Array | None:
+    """Whole numbers of a shape; None where the file has none."""
+    if name not in file:
+        return None
+    found = read_array(file, name)
+    if found.ndim == 1 and len(shape) == 2 and len(found) == shape[0]:  # once, for all bins
+        found = np.repeat(found[:, None], shape[1], axis=1)
+    if found.shape != shape:
+        raise ApsFormatError(f"{name} is {list(found.shape)}; wanted {list(shape)}")
+    return found
+
+
+def _of_columns(numbers: Array | None, picked: list[int]) -> Array | None:
+    return None if numbers is None else numbers[..., picked]
 
 
 def _read_matrices(sets: list[h5py.Dataset]) -> Array:

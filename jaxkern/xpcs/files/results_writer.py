@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path, replaced_whole
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import damage_told, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
@@ -86,6 +87,7 @@ def write_results(
       TypeError: results of another type.
       ValueError: no result, or two of different detectors or times.
       FileNotFoundError, ApsFormatError: a metadata file that is not there, or holds no /entry.
+      OSError: the disk is full or fails; a file that is there stays as it is.
 
     Example:
       >>> import numpy as np, pathlib, tempfile
@@ -96,8 +98,6 @@ def write_results(
       >>> jk.xpcs.write_results(path, jk.xpcs.multitau(frames, qmap)).name
       'results.hdf'
     """
-    import h5py
-
     _check("multitau", multitau, MultiTauResult)
     _check("twotime", twotime, TwoTimeResult)
     first = multitau or twotime
@@ -109,7 +109,7 @@ def write_results(
     if frame_time is not None:
         known["frame_time"] = frame_time
     path = home_path(path)
-    with replaced_whole(path) as temporary, h5py.File(temporary, "w") as file:
+    with new_hdf5(path) as file:
         entry = file.create_group("entry")
         if isinstance(metadata, str | os.PathLike):
             _copy_entry(home_path(metadata), entry)
@@ -293,9 +293,16 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
     group = xpcs.create_group("twotime" if full else "twotime_binned")
     group["processed_bins"] = result.bins
     group["n_frames"] = result.n_frames
-    for name, pairs in (("n_pairs", result.n_pairs), ("c2_pairs", result.c2_pairs)):
-        if pairs is not None:
-            _store(group, name, pairs)
+    segments = result.n_pairs_parts
+    numbers = {
+        "n_pairs": result.n_pairs,
+        "n_pairs_segments": None if segments is None else np.swapaxes(segments, 0, 1),
+        "n_empty": result.n_empty,
+        "c2_pairs": result.c2_pairs,
+    }
+    for name, values in numbers.items():
+        if values is not None:
+            _store(group, name, values)
     _store(group, "normalized_g2", result.g2)
     _store(group, "normalized_g2_segments", np.swapaxes(result.g2_parts, 0, 1))
     if full:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.archives import map_npy
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.model.ops import DATA_DTYPES
@@ -135,7 +136,7 @@ def as_source(
                 f"{name} is the path {str(path)!r}; only .npy files are opened by their path. Open "
                 "an HDF5 file with h5py, or jaxkern.xpcs's reader of APS files, and give that"
             )
-        data = np.load(path, mmap_mode="r")
+        data = map_npy(path)
     if isinstance(data, np.ndarray):
         return StackSource(data[None] if data.ndim == 2 else data, quantization, name)
     if isinstance(data, Source):

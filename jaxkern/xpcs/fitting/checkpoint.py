@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.archives import npz_bytes
-from jaxkern.core.paths import write_whole
+from jaxkern.core.paths import remove_leftovers, write_whole
 
 Array = NDArray[np.float64]
 
@@ -175,8 +175,8 @@ def _shown(value: Any) -> str:
 def remove(path: Path) -> None:
     """Deletes the checkpoint, and what writes that were killed half-way left beside it."""
     path.unlink(missing_ok=True)
-    for leftover in path.parent.glob(path.name + ".*.tmp"):
-        leftover.unlink(missing_ok=True)
+    if path.parent.is_dir():
+        remove_leftovers(path)
 
 
 def digest(*arrays: Any) -> str:

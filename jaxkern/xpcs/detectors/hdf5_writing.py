@@ -1,0 +1,108 @@
+"""New HDF5 files that appear whole or not at all, also when the disk becomes full.
+
+HDF5 cannot close a file whose last bytes it cannot write: groups and data sets outlive it, and the
+process crashes when they are freed, at exit at the latest. Here HDF5 writes to a Python object that
+accepts every write, also after one has failed, so that the file closes; the error is raised then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxkern.core.paths import replaced_whole
+
+if TYPE_CHECKING:
+    import h5py
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
+    """Open a new HDF5 file, which gets its name when the block ends without an error.
+
+    Raises:
+      FileExistsError: `overwrite` is false and `path` exists.
+      OSError: the disk is full or fails; what was written is removed.
+    """
+    import h5py
+
+    if not overwrite and os.path.lexists(path):
+        raise FileExistsError(f"expected no file at {path}, got one; remove it or choose another")
+    with (
+        replaced_whole(path, overwrite) as temporary,
+        temporary.open("rb+", buffering=0) as raw,
+    ):
+        medium = _Medium(raw)
+        try:
+            with h5py.File(medium, "w") as file:
+                yield file
+        except Exception:  # HDF5 may have missed what was not written
+            medium.check(path)
+            raise
+        medium.check(path)
+
+
+class _Medium:
+    """The file that HDF5 writes to; after a write that failed it accepts all and stores nothing."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._at = 0
+        self._size = 0
+        self._error: OSError | None = None
+
+    def check(self, path: Path) -> None:
+        """Raises the error of the first write that failed."""
+        if self._error is not None:
+            number = self._error.errno
+            reason = self._error.strerror if number is None else os.strerror(number)
+            raise OSError(number, f"{path} cannot be written, and is as before: {reason}") from None
+
+    def write(self, data: Any) -> int:
+        content = memoryview(data).cast("B")
+        if self._error is None:
+            try:
+                done = 0
+                while done < len(content):
+                    done += os.pwrite(self._raw.fileno(), content[done:], self._at + done)
+            except OSError as error:
+                self._error = error
+        self._at += len(content)
+        self._size = max(self._size, self._at)
+        return len(content)
+
+    def read(self, size: int) -> bytes:
+        """As h5py knows an object as a file by; it calls `readinto`."""
+        buffer = bytearray(size)
+        self.readinto(buffer)
+        return bytes(buffer)
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer).cast("B")
+        found = os.pread(self._raw.fileno(), len(wanted), self._at)
+        wanted[:] = found + bytes(len(wanted) - len(found))
+        self._at += len(wanted)
+        return len(wanted)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        if self._error is None:
+            try:
+                os.ftruncate(self._raw.fileno(), self._size)
+            except OSError as error:
+                self._error = error
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is buffered."""

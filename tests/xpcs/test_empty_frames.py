@@ -1,0 +1,240 @@
+"""Frames without counts in a bin: C(t1, t2) is undefined there, and no average may count it as 0.
+
+Would catch a baseline below 1 in faint light, pairs that are averaged and not counted or counted
+and not averaged, and a warning, a file or a plot that loses sight of such frames. The oracle is
+NumPy in float64: photons of constant intensity, whose g2 is 1 at every lag but 0.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxkern as jk
+from jaxkern.cli import main
+from jaxkern.xpcs.files.prepare import correct_diagonal
+
+N, SHAPE = 300, (15, 20)
+QUIET = pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning")
+
+
+def photons(mean, n=N, shape=SHAPE, seed=0):
+    """Frames with `mean` photons each, on average."""
+    draw = np.random.default_rng(seed)
+    return draw.poisson(mean / np.prod(shape), (n, *shape)).astype(np.uint8)
+
+
+def events_of(frames):
+    frame, pixel = np.nonzero(frames.reshape(len(frames), -1))
+    return pixel, frame, frames.reshape(len(frames), -1)[frame, pixel]
+
+
+def correlation(frames):
+    """C [N, N] in float64, NaN in the rows and columns of frames without counts."""
+    I = frames.reshape(len(frames), -1).astype(np.float64)  # noqa: E741
+    total = I.sum(axis=1)
+    total[total == 0] = np.nan
+    return I.shape[1] * (I @ I.T) / np.outer(total, total)
+
+
+def diagonals(C):
+    """Means of the diagonals over what is a number, and how many these are."""
+    parts = [np.diagonal(C, lag) for lag in range(len(C))]
+    parts = [part[~np.isnan(part)] for part in parts]
+    return (
+        np.array([part.mean() if len(part) else np.nan for part in parts]),
+        np.array([len(part) for part in parts]),
+    )
+
+
+def baseline(values, pairs):
+    """Mean over lags from 1 on, each weighted by its pairs."""
+    used = pairs[1:] > 0
+    return np.average(values[1:][used], weights=pairs[1:][used])
+
+
+@QUIET
+@pytest.mark.parametrize("mean", [3, 1.5, 0.5])
+@pytest.mark.parametrize("kind", ["frames", "events"])
+def test_the_baseline_is_one(backend, kind, mean):
+    frames = photons(mean)
+    qmap = jk.xpcs.QMap(np.ones(SHAPE, int))
+    if kind == "frames":
+        c = jk.xpcs.twotime(frames, qmap)
+    else:
+        c = jk.xpcs.twotime_events(*events_of(frames), N, qmap)
+    wanted = correlation(frames)
+    np.testing.assert_allclose(c.c2[0], wanted, 1e-12)
+    g2, n_pairs = diagonals(wanted)
+    np.testing.assert_allclose(c.g2[:, 0], g2, 1e-12)
+    np.testing.assert_array_equal(c.n_pairs[:, 0], n_pairs)
+    for part in range(5):
+        inside = slice(part * N // 5, (part + 1) * N // 5)
+        g2, n_pairs = diagonals(wanted[inside, inside])
+        np.testing.assert_allclose(c.g2_parts[part, :, 0], g2, 1e-12)
+        np.testing.assert_array_equal(c.n_pairs_parts[part, :, 0], n_pairs)
+    empty = (frames.sum(axis=(1, 2)) == 0).sum()
+    assert c.n_empty.tolist() == [empty]
+    assert empty > 0.7 * N * np.exp(-mean)  # which the frames of this seed have
+    # Values of C off the diagonal do not depend on each other: the light is constant.
+    off = wanted[np.triu_indices(N, 1)]
+    off = off[~np.isnan(off)]
+    error = off.std() / np.sqrt(len(off))
+    assert abs(baseline(c.g2[:, 0], c.n_pairs[:, 0]) - 1) < 3 * error
+    assert error < 0.05 * 3 / mean
+
+
+@QUIET
+@pytest.mark.parametrize("smoothing", ["static", "none"])
+def test_the_baseline_of_several_static_bins(smoothing):
+    """Which are without counts in most frames, while the dynamic bin has some."""
+    static = np.repeat(np.arange(1, 6)[:, None], 3, 0).repeat(20, 1).reshape(SHAPE)
+    frames = photons(3)
+    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones(SHAPE, int), static), smoothing)
+    off = c.c2[0][np.triu_indices(N, 1)]
+    off = off[~np.isnan(off)]
+    assert len(off) == c.n_pairs[1:].sum()
+    assert abs(off.mean() - 1) < 3 * off.std() / np.sqrt(len(off))
+
+
+@QUIET
+@pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 5, 8, 3)])
+@pytest.mark.parametrize("kind", ["frames", "events"])
+def test_cells_are_means_of_defined_pairs(kind, form):
+    frames = photons(1.5)
+    qmap = jk.xpcs.QMap(np.ones(SHAPE, int))
+    if kind == "frames":
+        c = jk.xpcs.twotime(frames, qmap, form=form, bad_frames=[7, 8])
+    else:
+        c = jk.xpcs.twotime_events(*events_of(frames), N, qmap, form=form, bad_frames=[7, 8])
+    wanted = correlation(frames)
+    wanted[[7, 8]] = wanted[:, [7, 8]] = np.nan
+    t1, t2 = np.indices(wanted.shape)
+    place = (t1, t2) if form[0] == "t1t2" else ((t1 + t2) / 2, t2 - t1)
+    used = (t1 <= t2) & ~np.isnan(wanted)
+    coordinates = [x[used] for x in place]
+    sums, *_ = np.histogram2d(*coordinates, (c.t1, c.t2), weights=wanted[used])
+    pairs, *_ = np.histogram2d(*coordinates, (c.t1, c.t2))
+    with np.errstate(invalid="ignore"):
+        means = sums / pairs
+    if form[0] == "t1t2":
+        upper = np.triu_indices(7)
+        np.testing.assert_allclose(c.c2[0][upper], means[upper], 1e-12)
+        np.testing.assert_array_equal(c.c2_pairs[0][upper], pairs[upper])
+    else:
+        np.testing.assert_allclose(c.c2[0], means, 1e-12)
+        np.testing.assert_array_equal(c.c2_pairs[0], pairs)
+    assert c.n_empty[0] == (np.delete(frames, [7, 8], 0).sum(axis=(1, 2)) == 0).sum()
+
+
+@pytest.mark.parametrize("mean", [3, 0.5])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_multi_tau_divides_by_means_over_time(mean, normalize):
+    """Frames without counts leave its baseline at 1, and none of them is left out."""
+    qmap, frames = jk.xpcs.QMap(np.ones(SHAPE, int)), photons(mean, 10000)
+    found = jk.xpcs.multitau(frames, qmap, normalize=normalize, parts=10)
+    if not normalize:
+        of_events = jk.xpcs.multitau_events(*events_of(frames), 10000, qmap)
+        np.testing.assert_array_equal(of_events.g2, found.g2)
+    baselines = [part.g2[:8, 0].mean() for part in found.parts]
+    error = np.std(baselines, ddof=1) / np.sqrt(10)
+    assert abs(np.mean(baselines) - 1) < 3 * error
+    assert error < 0.02 * 3 / mean
+
+
+def two_bins(empty, n=200):
+    """Frames of two bins; the second one has no counts in `empty` frames."""
+    frames = 1 + photons(30, n, (4, 6))
+    frames[np.linspace(5, n - 5, empty).astype(int), :, 3:] = 0
+    return frames, jk.xpcs.QMap(np.repeat([[1, 2]], 4, 0).repeat(3, 1), q=[0.01, 0.01], phi=[0, 90])
+
+
+def test_the_warning_names_the_bin_and_the_frames(recwarn):
+    frames, qmap = two_bins(2)
+    assert jk.xpcs.twotime(frames, qmap).n_empty.tolist() == [0, 2]
+    assert not recwarn.list  # 1% is no more than 1%
+    frames, qmap = two_bins(3)
+    with pytest.warns(RuntimeWarning, match=r"bin 2 .* 1\.5% .*\(3 of 200\)"):
+        jk.xpcs.twotime(frames, qmap)
+    frames[:90] = 0
+    with pytest.warns(RuntimeWarning, match=r"2 of 2 bins .* 1%.* bin 2 in 46%"):
+        c = jk.xpcs.twotime(frames, qmap)
+    assert c.n_empty.tolist() == [90, 92]
+    # A frame that was left out anyway is not empty, and a sum of frames may have counts.
+    recwarn.clear()
+    lit = jk.xpcs.twotime(frames, qmap, begin=90, bad_frames=[195])
+    assert lit.n_empty.tolist() == [0, 1]
+    assert jk.xpcs.twotime(frames, qmap, begin=90, average=2).n_empty.tolist() == [0, 0]
+    assert not recwarn.list
+
+
+@QUIET
+def test_each_bin_counts_its_own_pairs():
+    frames, qmap = two_bins(20)
+    c = jk.xpcs.twotime(frames, qmap, frame_time=1e-3)
+    dark = np.isnan(np.diagonal(c.c2, axis1=1, axis2=2))
+    assert dark.sum(axis=1).tolist() == [0, 20]
+    assert c.n_pairs[0].tolist() == [200, 180]
+    assert np.isnan(c.c2[1]).sum() == 200**2 - 180**2
+    # Data of a fit keep these rows.
+    data = c.fit_data(0.01).data
+    np.testing.assert_array_equal(data, c.c2)
+    # The diagonal is replaced by whichever neighbour is a number.
+    corrected = np.diagonal(correct_diagonal(c.c2[1]))
+    alone = np.convolve(dark[1], [1, 1, 1], "same") == 3
+    np.testing.assert_array_equal(np.isnan(corrected), dark[1] | alone)
+
+
+@QUIET
+def test_files_keep_them(tmp_path):
+    frames, qmap = two_bins(20)
+    for form in ("full", ("t1t2", 20)):
+        c = jk.xpcs.twotime(frames, qmap, form=form, frame_time=1e-3)
+        path = jk.xpcs.write_results(tmp_path / "r.hdf", twotime=c)
+        found = jk.xpcs.read_results(path, bins=[2]).twotime
+        np.testing.assert_array_equal(found.c2[0], c.c2[1])
+        np.testing.assert_array_equal(found.n_empty, [20])
+        for name in ("n_pairs", "n_pairs_parts", "g2", "g2_parts"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(c, name)[..., [1]])
+    c = jk.xpcs.twotime(frames, qmap, frame_time=1e-3)
+    with jk.xpcs.ApsFile(jk.xpcs.write_results(tmp_path / "r.hdf", twotime=c)) as file:
+        np.testing.assert_array_equal(file.read(1, 0, 200), c.c2[1])
+
+
+@QUIET
+def test_plots_draw_the_rest(tmp_path):
+    frames, qmap = two_bins(6, 40)
+    frames[:, :, :3] = 0  # a bin that never has counts
+    c = jk.xpcs.twotime(frames, qmap)
+    assert np.isnan(c.g2[:, 0]).all()
+    (path,) = jk.xpcs.plot_correlations(tmp_path, None, c)
+    assert path.stat().st_size > 1000
+
+
+def test_the_command_line_says_so_once(tmp_path, capsys):
+    frames, qmap = two_bins(20)
+    qmap.write(tmp_path / "qmap.h5")
+    for name in ("one", "two"):
+        np.save(tmp_path / f"{name}.npy", frames)
+    files = [str(tmp_path / f"{name}.npy") for name in ("one", "two")]
+    common = ["--qmap", str(tmp_path / "qmap.h5"), "--frame-time", "1", "--twotime", "--json"]
+    command = ["xpcs", "correlate", files[0], "--output", str(tmp_path / "r.hdf"), *common]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["empty_frames"] == [0, 20]
+    assert err.count("\n") == 1
+    assert "bin 2" in err
+    assert "(20 of 200)" in err
+    # Of several files, and once more where they are finished.
+    many = ["xpcs", "correlate", *files, "--output", str(tmp_path / "many"), *common]
+    for _ in range(2):
+        assert main(many) == 0
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "2 bins of 2 files" in err
+        assert "10%" in err
+    table = (tmp_path / "many" / "results.csv").read_text().splitlines()
+    column = table[0].split(",").index("empty_frames")
+    assert [line.split(",")[column] for line in table[1:]] == ["0", "20"] * 2
