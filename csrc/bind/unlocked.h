@@ -12,9 +12,7 @@ namespace jaxkern {
 //
 // Before Python 3.14 a thread that asks for the lock of an interpreter that ends is ended by
 // pthread_exit, which unwinds its stack; nanobind's frames may not be unwound, and the process
-// would abort. Such a thread rests here until the process is gone, as it does in Python 3.14. Nothing
-// waits for it: it is a daemon thread, and an Unlocked comes before every lock of its scope, so that
-// none of them is held here.
+// would abort. Such a thread rests here until the process is gone, as it does in Python 3.14.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

@@ -291,7 +291,7 @@ class _Field:
 
     def native(self) -> tuple[list[np.ndarray], int, Any]:
         capsule = None if self.producer is None else self.producer.capsule
-        return [byte_rows(part) for part in self.arrays], self._cast, capsule
+        return [byte_rows(part) for part in self.arrays], int(self._cast), capsule
 
 
 @dataclasses.dataclass
