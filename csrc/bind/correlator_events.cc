@@ -64,13 +64,16 @@ EventInput input_of(const std::optional<Words>& words, int64_t pixel_base, bool 
   return input;
 }
 
+// `sums` keeps the copy of `sum`, which the result points to and EventSort checks.
 EventFrames frames_of(int64_t n_frames, int64_t n_sums, int64_t first_frame,
-                      const std::optional<Integers>& sum, const std::optional<Good>& good) {
+                      const std::optional<Integers>& sum, const std::optional<Good>& good,
+                      std::vector<int32_t>* sums) {
   if ((sum && static_cast<int64_t>(sum->shape(0)) != n_frames) ||
       (good && static_cast<int64_t>(good->shape(0)) != n_sums)) {
     throw nb::value_error("sum or good has another length than frames or sums");
   }
-  return {n_frames, n_sums, first_frame, sum ? sum->data() : nullptr,
+  if (sum) *sums = copy_of(*sum);
+  return {n_frames, n_sums, first_frame, sum ? sums->data() : nullptr,
           good ? good->data() : nullptr};
 }
 
@@ -91,9 +94,11 @@ nb::object multitau_events(const std::optional<Words>& words, int64_t pixel_base
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   const EventInput input =
       input_of(words, pixel_base, mapped, event_pixel, event_frame, event_count);
-  const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good);
-  const BinnedPixels pixels =
+  std::vector<int32_t> sums_of_frames;
+  const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good, &sums_of_frames);
+  const OwnPixels own_pixels =
       pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
+  const BinnedPixels pixels = own_pixels.view();
   Progress cells;
   if (progress) cells = {progress->data(), progress->data() + 1};
   BinSums sums;
@@ -124,16 +129,17 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
   }
   const EventInput input =
       input_of(words, pixel_base, mapped, event_pixel, event_frame, event_count);
-  const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good);
+  std::vector<int32_t> sums_of_frames;
+  const EventFrames frames = frames_of(n_frames, n_sums, first_frame, sum, good, &sums_of_frames);
+  const std::vector<int32_t> pixels = copy_of(pixel);
   std::vector<int64_t> ends(group_ends.data(), group_ends.data() + group_ends.shape(0));
-  const auto count = static_cast<int64_t>(pixel.shape(0));
+  const auto count = static_cast<int64_t>(pixels.size());
   if (!std::is_sorted(ends.begin(), ends.end()) || (!ends.empty() && ends.front() < 0) ||
       (ends.empty() ? 0 : ends.back()) != count) {
     throw nb::value_error("groups do not ascend to the number of pixels");
   }
   std::vector<bool> seen(frame_pixels, false);
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t p = pixel.data()[i];
+  for (const int32_t p : pixels) {
     if (p < 0 || p >= frame_pixels || seen[p]) {
       throw nb::value_error("a pixel lies outside the frame, or is there twice");
     }
@@ -147,7 +153,7 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
   map.first_frame = frames.first_frame;
   Unlocked unlocked;
   OwnThreads own(threads);
-  new (self) EventPairs(own.executor(), input, map, pixel.data(), std::move(ends));
+  new (self) EventPairs(own.executor(), input, map, pixels.data(), std::move(ends));
 }
 
 nb::ndarray<nb::numpy, uint64_t> totals_of(const EventPairs& self) {

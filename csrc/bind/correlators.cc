@@ -85,8 +85,9 @@ nb::object multitau(const Frames& frames, const Integers& pixel, const Integers&
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   const FrameRows rows = rows_of(frames, average, bad, divisor);
   const auto frame_pixels = static_cast<int64_t>(frames.shape(1));
-  const BinnedPixels pixels =
+  const OwnPixels own_pixels =
       pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic, frame_pixels);
+  const BinnedPixels pixels = own_pixels.view();
   Progress cells;
   if (progress) cells = {progress->data(), progress->data() + 1};
   BinSums sums;
@@ -175,14 +176,17 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
                    int64_t threads, const std::optional<Integers>& place,
                    const std::optional<std::vector<StateArray>>& carried) {
   const Delays delays = delays_of(most_frames, dpl);
-  const BinnedPixels pixels = pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic,
-                                        place ? int64_t{1} << 31 : frame_pixels);
+  const OwnPixels own_pixels = pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic,
+                                         place ? int64_t{1} << 31 : frame_pixels);
+  const BinnedPixels pixels = own_pixels.view();
+  std::vector<int32_t> places;
   if (place) {
-    if (place->shape(0) != pixel.shape(0)) throw nb::value_error("place has another length");
-    for (int64_t i = 0; i < pixels.count; ++i) {
-      if (place->data()[i] < 0 || place->data()[i] >= frame_pixels) {
-        throw nb::value_error("a place lies outside the state");
-      }
+    places = copy_of(*place);
+    if (static_cast<int64_t>(places.size()) != pixels.count) {
+      throw nb::value_error("place has another length");
+    }
+    for (const int32_t at : places) {
+      if (at < 0 || at >= frame_pixels) throw nb::value_error("a place lies outside the state");
     }
   }
   CarriedSums sums_before;
@@ -199,10 +203,27 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
     OwnThreads own(threads);
     problem =
         reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen), pixels,
-               place ? place->data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
+               place ? places.data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   return to_python(std::move(sums), n_static, n_dynamic);
+}
+
+// totals [masks, N] of Wide, which is int64_t, or double for reals.
+template <typename Wide>
+nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels, char* image,
+                            const std::vector<const uint8_t*>& masks, int64_t threads) {
+  std::vector<Wide> totals(masks.size() * static_cast<size_t>(count));
+  {
+    Unlocked unlocked;
+    OwnThreads own(threads);
+    frame_sums(own.executor(), rows, count, pixels, image, masks,
+               reinterpret_cast<char*>(totals.data()));
+  }
+  auto* kept = new std::vector<Wide>(std::move(totals));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Wide>*>(p); });
+  const size_t shape[] = {masks.size(), static_cast<size_t>(count)};
+  return nb::cast(nb::ndarray<nb::numpy, Wide>(kept->data(), 2, shape, owner));
 }
 
 // totals [masks, N] as int64 or float64.
@@ -225,19 +246,9 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
       (image->dtype() != wide || image->ndim() != 1 || image->shape(0) != frames.shape(1))) {
     throw nb::value_error("image has another size or dtype; wanted [P] of int64, or float64");
   }
-  std::vector<uint64_t> totals(given.size() * static_cast<size_t>(count));
-  {
-    Unlocked unlocked;
-    OwnThreads own(threads);
-    frame_sums(own.executor(), rows, count, pixels,
-               image ? static_cast<char*>(image->data()) : nullptr, given,
-               reinterpret_cast<char*>(totals.data()));
-  }
-  auto* kept = new std::vector<uint64_t>(std::move(totals));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<uint64_t>*>(p); });
-  const size_t shape[] = {given.size(), static_cast<size_t>(count)};
-  return nb::cast(
-      nb::ndarray<nb::numpy>(kept->data(), 2, shape, owner, nullptr, wide, nb::device::cpu::value));
+  const auto totals = real ? &totals_of_frames<double> : &totals_of_frames<int64_t>;
+  return totals(rows, count, pixels, image ? static_cast<char*>(image->data()) : nullptr, given,
+                threads);
 }
 
 }  // namespace

@@ -46,15 +46,43 @@ class OwnThreads {
   std::vector<std::thread> threads_;
 };
 
-inline BinnedPixels pixels_of(const Integers& pixel, const Integers& static_bin,
-                              const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
-                              int64_t frame_pixels) {
-  BinnedPixels pixels = {pixel.data(),       static_bin.data(),
-                         dynamic_bin.data(), static_cast<int64_t>(pixel.shape(0)),
-                         n_static,           n_dynamic};
-  if (static_bin.shape(0) != pixel.shape(0) || dynamic_bin.shape(0) != pixel.shape(0)) {
-    throw nb::value_error("pixels and their bins differ in length");
+// Kernels run without the interpreter's lock, and another thread can write to the caller's arrays
+// meanwhile. What they use as an index is therefore copied, and the copy is checked.
+inline std::vector<int32_t> copy_of(const Integers& indices) {
+  return {indices.data(), indices.data() + indices.shape(0)};
+}
+
+// Copies of the pixels and their bins.
+class OwnPixels {
+ public:
+  OwnPixels(const Integers& pixel, const Integers& static_bin, const Integers& dynamic_bin,
+            int32_t n_static, int32_t n_dynamic)
+      : pixel_(copy_of(pixel)),
+        static_bin_(copy_of(static_bin)),
+        dynamic_bin_(copy_of(dynamic_bin)),
+        n_static_(n_static),
+        n_dynamic_(n_dynamic) {
+    if (static_bin_.size() != pixel_.size() || dynamic_bin_.size() != pixel_.size()) {
+      throw nb::value_error("pixels and their bins differ in length");
+    }
   }
+  // Valid as long as this object.
+  BinnedPixels view() const {
+    return {pixel_.data(),       static_bin_.data(),
+            dynamic_bin_.data(), static_cast<int64_t>(pixel_.size()),
+            n_static_,           n_dynamic_};
+  }
+
+ private:
+  std::vector<int32_t> pixel_, static_bin_, dynamic_bin_;
+  int32_t n_static_, n_dynamic_;
+};
+
+inline OwnPixels pixels_of(const Integers& pixel, const Integers& static_bin,
+                           const Integers& dynamic_bin, int32_t n_static, int32_t n_dynamic,
+                           int64_t frame_pixels) {
+  OwnPixels own(pixel, static_bin, dynamic_bin, n_static, n_dynamic);
+  const BinnedPixels pixels = own.view();
   for (int64_t i = 0; i < pixels.count; ++i) {
     if (pixels.pixel[i] < 0 || pixels.pixel[i] >= frame_pixels ||
         (i > 0 && pixels.pixel[i] <= pixels.pixel[i - 1])) {
@@ -65,7 +93,7 @@ inline BinnedPixels pixels_of(const Integers& pixel, const Integers& static_bin,
       throw nb::value_error("a bin is below 0, or not below the number of bins");
     }
   }
-  return pixels;
+  return own;
 }
 
 inline void check_dpl(int64_t dpl) {

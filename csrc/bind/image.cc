@@ -1,5 +1,5 @@
 // A chain's producers for Python: capsules, made from the attributes that the handlers take.
-#include <nanobind/stl/pair.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -18,6 +18,7 @@ namespace jaxkern::image {
 namespace {
 
 using Integers = std::vector<int32_t>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // The attributes of the ops of stages (image/stage_operands.h), and the source.
 Stages stages_of(const Integers& filter, const Integers& size, const Integers& erasures,
@@ -59,13 +60,10 @@ nb::object chain_producer(const Stages& stages, int32_t height, int32_t width) {
   return in_capsule(make_chain_producer(stages, height, width));
 }
 
-nb::object encoded_producer(const Stages& stages,
-                            const std::vector<std::pair<uintptr_t, size_t>>& blobs, bool in_files,
+nb::object encoded_producer(const Stages& stages, const std::vector<Bytes>& blobs, bool in_files,
                             int32_t codec, int64_t max_pixels, bool scaled) {
   EncodedSource source;
-  for (const auto& [address, bytes] : blobs) {
-    source.blobs.push_back({reinterpret_cast<const uint8_t*>(address), bytes});
-  }
+  for (const Bytes& blob : blobs) source.blobs.push_back({blob.data(), blob.size()});
   source.in_files = in_files;
   source.codec = static_cast<Codec>(codec);
   source.max_pixels = max_pixels;
@@ -88,10 +86,10 @@ void define_chain_producer(nb::module_& module) {
              nb::arg("width"),
              "A capsule of core/producer.h that runs these stages on images of this size.");
   module.def("image_encoded_producer", &encoded_producer, nb::arg("stages"), nb::kw_only(),
-             nb::arg("blobs"), nb::arg("in_files"), nb::arg("codec"), nb::arg("max_pixels"),
-             nb::arg("scaled"),
+             nb::arg("blobs").noconvert(), nb::arg("in_files"), nb::arg("codec"),
+             nb::arg("max_pixels"), nb::arg("scaled"),
              "A capsule of core/producer.h that runs these stages on encoded images. `blobs` are "
-             "(address, bytes) of memory that outlives its use.");
+             "arrays uint8 [B], which the caller keeps for as long as it is used.");
 }
 
 }  // namespace jaxkern::image

@@ -232,14 +232,13 @@ void EventSort::sort_words(const Word* words, int64_t bucket, Scratch& scratch) 
   const int64_t events = bucket_events(bucket);
   const int32_t shift = sum_bits_ + count_bits_;
   scratch.ends.assign((int64_t{1} << shift_) + 1, 0);
-  if (static_cast<int64_t>(scratch.words.size() * 8 / sizeof(Word)) < events) {
-    scratch.words.resize(events * sizeof(Word) / 8 + 1);
-  }
+  std::vector<Word>& sorted = scratch.words<Word>();
+  if (static_cast<int64_t>(sorted.size()) < events) sorted.resize(events);
   // ends[p] is where pixel p's next event goes; after the last one it is the pixel's end.
   int64_t* next = scratch.ends.data();
   for (int64_t i = 0; i < events; ++i) ++next[(static_cast<uint64_t>(own[i]) >> shift) + 1];
   for (int64_t p = 0; p < int64_t{1} << shift_; ++p) next[p + 1] += next[p];
-  Word* out = reinterpret_cast<Word*>(scratch.words.data());
+  Word* out = sorted.data();
   for (int64_t i = 0; i < events; ++i) out[next[static_cast<uint64_t>(own[i]) >> shift]++] = own[i];
 }
 
@@ -262,7 +261,7 @@ void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
 template <typename Word>
 uint64_t EventSort::sort_in_place(int64_t bucket, Scratch& scratch, int64_t* ends) {
   sort_bucket(bucket, scratch);
-  Word* sorted = reinterpret_cast<Word*>(scratch.words.data());
+  Word* sorted = scratch.words<Word>().data();
   Word* out = reinterpret_cast<Word*>(sorted_.get());
   const auto mask = static_cast<Word>((uint64_t{1} << (sum_bits_ + count_bits_)) - 1);
   const auto count_mask = static_cast<Word>((uint64_t{1} << count_bits_) - 1);
@@ -337,9 +336,8 @@ PixelCounts EventSort::unpack_words(Word* words, int64_t rank, int64_t size,
 }
 
 PixelCounts EventSort::unpack(int64_t rank, int64_t begin, int64_t end, Scratch& scratch) const {
-  if (wide_) return unpack_words(scratch.words.data() + begin, rank, end - begin, scratch);
-  return unpack_words(reinterpret_cast<uint32_t*>(scratch.words.data()) + begin, rank, end - begin,
-                      scratch);
+  if (wide_) return unpack_words(scratch.wide.data() + begin, rank, end - begin, scratch);
+  return unpack_words(scratch.narrow.data() + begin, rank, end - begin, scratch);
 }
 
 }  // namespace jaxkern::correlators

@@ -60,9 +60,20 @@ class EventSort {
  public:
   // Memory of one thread that takes buckets.
   struct Scratch {
-    std::vector<uint64_t> words;
+    // The words of a bucket, of the width that all words have.
+    std::vector<uint32_t> narrow;
+    std::vector<uint64_t> wide;
     std::vector<int64_t> ends;
     std::vector<uint32_t> sums, counts;
+
+    template <typename Word>
+    std::vector<Word>& words() {
+      if constexpr (sizeof(Word) == 8) {
+        return wide;
+      } else {
+        return narrow;
+      }
+    }
   };
 
   // Checks every event; what it was given must outlive it. `bytes`: for sorted events; where they

@@ -352,7 +352,8 @@ template <typename Row>
 void run_strip(const MultiTauStrip& strip, char* scratch) {
   constexpr int64_t kRows = (2 * kMostDelays + kBlock + 1) * kStrip;
   Row* const first = reinterpret_cast<Row*>(scratch);
-  StripRows<Row> rows = {first, first + kRows, reinterpret_cast<uint32_t*>(first + 2 * kRows)};
+  char* const pairs = scratch + 2 * kRows * static_cast<int64_t>(sizeof(Row));
+  StripRows<Row> rows = {first, first + kRows, reinterpret_cast<uint32_t*>(pairs)};
   load_frames(strip, rows.sums + strip.delays.kept() * kStrip);
   const int32_t levels = strip.delays.levels();
   for (int32_t level = 0; level < levels; ++level) {

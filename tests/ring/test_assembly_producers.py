@@ -166,3 +166,5 @@ def test_plans_are_checked_natively():
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
     with pytest.raises(ValueError, match="a program is first"):
         library.image_encoded_producer(first, **source)
+    with pytest.raises(TypeError, match="image_encoded_producer"):  # an address is no array
+        library.image_encoded_producer(first, **{**source, "blobs": [(4096, 1)]})

@@ -200,7 +200,7 @@ class EncodedProducer(SeededChain):
             )
         self.capsule = library().image_encoded_producer(
             native(drawing.plan),
-            blobs=[(blob.ctypes.data, blob.nbytes) for blob in self.kept],
+            blobs=list(self.kept),
             in_files=bool(images.in_files),
             codec=_CODECS.index(images.codec),
             max_pixels=int(images.max_pixels),

@@ -1,0 +1,64 @@
+"""Index arrays that another thread writes to while a kernel runs without the interpreter's lock.
+
+Would catch a kernel that reads the caller's array after it was checked: it would look up bins and
+sums of frames that there are not, outside its own memory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# Each kernel runs alone, then once more while its index arrays are overwritten as soon as it has
+# begun to count its progress: most of its work is then still to come.
+SCRIPT = """
+import threading
+import numpy as np
+from jaxkern.xpcs.correlators.native_sums import native_module
+
+native, P, N, M = native_module(), 8192, 600, 400_000
+draw = np.random.default_rng(0)
+frames = draw.poisson(0.5, (N, P)).astype(np.uint8)
+events = draw.integers(0, P, M), draw.integers(0, N, M), np.ones(M, np.int64)
+
+def multitau(sums, *pixels, progress):
+    return native.multitau(frames, *pixels, P // 8, P // 64, threads=1, progress=progress)
+
+def multitau_events(sums, *pixels, progress):
+    # Sorted events have room for a few buckets: the others are sorted later.
+    return native.multitau_events(
+        None, 0, False, *events, N, N, 0, sums, None, P, *pixels, P // 8, P // 64, 4, 2e5, 1,
+        progress
+    )
+
+def run(kernel, overwritten):
+    pixel = np.arange(P, dtype=np.int32)
+    arrays = [np.arange(N, dtype=np.int32), pixel, pixel // 8, pixel // 64]
+    cells, result = np.zeros(2, np.int64), []
+    worker = threading.Thread(target=lambda: result.append(kernel(*arrays, progress=cells)))
+    worker.start()
+    while overwritten and worker.is_alive() and cells[0] == 0:
+        pass
+    for array in arrays if overwritten else ():
+        array[...] = 2**30
+    worker.join()
+    return result[0]
+
+for kernel in (multitau, multitau_events):
+    print(kernel.__name__, flush=True)
+    wanted, found = (run(kernel, overwritten) for overwritten in (False, True))
+    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+"""
+
+
+def test_arrays_that_change_during_a_call():
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
