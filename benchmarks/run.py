@@ -90,6 +90,7 @@ STEPS = (
     Step("xpcs-kernels", (_script("xpcs_kernels"),)),
     Step("xpcs-fits", (_script("xpcs_fits"),)),
     Step("xpcs-errors", (_script("xpcs_errors"),)),
+    Step("xpcs-fit-checks", (_script("xpcs_fit_checks"),)),
     Step("xpcs-streaming", (_script("xpcs_streaming"),)),
     Step("xpcs-correlators", (_script("xpcs_correlators"),)),
     Step("xpcs-growth", (_script("xpcs_growth"),)),

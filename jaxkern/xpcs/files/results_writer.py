@@ -261,6 +261,8 @@ def _write_multitau(group: h5py.Group, result: MultiTauResult) -> None:
     group["processed_bins"] = result.bins
     group["n_pairs"] = result.n_pairs
     group["n_frames"] = result.n_frames
+    if result.warnings:
+        group["warnings"] = list(result.warnings)
     n = len(group.parent["qmap/dynamic_index_mapping"])
     for name, values in (("normalized_g2", result.g2), ("normalized_g2_err", result.g2_err)):
         # A column for each bin of the map, which the viewer takes by its number.
@@ -293,6 +295,8 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
     group = xpcs.create_group("twotime" if full else "twotime_binned")
     group["processed_bins"] = result.bins
     group["n_frames"] = result.n_frames
+    if result.warnings:
+        group["warnings"] = list(result.warnings)
     segments = result.n_pairs_parts
     numbers = {
         "n_pairs": result.n_pairs,
@@ -334,6 +338,8 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
             value = " ".join(map(str, value))  # a form, such as ("t1t2", 100)
         if name == "bad_frames":
             value = np.asarray(value, np.int64)
+        if name == "hot_pixels":
+            value = np.asarray(value, np.int64).reshape(-1, 2)  # rows and columns
         if name == "intensity_cut" and value is not None:
             value = np.asarray(value, np.float64)  # NaN where there is no limit
         if value is not None:

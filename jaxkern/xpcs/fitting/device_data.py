@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -63,10 +63,11 @@ class DeviceData(FitData):
 
     def _replicated(self, function: Callable[[Any], Any]) -> NDArray[Any]:
         """function(data) on the host of every process."""
-        where = None
-        if self.sharding is not None:
-            where = jax.NamedSharding(self.sharding.mesh, jax.P())
-        return np.asarray(jax.jit(function, out_shardings=where)(self._data))
+        return np.asarray(jax.jit(function, out_shardings=self._on_every_host())(self._data))
+
+    def _on_every_host(self) -> Any:
+        """The sharding of a result that every process reads."""
+        return None if self.sharding is None else jax.NamedSharding(self.sharding.mesh, jax.P())
 
     def _find_mirrored(self) -> NDArray[np.bool_]:
         def equal(d: Any) -> Any:
@@ -83,6 +84,14 @@ class DeviceData(FitData):
             away = self.frames & ~np.eye(self.shape[1], dtype=bool)
             self._numbers = self._replicated(lambda d: (jnp.isfinite(d) & away).any(2))
         return np.asarray(self._numbers[:, frame])
+
+    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
+        step, zero = self.step_zero
+        taken = jax.jit(
+            lambda d, angle: d[angle][rows].astype(jnp.float64), out_shardings=self._on_every_host()
+        )
+        for angle in range(self.shape[0]):
+            yield zero + step * np.asarray(taken(self._data, angle))
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
         step, zero = self.step_zero

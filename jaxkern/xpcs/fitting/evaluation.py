@@ -182,8 +182,12 @@ class Evaluation:
 
     def phases(self, physics: Array) -> tuple[Array, Array]:
         """The phases at these parameters."""
-        A, X, *_ = self._program.tables_at(physics)
-        return np.asarray(A), np.asarray(X)
+        return self.tables(physics)[:2]
+
+    def tables(self, physics: Array) -> tuple[Array, Array, Array, Array]:
+        """The phases at these parameters, and their derivatives, as `Tables` has them."""
+        A, X, tangents_A, tangents_X = map(np.asarray, self._program.tables_at(physics))
+        return A, X, tangents_A, tangents_X
 
     def sums(self, x: Array) -> AngleSums:
         """The sums at the solution, from a pass at the same point."""

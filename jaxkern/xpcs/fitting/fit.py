@@ -85,8 +85,8 @@ def fit(
       data: [n_phi, n_t, n_t]: an array, memory map, ``.npy`` path, HDF5 data set or group, any
         `Source`, or a ``jax.Array``, also one that is sharded over angles or rows.
       sigma: noise: a number, [n_phi] or the shape of the data; None to estimate it (the result says
-        how), and to have the residuals judged by it: where they are not noise, the result is no
-        success. Points with sigma <= 1e-10, and the diagonal, do not count.
+        how). Where the residuals are not noise, the result is no success, whether sigma is given or
+        not. Points with sigma <= 1e-10, and the diagonal, do not count.
       p0: physics parameters [p], or a mapping of some by name; None for the model's defaults.
       contrast0, offset0: start (a number or [n_phi]); None to estimate them from the data. With
         ``scaling="fixed"`` they stay as they are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,10 @@ class FitData:
 
     def _numbers_in(self, frame: int) -> NDArray[np.bool_]:
         """[n_phi]: whether the frame's row holds a finite number off the diagonal."""
+        raise NotImplementedError
+
+    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
+        """Yield the values [len(rows), n] of each angle in turn; NaN for rows that fail to read."""
         raise NotImplementedError
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:

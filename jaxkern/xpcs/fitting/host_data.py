@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from jaxkern.xpcs.fitting.passes import (
     WholePass,
     chunks_of,
 )
-from jaxkern.xpcs.fitting.starting import RowSample, mirrored_angles, read_sample
+from jaxkern.xpcs.fitting.starting import RowSample, mirrored_angles, read_sample, rows_of_angle
 from jaxkern.xpcs.fitting.strategy import (
     CHUNK_POINTS,
     Strategy,
@@ -88,6 +89,10 @@ class HostData(FitData):
                 row = self.source.read(angle, frame, frame + 1)[0]
                 found[angle] = np.isfinite(row[away].astype(np.float64)).any()
         return found
+
+    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
+        for angle in range(self.shape[0]):
+            yield rows_of_angle(self.source, angle, rows)
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
         n_phi, n, _ = self.shape

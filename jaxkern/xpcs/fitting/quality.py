@@ -30,8 +30,12 @@ _REACH = 0.2
 _BAD_FRAME, _CUT = 4.0, 8.0
 # How far the model decorrelates over that reach, at least, for what is divided by it.
 _LEAST_CHANGE = 0.1
-# Where sigma is given, its scale is the user's affair, and only what no noise can be fails a fit.
-_GIVEN_SIGMA = 100.0
+# The cost of a robust loss a point beyond so many times the limit: it cannot see the others.
+_LOST = 100.0
+# Speckles of right models stay below this many times the noise of single points.
+_CORRELATED = 10.0
+# By what a variance that is given as that of the noise may differ from it.
+_ABSOLUTE = 1.5
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,6 @@ class Residuals:
         z = np.where(counts, sample.values - fitted, 0.0) / np.where(counts, sigma, 1.0)
         # Squares of what a flipped bit makes of a number shall not overflow.
         return cls(sample.rows, np.clip(z, -1e100, 1e100), counts)
-
-    def autocorrelation(self) -> float | None:
-        """That of neighbours along the rows, where it is beyond chance; else None."""
-        # Mirrored points are the same number: only those above the diagonal.
-        above = np.arange(self.z.shape[2] - 1) > self.rows[:, None]
-        pairs = self.counts[:, :, 1:] & self.counts[:, :, :-1] & above
-        count = int(pairs.sum())
-        power = float((self.z[:, :, 1:] ** 2)[pairs].sum())
-        if count < 100 or power == 0.0:
-            return None
-        found = float((self.z[:, :, 1:] * self.z[:, :, :-1])[pairs].sum()) / power
-        return found if found > max(0.05, 6.0 / np.sqrt(count)) else None
 
     def of_frames(self) -> Array:
         """The mean square residual [n] of each frame; NaN for those that do not count."""
@@ -192,7 +184,7 @@ def judge(
     floor: Array,
     phi: Sequence[float],
     robust: float | None,
-    estimated: bool,
+    absolute: bool,
 ) -> Judgement:
     """Compares the size of the residuals with that of the noise.
 
@@ -205,7 +197,8 @@ def judge(
       phi: degrees, of the angles.
       robust: for a robust loss, the cost a degree of freedom; outliers are its business, so that
         the residuals without them are looked at. None for a linear loss.
-      estimated: whether sigma was estimated from the data.
+      absolute: True if sigma is given as the noise itself (`absolute_sigma`). Otherwise its scale
+        has no meaning, and only its dependence on the point is used.
     """
     level = noise_level(residuals, memory)
     # Where the sample is too small to tell, sigma itself is what is known.
@@ -215,19 +208,35 @@ def judge(
     sizes = mean_squares if robust is None else np.nan_to_num(level.clipped)
     size = np.where(known, sizes, 0.0) / used
     total = float((size * weights).sum() / weights.sum())
-    factor = 1.0 if estimated else _GIVEN_SIGMA
     outside = total > whole or bool((size[known] > each[known]).any())
-    failed = total > factor * whole or bool((size[known] > factor * each[known]).any())
     if robust is not None:
         lost = robust / float((used * weights).sum() / weights.sum())
-        outside |= lost > _GIVEN_SIGMA * whole
-        failed |= lost > _GIVEN_SIGMA * whole
-        total = max(total, lost) if lost > _GIVEN_SIGMA * whole else total
+        if lost > _LOST * whole:
+            outside, total = True, max(total, lost)
     standing = _standing_out(level)
     if not outside:
-        if not standing:
-            return Judgement(None, ())
-        return Judgement(None, (f"some frames stand out: {_frames(level, standing)}",))
+        notes = [f"some frames stand out: {_frames(level, standing)}"] if standing else []
+        if total > _CORRELATED:
+            notes.append(
+                f"the mean square of residuals is {total:.3g} times that of the noise of single "
+                "points: they vary along the diagonal as noise that is correlated over frames "
+                "does, or an intensity that was not normalized"
+            )
+        if not absolute:
+            return Judgement(None, tuple(notes))
+        noise = float((used * weights).sum() / weights.sum())
+        if noise > _ABSOLUTE:
+            return Judgement(
+                f"the noise of single points is {noise:.4g} sigma^2, expected about 1 with "
+                "absolute_sigma=True: sigma is too small",
+                tuple(notes),
+            )
+        if total * noise < 1.0 / _ABSOLUTE:
+            notes.append(
+                f"the mean square of residuals is {total * noise:.3g} sigma^2: sigma is too large, "
+                "and so are errors of independent noise (absolute_sigma=True)"
+            )
+        return Judgement(None, tuple(notes))
     worst = np.argsort(-np.where(known, size, -1.0), kind="stable")[:3]
     named = ", ".join(
         f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst if known[k]
@@ -241,7 +250,7 @@ def judge(
     sampled = _mean((residuals.z**2).sum((1, 2)), residuals.counts)
     top = int(worst[0])
     seen = bool(np.nan_to_num(sampled[top]) > 0.5 * mean_squares[top])
-    return Judgement(text, (), seen) if failed else Judgement(None, (text,))
+    return Judgement(text, (), seen)
 
 
 def _largest(level: NoiseLevel) -> list[int]:

@@ -77,6 +77,17 @@ def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
     return found
 
 
+def rows_of_angle(source: Source, angle: int, rows: NDArray[np.intp]) -> Array:
+    """Return the values [len(rows), n] of one angle; NaN for rows that cannot be read."""
+    found = np.full((len(rows), source.shape[1]), np.nan)
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    for begin, end in itertools.pairwise([*starts, len(rows)]):
+        with contextlib.suppress(OSError):
+            stored = source.read(angle, int(rows[begin]), int(rows[end - 1]) + 1)
+            found[begin:end] = values(source, stored)
+    return found
+
+
 def estimate_sigma(sample: RowSample) -> Array:
     """The noise [n_phi] of one point, from second differences along the diagonal.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import Evaluation
 from jaxkern.xpcs.fitting.jackknife import Jackknife, errors_of
+from jaxkern.xpcs.fitting.misfit import averages, misfit
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
 from jaxkern.xpcs.fitting.problem import FitProblem
@@ -75,13 +76,6 @@ def summarize(
     else:
         sigma = sigma[:, None, None]
     residuals = Residuals.of(sample, model_rows(phases, power, point, sample.rows), sigma)
-    alike = residuals.autocorrelation()
-    if alike is not None:
-        smaller = "errors" if jackknife.changes is None else "errors of independent noise"
-        notes.append(
-            f"neighbouring residuals are correlated ({alike:.2f} at lag one): the model does not "
-            f"describe all of the data, or the noise is correlated; {smaller} are too small"
-        )
     alone = PassPoint(point.physics, np.ones(layout.n_phi), np.zeros(layout.n_phi))
     sampled_phases = tuple(phase[..., sample.rows] for phase in phases)
     memory = model_rows(sampled_phases, power, alone, np.arange(len(sample.rows)))
@@ -89,6 +83,9 @@ def summarize(
     spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
     floor = (SIGMA_FLOOR / spread) ** 2
     reason, more = _checked(problem, sums, residuals, memory, floor, point, independent, freedom)
+    if reason is None and freedom > 0 and np.any(sums.jtj):
+        cells = averages(problem, evaluation.tables(point.physics), point)
+        reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
     notes += more
     notes += jackknife.notes
     notes += [f"left out: {reason}" for reason in problem.bad.reasons]
@@ -178,7 +175,7 @@ def _checked(
         robust=None
         if problem.loss == "linear"
         else float(sums.cost.sum() / sums.count.sum() * independent / freedom),
-        estimated=problem.noise.estimated,
+        absolute=problem.absolute_sigma and not problem.noise.estimated,
     )
     if judgement.reason is None:
         return None, list(judgement.notes)
