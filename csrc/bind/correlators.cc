@@ -212,12 +212,13 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
 // totals [masks, N] of Wide, which is int64_t, or double for reals.
 template <typename Wide>
 nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels, char* image,
-                            const std::vector<const uint8_t*>& masks, int64_t threads) {
+                            double* squares, const std::vector<const uint8_t*>& masks,
+                            int64_t threads) {
   std::vector<Wide> totals(masks.size() * static_cast<size_t>(count));
   {
     Unlocked unlocked;
     OwnThreads own(threads);
-    frame_sums(own.executor(), rows, count, pixels, image, masks,
+    frame_sums(own.executor(), rows, count, pixels, image, squares, masks,
                reinterpret_cast<char*>(totals.data()));
   }
   auto* kept = new std::vector<Wide>(std::move(totals));
@@ -229,7 +230,7 @@ nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels
 // totals [masks, N] as int64 or float64.
 nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
                           const std::optional<StateArray>& image, const std::optional<Marks>& bad,
-                          int64_t threads) {
+                          int64_t threads, const std::optional<StateArray>& squares) {
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   const FrameRows rows = rows_of(frames, 1, bad, std::nullopt);
   const auto count = static_cast<int64_t>(frames.shape(0));
@@ -246,9 +247,13 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
       (image->dtype() != wide || image->ndim() != 1 || image->shape(0) != frames.shape(1))) {
     throw nb::value_error("image has another size or dtype; wanted [P] of int64, or float64");
   }
+  if (squares && (!image || squares->dtype() != nb::dtype<double>() || squares->ndim() != 1 ||
+                  squares->shape(0) != frames.shape(1))) {
+    throw nb::value_error("squares has another size or dtype; expected float64 [P], and an image");
+  }
   const auto totals = real ? &totals_of_frames<double> : &totals_of_frames<int64_t>;
-  return totals(rows, count, pixels, image ? static_cast<char*>(image->data()) : nullptr, given,
-                threads);
+  return totals(rows, count, pixels, image ? static_cast<char*>(image->data()) : nullptr,
+                squares ? static_cast<double*>(squares->data()) : nullptr, given, threads);
 }
 
 }  // namespace
@@ -296,8 +301,10 @@ void define_multitau(nb::module_& module) {
 void define_frame_sums(nb::module_& module) {
   module.def("frame_sums", &sums_of_frames, nb::arg("frames"), nb::arg("masks"),
              nb::arg("image") = nb::none(), nb::arg("bad") = nb::none(), nb::arg("threads") = 0,
+             nb::arg("squares") = nb::none(),
              "Adds frames [N, P], but for bad ones (uint8 [N]), to image [P], which is int64 for "
-             "whole counts and float64 for others, and gives the totals [masks, N] of all frames "
+             "whole counts and float64 for others, and their squares to squares [P], float64, and "
+             "gives the totals [masks, N] of all frames "
              "over the pixels of up to 2 masks, uint8 [P]; whole counts are exact.");
 }
 

@@ -1,11 +1,13 @@
 // Sums of a tile of frames, a type of counts each. Counts are first added up in words that a few
 // frames, or the pixels of a tile, cannot overflow. Include after core/simd_target.h.
 
-// Narrow: an image of kFrames frames; Row: all pixels of a tile; Wide: anything.
+// Narrow: an image of kFrames frames; Square: its sums of squares; Row: all pixels of a tile; Wide:
+// anything.
 template <typename T>
 struct Sums {
   using Word = T;
   using Narrow = std::conditional_t<sizeof(T) == 1, uint16_t, uint32_t>;
+  using Square = std::conditional_t<sizeof(T) == 1, uint32_t, uint64_t>;
   using Row = uint32_t;
   using Wide = int64_t;
   static constexpr int64_t kFrames = 257;
@@ -14,6 +16,7 @@ template <>
 struct Sums<uint32_t> {
   using Word = uint32_t;
   using Narrow = int64_t;
+  using Square = double;
   using Row = int64_t;
   using Wide = int64_t;
   static constexpr int64_t kFrames = 1 << 20;
@@ -24,6 +27,7 @@ template <>
 struct Sums<float> {
   using Word = uint32_t;
   using Narrow = double;
+  using Square = double;
   using Row = double;
   using Wide = double;
   static constexpr int64_t kFrames = 1 << 20;
@@ -61,18 +65,21 @@ inline typename Sums<T>::Row masked_sum(const T* __restrict row,
 template <typename T>
 void sum_tile(const FrameSumsTile& tile, char* scratch) {
   using Narrow = typename Sums<T>::Narrow;
+  using Square = typename Sums<T>::Square;
   using Wide = typename Sums<T>::Wide;
   using Word = typename Sums<T>::Word;
   Narrow* const __restrict narrow = reinterpret_cast<Narrow*>(scratch);
+  Square* const __restrict square = reinterpret_cast<Square*>(scratch + 8 * kSumTile);
   Word* masks[kMostMasks];
   for (int32_t m = 0; m < tile.masks; ++m) {
-    masks[m] = reinterpret_cast<Word*>(scratch + 8 * kSumTile * (m + 1));
+    masks[m] = reinterpret_cast<Word*>(scratch + 8 * kSumTile * (m + 2));
     for (int64_t i = 0; i < tile.pixels; ++i) masks[m][i] = tile.mask[m][i] ? ~Word{0} : Word{0};
   }
   T copy[kSumTile];
   for (int64_t begin = 0; begin < tile.count; begin += Sums<T>::kFrames) {
     const int64_t end = std::min(begin + Sums<T>::kFrames, tile.count);
     std::fill_n(narrow, tile.pixels, Narrow{0});
+    if (tile.squares != nullptr) std::fill_n(square, tile.pixels, Square{0});
     for (int64_t f = begin; f < end; ++f) {
       const char* from =
           tile.frames.data + f * tile.frames.stride + tile.pixel * static_cast<int64_t>(sizeof(T));
@@ -87,10 +94,17 @@ void sum_tile(const FrameSumsTile& tile, char* scratch) {
       }
       if (tile.image == nullptr || (tile.frames.bad != nullptr && tile.frames.bad[f])) continue;
       for (int64_t i = 0; i < tile.pixels; ++i) narrow[i] += static_cast<Narrow>(row[i]);
+      if (tile.squares == nullptr) continue;
+      for (int64_t i = 0; i < tile.pixels; ++i) {
+        const auto value = static_cast<Square>(row[i]);
+        square[i] += value * value;
+      }
     }
     if (tile.image == nullptr) continue;
     Wide* const __restrict image = reinterpret_cast<Wide*>(tile.image);
     for (int64_t i = 0; i < tile.pixels; ++i) image[i] += static_cast<Wide>(narrow[i]);
+    if (tile.squares == nullptr) continue;
+    for (int64_t i = 0; i < tile.pixels; ++i) tile.squares[i] += static_cast<double>(square[i]);
   }
 }
 

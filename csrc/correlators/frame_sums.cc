@@ -8,7 +8,8 @@ namespace {
 
 template <typename Wide>
 void add_tiles(const Executor& executor, const FrameRows& frames, int64_t count, int64_t pixels,
-               char* image, const std::vector<const uint8_t*>& masks, char* totals) {
+               char* image, double* squares, const std::vector<const uint8_t*>& masks,
+               char* totals) {
   const int64_t tiles = (pixels + kSumTile - 1) / kSumTile;
   const auto n_masks = static_cast<int64_t>(masks.size());
   std::vector<Wide> of_tiles(tiles * n_masks * count);
@@ -22,6 +23,7 @@ void add_tiles(const Executor& executor, const FrameRows& frames, int64_t count,
       if (image != nullptr) {
         tile.image = image + tile.pixel * static_cast<int64_t>(sizeof(Wide));
       }
+      if (squares != nullptr) tile.squares = squares + tile.pixel;
       tile.masks = static_cast<int32_t>(n_masks);
       for (int64_t m = 0; m < n_masks; ++m) {
         tile.mask[m] = masks[m] + tile.pixel;
@@ -40,9 +42,10 @@ void add_tiles(const Executor& executor, const FrameRows& frames, int64_t count,
 }  // namespace
 
 void frame_sums(const Executor& executor, const FrameRows& frames, int64_t count, int64_t pixels,
-                char* image, const std::vector<const uint8_t*>& masks, char* totals) {
+                char* image, double* squares, const std::vector<const uint8_t*>& masks,
+                char* totals) {
   const auto add = is_real(frames.dtype) ? &add_tiles<double> : &add_tiles<int64_t>;
-  add(executor, frames, count, pixels, image, masks, totals);
+  add(executor, frames, count, pixels, image, squares, masks, totals);
 }
 
 }  // namespace jaxkern::correlators

@@ -20,7 +20,8 @@ struct FrameSumsTile {
   int64_t count = 0;
   int64_t pixel = 0;  // first of the tile
   int64_t pixels = 0;
-  char* image = nullptr;  // [pixels] to which the good frames are added, or null
+  char* image = nullptr;      // [pixels] to which the good frames are added, or null
+  double* squares = nullptr;  // [pixels] to which their squares are added; null without an image
   int32_t masks = 0;
   const uint8_t* mask[kMostMasks] = {};  // [pixels] true where a pixel counts
   char* totals[kMostMasks] = {};         // [count] of each mask, written
@@ -29,13 +30,15 @@ struct FrameSumsTile {
 // Frames are added in their order.
 JAXKERN_LEVEL_FUNCTION(void, frame_sums_tile, const FrameSumsTile& tile, char* scratch)
 
-// A tile's sums in narrow words, and the masks in words as wide as counts.
-constexpr size_t kSumScratchBytes = kSumTile * (8 + 8 * kMostMasks);
+// A tile's sums and sums of squares in narrow words, and the masks in words as wide as counts.
+constexpr size_t kSumScratchBytes = kSumTile * (16 + 8 * kMostMasks);
 
-// Adds frames of `pixels` pixels to image [pixels], int64 or double, unless it is null, and writes
-// totals [masks, count] over the pixels of each mask [pixels].
+// Adds frames of `pixels` pixels to image [pixels], int64 or double, and their squares to
+// squares [pixels], unless these are null, and writes totals [masks, count] over the pixels of each
+// mask [pixels].
 void frame_sums(const Executor& executor, const FrameRows& frames, int64_t count, int64_t pixels,
-                char* image, const std::vector<const uint8_t*>& masks, char* totals);
+                char* image, double* squares, const std::vector<const uint8_t*>& masks,
+                char* totals);
 
 }  // namespace jaxkern::correlators
 

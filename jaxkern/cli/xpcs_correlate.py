@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +21,8 @@ from jaxkern.cli.output import print_json
 from jaxkern.core.quantities import scaled
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
+    from jaxkern.xpcs.analysis.correlate import CorrelatedFile
+    from jaxkern.xpcs.correlators.results import TwoTimeResult
     from jaxkern.xpcs.detectors.frames import FrameSource
     from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -82,6 +88,21 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         "so at the end",
     )
     parser.add_argument(
+        "--mask",
+        type=Path,
+        metavar="FILE",
+        help="npy, tif or h5 with [H, W] that is 0 where a pixel is bad, besides the map's mask",
+    )
+    parser.add_argument(
+        "--blemish", type=Path, metavar="FILE", help="the same, of the detector's bad pixels"
+    )
+    parser.add_argument(
+        "--hot-pixels",
+        choices=("report", "mask", "ignore"),
+        default="report",
+        help="pixels whose mean or variance differs from their static bin's; default report",
+    )
+    parser.add_argument(
         "--normalize", action="store_true", help="divide each frame by its mean counts"
     )
     parser.add_argument(
@@ -94,7 +115,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metadata", type=Path, metavar="FILE", help="*_metadata.hdf, of which /entry is copied"
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw what was found there")
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        metavar="DIR",
+        help="draw the first 9 bins there, a summary of all, and the intensity",
+    )
+    parser.add_argument("--plot-all", action="store_true", help="draw g2 of all bins")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress bar, no report")
@@ -153,15 +180,25 @@ def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
 
 def correlate(chosen: argparse.Namespace) -> int:
     """Correlates a file, or several; errors of input are for the caller."""
-    if len(chosen.frames) > 1 or chosen.frames[0].is_dir() or xpcs_many.wanted(chosen):
-        return xpcs_many.correlate_many(chosen, arguments(chosen))
+    with sigterm_exits():
+        if len(chosen.frames) > 1 or chosen.frames[0].is_dir() or xpcs_many.wanted(chosen):
+            return xpcs_many.correlate_many(chosen, arguments(chosen))
+        try:
+            return _correlate_one(chosen)
+        except KeyboardInterrupt:
+            print(f"interrupted: {chosen.output} was not written", file=sys.stderr)
+            return xpcs_many.INTERRUPTED
+
+
+def _correlate_one(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
+    from jaxkern.xpcs.detectors.mask_files import masked_map
     from jaxkern.xpcs.detectors.qmap import QMap
 
     chosen.frames = chosen.frames[0]
     choices = CorrelationChoices(**arguments(chosen))
-    check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
-    qmap = QMap.read(chosen.qmap)
+    check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
+    qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
     choices.check(qmap)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)  # the report has it
@@ -171,10 +208,11 @@ def correlate(chosen: argparse.Namespace) -> int:
             chosen.output,
             choices,
             plots=chosen.plots,
+            plot_all=chosen.plot_all,
             progress=not chosen.quiet,
             opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
         )
-    report(chosen, made.source, made.multitau, made.twotime, made.files, made.seconds)
+    report(chosen, made)
     return 0
 
 
@@ -186,6 +224,7 @@ def arguments(chosen: argparse.Namespace) -> dict[str, Any]:
         "normalize": chosen.normalize,
         "end": chosen.end,
         "intensity_cut": intensity_cut(chosen.intensity_cut),
+        "hot_pixels": chosen.hot_pixels,
         "bins": numbers(chosen.bins, "--bins"),
         "parts": chosen.parts,
         "twotime": form(chosen.twotime),
@@ -231,21 +270,38 @@ def check_output(chosen: argparse.Namespace, *inputs: Path | None) -> None:
             raise FileExistsError(f"{output} is there already; --force replaces it")
 
 
+def print_warnings(messages: Iterable[str]) -> None:
+    """Prints each in a line on standard error."""
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """SIGTERM ends the process by SystemExit, so that unfinished files are deleted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def describe(source: FrameSource, qmap: QMap) -> str:
     n, height, width = source.shape
     kind = "events" if source.is_sparse else source.dtype.name
     return f"{source.name}: {n:,} frames of {height} x {width} ({kind}); {qmap}"
 
 
-def report(
-    chosen: argparse.Namespace,
-    source: FrameSource,
-    found: MultiTauResult,
-    pairs: TwoTimeResult | None,
-    files: list[Path],
-    seconds: float,
-) -> None:
+def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
     """Prints what was done."""
+    source, found, pairs, files, seconds = made
     n, height, width = source.shape
     size = n * height * width * source.dtype.itemsize
     if source.is_sparse:
@@ -259,6 +315,8 @@ def report(
                 "frames": n,
                 "frames_correlated": found.n_frames,
                 "bad_frames": bad,
+                "hot_pixels": found.config.get("hot_pixels"),
+                "warnings": made.warnings,
                 "frame_time": found.frame_time,
                 "bins": found.bins.tolist(),
                 "two_time_bins": None if pairs is None else pairs.bins.tolist(),
@@ -278,12 +336,9 @@ def report(
             print(f"{bad} bad frames were left out")
         print("wrote " + ", ".join(map(str, files)))
     report_empty_frames(pairs)
-    if not np.isfinite(found.g2).any():
-        print(
-            f"warning: no g2 is a number: {bad} bad frames were left out of {n}, or the frames "
-            "hold no numbers",
-            file=sys.stderr,
-        )
+    print_warnings(made.warnings)
+    if bad and not np.isfinite(found.g2).any():
+        print(f"warning: no g2 is a number: {bad} bad frames were left out of {n}", file=sys.stderr)
     if found.frame_time is None and not chosen.json:
         print(
             "note: nothing says the time between frames, so that delays are in frames; a fit needs "

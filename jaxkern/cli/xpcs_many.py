@@ -13,8 +13,8 @@ from jaxkern.cli.output import print_json
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome
 
-# The exit code of a program that Ctrl-C ended.
-_INTERRUPTED = 130
+#: the exit code of a program that Ctrl-C ended.
+INTERRUPTED = 130
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,10 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
                 chosen.qmap,
                 chosen.output,
                 **arguments,
+                mask=chosen.mask,
+                blemish=chosen.blemish,
                 plots=chosen.plots,
+                plot_all=chosen.plot_all,
                 engine=None if chosen.engine in (None, "local") else chosen.engine,
                 scheduler=chosen.scheduler,
                 workers=chosen.workers,
@@ -80,7 +83,7 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
             )
     except KeyboardInterrupt:
         print("interrupted: the same command does what is not finished", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     found.write(table)
     _report(chosen, found, table)
     return 1 if found.errors else 0
@@ -92,9 +95,21 @@ def _report(chosen: argparse.Namespace, found: CorrelatedFiles, table: Path) -> 
         outputs = [outcome.output for outcome in found.outcomes if not outcome.error]
         errors = {str(path): error for path, error in found.errors.items()}
         again = {str(o.file): o.again for o in found.outcomes if o.again}
-        print_json({"files": outputs, "table": table, **counts, "errors": errors, "again": again})
+        doubts = {str(path): text for path, text in found.warnings.items()}
+        print_json(
+            {
+                "files": outputs,
+                "table": table,
+                **counts,
+                "errors": errors,
+                "again": again,
+                "warnings": doubts,
+            }
+        )
     elif not chosen.quiet:
         print(", ".join(f"{n} {status}" for status, n in counts.items()) + f"; wrote {table}")
+    for path, warning in found.warnings.items():
+        print(f"warning: {path}: {warning}", file=sys.stderr)
     for path, error in found.errors.items():
         print(f"failed: {path}: {error}", file=sys.stderr)
     rows = [row for row in found.table if row.get("bin") is not None]

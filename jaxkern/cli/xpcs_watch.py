@@ -17,8 +17,10 @@ from jaxkern.cli.xpcs_correlate import (
     check_output,
     intensity_cut,
     numbers,
+    print_warnings,
     report_empty_frames,
     selection,
+    sigterm_exits,
 )
 
 if TYPE_CHECKING:
@@ -77,28 +79,33 @@ def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
+    from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
     from jaxkern.xpcs.correlators.labels import BinLabels
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
+    from jaxkern.xpcs.detectors.mask_files import masked_map
     from jaxkern.xpcs.detectors.qmap import QMap
 
     for name in ("idle", "every"):
         if not getattr(chosen, name) >= 0:
             raise ValueError(f"--{name} is {getattr(chosen, name)}; wanted seconds, 0 or more")
-    given = [path for path in (chosen.output, chosen.qmap, chosen.metadata) if path is not None]
-    check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata)
+    inputs = (chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
+    given = [path for path in (chosen.output, *inputs) if path is not None]
+    check_output(chosen, chosen.frames, *inputs)
     bins = numbers(chosen.bins, "--bins")
     config = _settings(chosen)
-    qmap = QMap.read(chosen.qmap)
+    qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
     BinLabels(qmap, bins)
     frames = GrowingFrames(chosen.frames, qmap.shape, chosen.dataset, chosen.pattern, given)
-    with frames:
+    with frames, sigterm_exits(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorrelationWarning)  # they are in the results
         live = LiveMultiTau(
             qmap,
             chosen.most_frames,
             chosen.dpl,
             chosen.normalize,
             intensity_cut=intensity_cut(chosen.intensity_cut),
+            hot_pixels=chosen.hot_pixels,
             bins=None if chosen.twotime or config else bins,
             frame_time=time_between(chosen.frame_time, chosen.metadata, frames),
             **selection(chosen),
@@ -194,7 +201,9 @@ class _Screen:
         if chosen.plots and (watched.last or time.monotonic() >= self._next_plot):
             began = time.monotonic()
             title = f"{chosen.frames.name}, {watched.frames:,} frames"
-            files += plot_correlations(chosen.plots, watched.result, self._pairs, title=title)
+            files += plot_correlations(
+                chosen.plots, watched.result, self._pairs, title=title, all_bins=chosen.plot_all
+            )
             self._next_plot = time.monotonic() + _REST * (time.monotonic() - began)
         self._files = files
         if not chosen.quiet:
@@ -241,7 +250,9 @@ class _Screen:
         shown = [name for name in measurement.model.parameter_names if name in values]
         self._success = result.success
         self._fitted = f"fit of {measurement.data.shape[1]:,} frames: " + ", ".join(
-            f"{name} {values[name]:.4g} ± {errors[name]:.2g}" for name in shown
+            f"{name} {values[name]:.4g} "
+            + ("held" if name in result.held else f"± {errors[name]:.2g}")
+            for name in shown
         )
         if not result.success:
             self._fitted += f" (no success: {result.message})"
@@ -271,6 +282,8 @@ class _Screen:
                     "frames": end.frames,
                     "frames_correlated": end.result.n_frames,
                     "interrupted": end.interrupted,
+                    "hot_pixels": end.result.config.get("hot_pixels"),
+                    "warnings": list(end.result.warnings),
                     "fit": self._fitted or None,
                     "success": self._success,
                 }
@@ -278,6 +291,7 @@ class _Screen:
         elif not self._chosen.quiet:
             print("wrote " + ", ".join(map(str, self._files)))
         report_empty_frames(self._pairs)
+        print_warnings(end.result.warnings)
         if not self._success:
             print(self._fitted, file=sys.stderr)
         return 0 if self._success else 1

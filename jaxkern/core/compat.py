@@ -5,13 +5,14 @@ Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import config, xla_bridge
+from jax._src import api, config, dispatch, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 
 # Public in jax.extend, which imports Pallas: half of what importing jaxkern would take.
@@ -95,6 +96,18 @@ def varying_axes(x: Any) -> frozenset[str]:
 def started_backends() -> tuple[str, ...]:
     """The platforms whose backends have started in this process; asking starts none."""
     return tuple(xla_bridge._backends) if xla_bridge.backends_are_initialized() else ()
+
+
+def running_objects() -> list[Any]:
+    """JAX's clients that have started, and their executables: what has threads."""
+    clients = list(xla_bridge._backends.values())
+    return [*clients, *(client.live_executables() for client in clients)]
+
+
+def unregister_exit_functions() -> None:
+    """Has JAX do nothing as the interpreter ends."""
+    atexit.unregister(api.clean_up)
+    atexit.unregister(dispatch.wait_for_tokens)
 
 
 def shard_map_devices(parameters: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import described, note, notes_of
+from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Continuation, Shard, Span
@@ -33,6 +34,7 @@ from jaxkern.pipeline.shared import Shared
 #: where code runs that may run in both places: JAX's device, or the CPU in worker threads
 Placement = Literal["device", "host"]
 
+_IMAGE_SIDES = (4096, 8192)  # stand-ins for the largest side of images that is not known
 _ROWS = 4096  # whose records are found together: a call costs as much as some hundred of them
 
 
@@ -224,6 +226,41 @@ class PipelinePlan:
                 raise ValueError("the epoch has no batch, and its shapes are not known")
             return epoch.unit(0)
 
+    def known_spec(self) -> Data | None:
+        """The shapes of a batch as the sources declare them; None where only reading one tells.
+
+        Sizes of images that are not known before their headers are read have a stand-in; where the
+        shapes depend on it, they are not known.
+        """
+        if self.cut is not None:
+            return None
+        try:
+            first, other = (self._spec_of(self.output, side, {}) for side in _IMAGE_SIDES)
+        except Exception:  # making the first batch raises it again, with the node's name
+            return None
+        return first if first == other else None
+
+    def _spec_of(
+        self, vertex: Vertex, image_side: int, found: dict[Vertex, Data | None]
+    ) -> Data | None:
+        if vertex in found:  # branches share arrays, and so the objects of their shapes
+            return found[vertex]
+        program = self.program(vertex) if vertex in self.compiled else None
+        inputs: list[Data] = []
+        for before in vertex.inputs if program is None else program.frontier:
+            given = self._spec_of(before, image_side, found)
+            if given is None:
+                return None
+            inputs.append(given)
+        stream = self.streams[vertex]
+        if program is None:
+            found[vertex] = vertex.node.block_spec(inputs, stream, image_side)
+        else:
+            found[vertex] = program.spec(
+                Joint.of(inputs), np.zeros((stream.first_rows, 2), np.uint32)
+            )
+        return found[vertex]
+
     def spec(self) -> Data:
         """The shapes of a batch; reads the first one where none has been made yet."""
         unit = self.first_unit()
@@ -258,6 +295,7 @@ class Epoch:
         end: Vertex | None = None,
         shard: Shard | None = None,
     ) -> None:
+        check_not_forked("a pipeline cannot be read")
         self.plan = plan
         self.number = number
         #: the number of batches, or more while it is unknown

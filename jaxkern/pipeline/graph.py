@@ -113,6 +113,11 @@ class Stream:
         """bool [N]: which of these rows are no padding."""
         return np.arange(rows.start, rows.stop) < self.real_rows
 
+    @property
+    def first_rows(self) -> int:
+        """Rows of the first batch."""
+        return min(self.batch_size, self.rows)
+
     def rows_of(self, batch: int) -> range:
         """The rows of one batch."""
         start = batch * self.batch_size
@@ -217,6 +222,10 @@ class PipelineNode:
         """What must be equal for two pipelines to give the same batches; in a state."""
         raise NotImplementedError
 
+    def summary(self) -> str:
+        """The node in a pipeline's repr; reads no data."""
+        return self.describe()
+
     def stream(self, inputs: Sequence[Stream]) -> Stream:
         """The stream behind the node."""
         return inputs[0]
@@ -231,6 +240,16 @@ class PipelineNode:
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         """One batch, in a worker thread."""
         raise NotImplementedError
+
+    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+        """The shapes of the first batch of Python code; None where only making it tells them.
+
+        Args:
+          inputs: shapes of the batches before the node.
+          stream: behind the node.
+          image_side: see `BatchSource.batch_spec`.
+        """
+        return None
 
     def record_producer(
         self,

@@ -207,7 +207,8 @@ class PipelineIterator(Iterator[Data]):
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this iteration began before the process forked, and its batches are the parent's; "
-                "begin one in the child: iter(pipeline)"
+                "start the child by multiprocessing's 'spawn' or 'forkserver', and make the "
+                "pipeline there"
             )
 
     def _start(self, batch: int, place: dict[str, Any] | None = None) -> None:

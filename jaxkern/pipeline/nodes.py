@@ -51,7 +51,12 @@ class SourceNode(PipelineNode):
         return dataclasses.replace(self, seed=seed, arranged=arranged)
 
     def describe(self) -> str:
-        text = self.source.describe()
+        return self._arrangement_of(self.source.describe())
+
+    def summary(self) -> str:
+        return self._arrangement_of(repr(self.source))
+
+    def _arrangement_of(self, text: str) -> str:
         return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
     def stream(self, inputs: Sequence[Stream]) -> Stream:
@@ -62,6 +67,14 @@ class SourceNode(PipelineNode):
         return Stream.over(
             self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
         )
+
+    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+        spec = self.source.batch_spec(stream.first_rows, image_side)
+        if spec is None or stream.remainder != "pad":
+            return spec
+        if "mask" in spec:  # `read` refuses it
+            return None
+        return {**spec, "mask": jax.ShapeDtypeStruct((stream.first_rows,), np.bool_)}
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         return self.read(epoch, vertex, batch, None)
@@ -165,6 +178,9 @@ class Rebatch(PipelineNode):
     def behind(self, vertex: Vertex) -> PipelineNode:
         return SequentialRebatch(self.batch_size) if follows_sequential(vertex) else self
 
+    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+        return row.resized_spec(inputs[0], stream.first_rows)
+
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
         size = epoch.stream_of(before).batch_size
@@ -223,6 +239,9 @@ class Cache(PipelineNode):
 
     def describe(self) -> str:
         return "Cache()"
+
+    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+        return inputs[0]
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         (before,) = vertex.inputs
@@ -327,6 +346,9 @@ class Merge(PipelineNode):
                         f"{getattr(other, name)!r}; wanted the same records in the same batches"
                     )
         return first
+
+    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+        return merged(inputs)
 
     def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
         blocks = [epoch.block(before, batch) for before in vertex.inputs]

@@ -245,15 +245,14 @@ class Pipeline:
 
     def __len__(self) -> int:
         """The batches of an epoch. Raises: TypeError where only the end of the epoch tells."""
-        stream = self._plan.stream
-        if not stream.known:
-            plan = self._plan
+        plan = self._outline
+        if not plan.stream.known:
             first = next(name for v, name in plan.names.items() if plan.streams[v].cut is v)
             raise TypeError(
                 f"this pipeline has no length: how many rows come out of {first!r} is known at the "
                 "end of an epoch only; iterate to it"
             )
-        return stream.batches
+        return plan.stream.batches
 
     def __bool__(self) -> bool:
         return True
@@ -292,14 +291,17 @@ class Pipeline:
     def element_spec(self) -> Data:
         """The fields of a full batch as ``jax.ShapeDtypeStruct``, of this process's part.
 
-        Reads the first batch, through the Python functions, where none has been made yet.
+        Where the shapes follow from those of arrays and from a Compose on encoded images, no data
+        are read. Otherwise, as where a Python function decides, the first batch is, unless one has
+        been made already.
         """
-        return self._plan.spec()
+        known = self._outline.known_spec() if self._outline.first is None else None
+        return self._plan.spec() if known is None else known
 
     @property
     def compilations(self) -> dict[str, int]:
         """How often each program of the pipeline was compiled, by the names of its nodes."""
-        return {program.name: program.compilations for program in self._plan.programs}
+        return {program.name: program.compilations for program in self._outline.programs}
 
     @overload
     def explain(self, record_id: None = None, epoch: int = 0) -> Overview: ...
@@ -342,7 +344,7 @@ class Pipeline:
         )
 
     def __repr__(self) -> str:
-        parts = [vertex.node.describe() for vertex in self._output.ordered()]
+        parts = [vertex.node.summary() for vertex in self._output.ordered()]
         return f"Pipeline({' >> '.join(parts)})"
 
     @property
@@ -354,23 +356,32 @@ class Pipeline:
     @property
     def _records(self) -> int:
         """Records of an epoch, over all shards."""
-        return self._plan.stream.order.rows_in((0, 1))
+        return self._outline.stream.order.rows_in((0, 1))
+
+    @property
+    def _outline(self) -> PipelinePlan:
+        """A plan for what does not depend on where a Compose runs; making it reads no data."""
+        return self._undecided if self._ready is None else self._ready
+
+    @functools.cached_property
+    def _undecided(self) -> PipelinePlan:
+        plan = PipelinePlan(self._output, "host")
+        if plan.cut is not None and self._options.sharding is not None and jax.process_count() > 1:
+            raise ValueError(
+                f"{plan.names[plan.cut]!r} gives each process as many batches as its records "
+                "make, and over a mesh of several processes all need equally many: filter and "
+                "cut the records before, into a source with a length"
+            )
+        return plan
 
     @property
     def _plan(self) -> PipelinePlan:
+        """The plan of iterations. Where native threads can run a Compose, headers of images say."""
         if self._ready is None:
-            ready = PipelinePlan(self._output, "host")
-            several = jax.process_count() > 1
-            if several and ready.cut is not None and self._options.sharding is not None:
-                raise ValueError(
-                    f"{ready.names[ready.cut]!r} gives each process as many batches as its records "
-                    "make, and over a mesh of several processes all need equally many: filter and "
-                    "cut the records before, into a source with a length"
-                )
-            self._ready = ready
+            self._ready = self._undecided
             # Several processes would each measure something else, and a stream is read in order.
-            streamed = isinstance(ready.vertices[0].node, StreamNode)
-            self._decided = self._platform == "cpu" or several or streamed
+            streamed = isinstance(self._ready.vertices[0].node, StreamNode)
+            self._decided = self._platform == "cpu" or jax.process_count() > 1 or streamed
             if self._ready.placement is not None and not self._native_keep(self._ready):
                 self._ready = PipelinePlan(self._output, "device")
         return self._ready

@@ -195,6 +195,13 @@ def spec_of(data: Any) -> Any:
     )
 
 
+def resized_spec(data: Data, rows: int) -> Data | None:
+    """The shapes of a batch of another number of rows; None where it has Ragged images."""
+    if any(map(is_ragged, jax.tree.leaves(data, is_leaf=is_ragged))):
+        return None  # the length of their buffer depends on the images
+    return dict(jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data))
+
+
 def described(value: Any) -> str:
     """A field in words: dtype and shape."""
     if is_ragged(value):

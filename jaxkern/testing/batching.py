@@ -14,6 +14,9 @@ import numpy as np
 from jaxkern.testing.case import OpCase
 from jaxkern.testing.differentials import is_inexact
 
+# Of the check `large_batch`: above any number of samples that a kernel leaves to one thread, and no
+# multiple of a power of 2; within so many bytes of operands and results.
+_LARGE_SAMPLES, _LARGE_BYTES, _LARGE_PART = 33_333, 8 << 20, 4096
 # How many sizes are changed one at a time.
 _SINGLE_SIZES = 4
 # By how many times more than one rounding of the operands a right kernel may be off.
@@ -89,6 +92,21 @@ def empty_batch(case: OpCase) -> None:
     none = [x[:0] for x in case.stacked]
     wanted = tuple(w[:0] for w in case.wanted)
     case.equal(jax.jit(jax.vmap(case.call))(*none), wanted, "an empty batch")
+
+
+def large_batch(case: OpCase) -> None:
+    """Every row of a batch that kernels divide among threads, in an order without a period."""
+    if not case.native:
+        return
+    sample = sum(x.nbytes for x in [*case.stacked, *case.wanted]) // case.count
+    count = max(case.count, min(_LARGE_SAMPLES, _LARGE_BYTES // max(sample, 1)))
+    rows = case.random.integers(case.count, size=count)
+    got = jax.block_until_ready(case.batched(*(x[rows] for x in case.stacked)))
+    for begin in range(0, count, _LARGE_PART):
+        part = slice(begin, min(begin + _LARGE_PART, count))
+        wanted = tuple(w[rows[part]] for w in case.wanted)
+        what = f"samples {part.start} to {part.stop - 1} of a batch of {count}"
+        case.equal(tuple(np.asarray(r)[part] for r in got), wanted, what)
 
 
 def other_sizes(case: OpCase) -> None:

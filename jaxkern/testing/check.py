@@ -19,6 +19,7 @@ CHECKS: tuple[Callable[[OpCase], None], ...] = (
     batching.vmap_nested,
     batching.batch_axes,
     batching.empty_batch,
+    batching.large_batch,
     batching.other_sizes,
     declaration.declaration,
     declaration.cost,
@@ -87,10 +88,11 @@ def check_op(
 ) -> list[str]:
     """Checks that an op keeps every promise of the recipe, against its pure-JAX implementation.
 
-    Covers jit, control flow, remat, vmap with every mix of two operands, several batch axes, other
-    sizes than the samples', forward and reverse derivatives, those of broadcast operands, second
-    ones where the op has a ``jvp``, Auto and Explicit meshes, shard_map, export and the compilation
-    cache across processes, donation, the choice of backend, and the same bits from many runs in
+    Covers jit, control flow, remat, vmap with every mix of two operands, several batch axes, a
+    batch of up to 33,333 samples (8 MiB), other sizes than the samples', forward and reverse
+    derivatives, those of broadcast operands, second ones where the op has a ``jvp``, Auto and
+    Explicit meshes, shard_map, export and the compilation cache across processes, donation, the
+    choice of backend, and the same bits from many runs in
     many threads. Equal bits do not prove that a kernel has no race: none showed in these runs.
 
     Args:

@@ -5,6 +5,7 @@ from jaxkern.xpcs.analysis.config import ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.schema import Config
+from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
 from jaxkern.xpcs.correlators.live import LiveMultiTau
@@ -26,6 +27,7 @@ from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 from jaxkern.xpcs.detectors.growing import GrowingFrames
+from jaxkern.xpcs.detectors.mask_files import read_mask
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
@@ -47,7 +49,13 @@ from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import BadDataError
-from jaxkern.xpcs.fitting.result import FitResult, FitTimings, load_result, save_result
+from jaxkern.xpcs.fitting.result import (
+    FitInterrupted,
+    FitResult,
+    FitTimings,
+    load_result,
+    save_result,
+)
 from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
@@ -77,11 +85,13 @@ __all__ = [
     "ConfigError",
     "CorrelatedFiles",
     "CorrelationResults",
+    "CorrelationWarning",
     "CustomModel",
     "DetectorFileError",
     "EventFrames",
     "Events",
     "FileOutcome",
+    "FitInterrupted",
     "FitResult",
     "FitTimings",
     "FrameSource",
@@ -134,6 +144,7 @@ __all__ = [
     "normal_equations",
     "open_frames",
     "plot_correlations",
+    "read_mask",
     "read_results",
     "residual",
     "save_result",

@@ -1,6 +1,7 @@
 // Sums of random frames at every instruction-set level and with threads, against sums one by one.
 // Frames and sums end where their memory ends, so that a sanitizer sees the first byte beyond:
 //   check_frame_sums [rounds] [seed]
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -53,6 +54,8 @@ bool check(Dtype dtype, std::mt19937_64& random) {
     for (uint8_t& m : mask) m = below(2) == 0 ? 0 : static_cast<uint8_t>(1 + below(255));
   }
   std::vector<Wide> image(pixels, Wide{7}), totals(n_masks * count);
+  const bool with_squares = with_image && below(2) != 0;
+  std::vector<double> squares(pixels, 7.0);
   for (int64_t f = 0; f < count; ++f) {
     for (int64_t p = 0; p < pixels; ++p) {
       T value;
@@ -63,7 +66,10 @@ bool check(Dtype dtype, std::mt19937_64& random) {
       }
       std::memcpy(memory.get() + shift + f * stride + p * static_cast<int64_t>(sizeof(T)), &value,
                   sizeof(T));
-      if (with_image && !(with_bad && bad[f])) image[p] += static_cast<Wide>(value);
+      if (with_image && !(with_bad && bad[f])) {
+        image[p] += static_cast<Wide>(value);
+        squares[p] += static_cast<double>(value) * static_cast<double>(value);
+      }
       for (int64_t m = 0; m < n_masks; ++m) {
         if (masks[m][p]) totals[m * count + f] += static_cast<Wide>(value);
       }
@@ -81,11 +87,18 @@ bool check(Dtype dtype, std::mt19937_64& random) {
   for (const char* const* level = available_simd_levels(); *level != nullptr; ++level) {
     set_simd_level(*level);
     std::vector<Wide> own_image(pixels, Wide{7}), own_totals(n_masks * count, Wide{3});
+    std::vector<double> own_squares(pixels, 7.0);
     const Threads threads(1 + below(4));
     frame_sums(threads.executor, frames, count, pixels,
-               with_image ? reinterpret_cast<char*>(own_image.data()) : nullptr, given,
+               with_image ? reinterpret_cast<char*>(own_image.data()) : nullptr,
+               with_squares ? own_squares.data() : nullptr, given,
                reinterpret_cast<char*>(own_totals.data()));
-    if (own_image != image || own_totals != totals) {
+    bool close = true;  // squares of 32 bits are rounded, in blocks of frames
+    for (int64_t p = 0; p < pixels; ++p) {
+      const double expected = with_squares ? squares[p] : 7.0;
+      close &= std::abs(own_squares[p] - expected) <= 1e-12 * expected;
+    }
+    if (own_image != image || own_totals != totals || !close) {
       std::printf("%s, %d bytes a count: sums of %lld frames of %lld pixels are wrong\n", *level,
                   static_cast<int>(sizeof(T)), static_cast<long long>(count),
                   static_cast<long long>(pixels));

@@ -264,6 +264,22 @@ def test_parameters_that_are_not_finite_change_nothing(run):
     np.testing.assert_array_equal(out, images)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_sigma_whose_square_is_zero_blurs_nothing(run, dtype):
+    images = pictures(3, dtype, 4)
+    sigma = np.float32([1e-18, 1e-25, 1e-42, 0.01])
+    out = run(im.Compose([im.GaussianBlur(5)]), images, ({"sigma": sigma},))
+    np.testing.assert_array_equal(out, images)
+
+
+def test_a_sigma_whose_square_is_zero_has_no_slope(backend):
+    images = pictures(3, np.float32, 2)
+    chain = im.Compose([im.GaussianBlur(5)])
+    sums = jax.grad(lambda sigma: chain.apply(images, ({"sigma": sigma},)).sum())
+    with jk.backend(backend):
+        np.testing.assert_array_equal(sums(np.float32([1e-25, 1e-18])), [0, 0])
+
+
 def test_images_of_one_pixel_and_of_one_row(run):
     chain = im.Compose([im.RandomRotation(9, "bilinear"), im.GaussianBlur(1)])
     for size in [(1, 1), (300, 1)]:

@@ -52,8 +52,6 @@ class Case:
       breaks: like `build`, but the record with id BAD cannot be read; None where that cannot be.
       spares: how many records at most each of several shards leaves out of an epoch.
       divides: whether other shards can go on within an epoch.
-      jitted: whether it runs JAX programs.
-      forks: whether a forked child can read it: ArrayRecord's library cannot.
     """
 
     build: Callable[[Path], Factory]
@@ -61,8 +59,6 @@ class Case:
     breaks: Callable[[Path], Factory] | None = None
     spares: int = 0
     divides: bool = True
-    jitted: bool = False
-    forks: bool = True
 
 
 def fields() -> dict[str, np.ndarray]:
@@ -334,7 +330,6 @@ CASES: dict[str, Case] = {
     "image files decoded natively": Case(
         _files_decoded_natively,
         breaks=lambda folder: _files_decoded_natively(folder, True),
-        jitted=True,
     ),
     "subset": Case(_subset),
     "records": Case(
@@ -357,7 +352,7 @@ CASES: dict[str, Case] = {
     "windows": Case(
         _windows, ids=tuple(i for i in range(RECORDS) for _ in range(2)), divides=False
     ),
-    "augmented natively": Case(_augmented, jitted=True),
+    "augmented natively": Case(_augmented),
     "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
 }
 if sys.version_info < (3, 14):  # where the test extra installs their libraries
@@ -365,9 +360,7 @@ if sys.version_info < (3, 14):  # where the test extra installs their libraries
         "zarr": Case(lambda folder: _zarr(folder, 4), breaks=lambda folder: _zarr(folder, 1, True)),
         "arrow": Case(_arrow, breaks=lambda folder: _arrow(folder, True)),
         "parquet": Case(_parquet),
-        "array record": Case(
-            _array_record, breaks=lambda folder: _array_record(folder, True), forks=False
-        ),
+        "array record": Case(_array_record, breaks=lambda folder: _array_record(folder, True)),
         "tfrecord": Case(_tfrecord, breaks=lambda folder: _tfrecord(folder, True)),
     }
 

@@ -278,18 +278,13 @@ if child == 0:
         except RuntimeError as error:
             if "before the process forked" not in str(error):
                 print(name, repr(error))
-        if CASES[name].jitted:  # no child of a process that ran JAX programs can run one
-            continue
-        if not CASES[name].forks:
-            try:
-                next(iter(pipe))
-                print(name, "can be read")
-            except RuntimeError:
-                continue
         pipe.epoch = 0
-        own = iter(pipe)
-        if [next(own)["id"].tolist() for _ in range(2)] != first:
-            print(name, "a child's own epoch begins in another way")
+        try:
+            next(iter(pipe))
+            print(name, "can be read")
+        except RuntimeError as error:
+            if "'spawn' or 'forkserver'" not in str(error):
+                print(name, repr(error))
     sys.stdout.flush()
     os._exit(0)
 print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -301,7 +296,7 @@ for name, pipe, iterator, first in running:
 
 
 @pytest.mark.slow  # all cases; one of them in make test: test_interrupts.py
-def test_a_forked_child_begins_its_own():
+def test_a_forked_child_reads_nothing():
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK],

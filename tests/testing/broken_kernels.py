@@ -27,6 +27,11 @@ _KERNELS = {
         const float d = n < 6 ? 1 : a * x[n / 2 + 1] - b * x[n / 2];
         for (int64_t k = 0; k < n; ++k) out[k] = *s / d;""",
     ),
+    "LateRows": (
+        "float",
+        "ffi::F32",
+        "for (int64_t k = 0; k < n; ++k) out[k] = x[k] * *s + (i == 9000 && k == 1);",
+    ),
     # The middle one of three batch axes is left out.
     "TwoAxes": (
         "float",

@@ -40,6 +40,7 @@ def kernel(name):
     [
         ("SixOnly", np.float32, "other_sizes", r"operands of shapes \[\(13,\)"),
         ("TwoAxes", np.float32, "batch_axes", "batch axes"),
+        ("LateRows", np.float32, "large_batch", "samples 8192 to 12287 of a batch of 33333"),
         ("OffByOne", np.int32, "eager_and_jit", "Max absolute difference.*: 1"),
         ("NoImaginary", np.complex64, "eager_and_jit", "Mismatched elements"),
         ("BetweenSamples", np.float32, "repeated_runs", "has other bits|a large batch"),

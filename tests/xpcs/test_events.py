@@ -22,8 +22,11 @@ from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
 
-# `test_empty_frames.py` tests the warning.
-pytestmark = pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning")
+# `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:bins .* have no :jaxkern.xpcs.CorrelationWarning"),
+]
 
 QMAP = jk.xpcs.QMap(DYNAMIC, STATIC)
 PIXELS = DYNAMIC.size

@@ -26,7 +26,10 @@ def test_largest_counts_are_exact(backend, dtype, pixels):
     masks = [rng.random(pixels) < 0.5, np.ones(pixels, bool)]
     bad = rng.random(300) < 0.1
     image = np.full(pixels, 5, sum_dtype(kind))
-    totals = frame_sums(frames, masks, image, bad)
+    squares = np.full(pixels, 5.0)
+    totals = frame_sums(frames, masks, image, bad, squares)
+    exact = (frames[~bad].astype(np.longdouble) ** 2).sum(axis=0)
+    np.testing.assert_allclose(squares, 5 + exact.astype(float), rtol=1e-12)
     for total, mask in zip(totals, masks, strict=True):
         np.testing.assert_array_equal(total, frames[:, mask].sum(axis=1, dtype=image.dtype))
     np.testing.assert_array_equal(image, 5 + frames[~bad].sum(axis=0, dtype=image.dtype))
@@ -75,6 +78,11 @@ MASK = np.ones(10, np.uint8)
         ((FRAMES, [MASK], np.zeros(10)), "image has another size or dtype"),
         ((FRAMES, [MASK], np.zeros((10, 1), np.int64)), "image has another size or dtype"),
         ((FRAMES, [MASK], None, np.zeros(3, np.uint8)), "bad has another length"),
+        (
+            (FRAMES, [MASK], np.zeros(10, np.int64), None, 0, np.zeros(9)),
+            "squares has another size",
+        ),
+        ((FRAMES, [MASK], None, None, 0, np.zeros(10)), r"squares .* an image"),
         ((FRAMES.astype(np.int8), [MASK]), "frames have another dtype"),
         ((FRAMES[:, ::2], [MASK[:5]]), "do not lie together"),
     ],

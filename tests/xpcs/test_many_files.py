@@ -61,7 +61,7 @@ def test_the_bits_of_single_runs(data, capsys):
 def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
     """One file is taken as several are; each has a folder of plots."""
     drawn = []
-    draw = lambda folder, *_, title: drawn.append((folder, title)) or []  # noqa: E731
+    draw = lambda folder, *_, title, **__: drawn.append((folder, title)) or []  # noqa: E731
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
     plots = ["--plots", str(data.parent / "plots")]
     assert correlate(data, "--retries", "0", *plots, files=["run2"]) == 0

@@ -85,8 +85,80 @@ def test_a_map_without_some_pixels(tmp_path):
     assert less.q.tolist() == qmap.q.tolist()
     assert less.layout["mask"].tolist() == less.mask.tolist()
     assert qmap.without(None) is qmap
-    with pytest.raises(ValueError, match="pixels has the shape"):
+    with pytest.raises(ValueError, match=r"pixels: .* got bool of the shape \(1, 4\)"):
         qmap.without(dead[:1])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.array([[1, 1, 0, 0], [0, 0, 0, 0]]),
+        [0, 1],
+        np.array([1, 0], np.uint16),
+        [(0, 0), (0, 1)],
+        np.array([[0, 1], [0, 0], [0, 1]]),
+    ],
+    ids=["mask", "numbers", "uint16", "pairs", "array of pairs"],
+)
+def test_a_map_without_pixels_by_mask_number_or_pair(pixels):
+    left = jk.xpcs.QMap(DYNAMIC, STATIC, MASK).without(pixels).mask
+    np.testing.assert_array_equal(left, [[0, 0, 1, 0], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        ([8], "row 2, column 0"),
+        ([-1], "row -1, column 3"),
+        ([(0, 4)], "row 0, column 4"),
+        ([0.5], "float64"),
+        (np.zeros((3, 3), int), r"\(3, 3\)"),
+    ],
+)
+def test_pixels_that_are_not_there(pixels, message):
+    with pytest.raises(ValueError, match=message):
+        jk.xpcs.QMap(DYNAMIC, STATIC, MASK).without(pixels)
+    assert jk.xpcs.QMap(DYNAMIC).without([]).n_pixels == 7
+
+
+FLAT = {
+    "beam_center": (31.5, 31.5),
+    "distance": 5.0,
+    "pixel_size": 75e-6,
+    "energy": 10.0,
+    "q_edges": np.linspace(5e-4, 2.3e-3, 5),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"energy": 10_000.0}, "keV, got 10000; if it is in eV, give 10$"),
+        ({"distance": 5000.0}, "m, got 5000; if it is in mm, give 5$"),
+        ({"pixel_size": 75.0}, "m, got 75; if it is in um, give 7.5e-05$"),
+        ({"pixel_size": 0.075}, "m, got 0.075; if it is in mm, give 7.5e-05$"),
+        ({"q_edges": 10 * np.linspace(5e-4, 2.3e-3, 5)}, "in 1/nm, multiply them by 0.1"),
+        ({"q_edges": 1e10 * np.linspace(5e-4, 2.3e-3, 5)}, "no pixel .*q_edges in 1/Angstrom"),
+        ({"distance": 450.0}, "no pixel .* a factor of .*distance and pixel_size in m"),
+        ({"phi_edges": [200.5, 200.6]}, "no pixel .*radians"),
+        ({"mask": np.zeros((64, 64))}, "mask: .* got 0 in all"),
+        ({"mask": np.pad(np.zeros((44, 44)), 10, constant_values=1)}, "is it inverted"),
+    ],
+)
+def test_geometry_in_wrong_units(change, message):
+    if "phi_edges" in change:
+        change = {**change, "q_edges": [5e-4, 6e-4]}
+    if "mask" in change and change["mask"].any():
+        change = {**change, "q_edges": [2e-4, 1e-3]}
+    with pytest.raises(ValueError, match=message):
+        jk.xpcs.QMap.from_geometry((64, 64), **{**FLAT, **change})
+
+
+def test_rings_beyond_the_detector_are_told():
+    with pytest.warns(UserWarning, match="3 of 5 rings .* 1/nm"):
+        jk.xpcs.QMap.from_geometry(
+            (64, 64), **{**FLAT, "q_edges": [1e-3, 2e-3, 4e-3, 8e-3, 1e-2, 2e-2]}
+        )
 
 
 def test_maps_of_x_and_y_have_no_q(tmp_path):
@@ -164,7 +236,7 @@ GEOMETRY = {
         ({"q_edges": [-0.1, 0.1]}, "begin at -0.1"),
         ({"q_edges": [0.1, np.nan]}, "q_edges"),
         ({"phi_edges": [0, 361]}, "span 361"),
-        ({"energy": 0}, "energy is 0"),
+        ({"energy": 0}, "energy: expected .* keV, got 0"),
         ({"distance": -1}, "distance is -1"),
         ({"pixel_size": "x"}, "pixel_size is 'x'"),
         ({"beam_center": (np.nan, 0)}, r"beam_center\[0\]"),

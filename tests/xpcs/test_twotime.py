@@ -23,7 +23,10 @@ from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
 # `test_empty_frames.py` tests the warning.
-pytestmark = pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning"),
+]
 
 
 def bins_of(shape, n_dynamic, n_static, seed=0):

@@ -46,7 +46,7 @@ def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         "jaxkern.xpcs.analysis.correlation_plots.plot_correlations",
-        lambda folder, *results, title: drawn.append((folder, title)) or [],
+        lambda folder, *results, title, **_: drawn.append((folder, title)) or [],
     )
     counts = made.frames(60)
     thread = writer(tmp_path, [counts[k : k + 10] for k in range(0, 60, 10)])

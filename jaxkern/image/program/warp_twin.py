@@ -215,11 +215,12 @@ def gaussian_blur(
 
 def _blur_weights(reach: int, sigma: jax.Array) -> jax.Array:
     """Weights [2 * reach + 1] that add up to 1; of a sigma not above 0 the centre's alone."""
-    positive = sigma > 0.0
+    # Up to 0.01 the neighbours' weights are below LEAST_WEIGHT; squares of small numbers may be 0.
+    blurs = sigma > 0.01
     t = jnp.arange(-reach, reach + 1, dtype=sigma.dtype)
-    twice = 2.0 * jnp.where(positive, sigma, 1.0) ** 2
+    twice = 2.0 * jnp.where(blurs, sigma, 1.0) ** 2
     weight = jnp.exp(-t * t / twice)
-    weight = jnp.where((weight >= LEAST_WEIGHT) & positive | (t == 0), weight, 0.0)
+    weight = jnp.where((weight >= LEAST_WEIGHT) & blurs | (t == 0), weight, 0.0)
     return weight / weight.sum()
 
 

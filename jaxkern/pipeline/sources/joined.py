@@ -131,6 +131,11 @@ class JoinedSource(BatchSource):
         )
         return row.scattered(parts, len(records), out)
 
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """What the sources have in common."""
+        first, *others = (source.batch_spec(count, image_side) for source in self.sources)
+        return first if all(other == first for other in others) else None
+
     @functools.cached_property
     def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
         """Those of all sources; None where one has more than arrays, or comes more than once."""
@@ -262,6 +267,12 @@ class ZippedSource(BatchSource):
     def describe(self) -> str:
         names = "" if self.names is None else f" as {', '.join(self.names)}"
         return " | ".join(source.describe() for source in self.sources) + names
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """Of all sources."""
+        found = [source.batch_spec(count, image_side) for source in self.sources]
+        specs = [spec for spec in found if spec is not None]
+        return side_by_side(specs, self.names) if len(specs) == len(found) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """The rows of all sources."""

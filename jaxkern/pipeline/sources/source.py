@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jaxkern.core.archives import map_npy
@@ -49,9 +50,22 @@ class BatchSource:
         """
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} records)"
+
     def describe(self) -> str:
         """What must be equal for two sources to give the same records; in a state."""
         return type(self).__name__
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """The shapes and dtypes of a batch, without reading it; None where that is not possible.
+
+        Args:
+          count: records of the batch.
+          image_side: stands for the height and width that no image exceeds, where only headers
+            tell them.
+        """
+        return None
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """Field -> array [records, ...], where `gather` takes rows and does nothing else.
@@ -134,6 +148,15 @@ class ArraySource(BatchSource):
 
     def __repr__(self) -> str:
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """Of the arrays, unless a subclass gathers in a way of its own."""
+        if type(self).gather is not ArraySource.gather:
+            return None
+        return {
+            name: jax.ShapeDtypeStruct((count, *array.shape[1:]), canonical_dtype(array.dtype))
+            for name, array in self.arrays.items()
+        }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         """The arrays, unless a subclass gathers in a way of its own."""

@@ -62,6 +62,12 @@ class Subset(BatchSource):
         """The source's batch of these records."""
         return self.source.gather(self.indices[records], out)
 
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """As the source's."""
+        if type(self).gather is not Subset.gather:
+            return None
+        return self.source.batch_spec(count, image_side)
+
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         """Those of the indices."""
         if type(self).gather is not Subset.gather:

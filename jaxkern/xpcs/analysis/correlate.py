@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
+from jaxkern.xpcs.correlators.hot_pixels import HotPixels, check_hot_pixels
 from jaxkern.xpcs.correlators.labels import BinLabels, asked_time
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
@@ -53,6 +56,7 @@ class CorrelationChoices:
     stride: int = 1
     average: int = 1
     intensity_cut: tuple[float | None, float | None] | None = None
+    hot_pixels: HotPixels = "report"
     bins: Sequence[int] | NDArray[Any] | None = None
     parts: int = 0
     twotime: Any = None
@@ -71,6 +75,7 @@ class CorrelationChoices:
         if self.frame_time is not None:
             asked_time(self.frame_time)
         intensity_limits(self.intensity_cut)
+        check_hot_pixels(self.hot_pixels)
         BinLabels(qmap, self.bins)
         check_smoothing(self.smoothing)
         check_form("full" if self.twotime is None else self.twotime)
@@ -103,6 +108,12 @@ class CorrelatedFile(NamedTuple):
     files: list[Path]
     seconds: float
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is doubtful about the correlations, each once."""
+        pairs = () if self.twotime is None else self.twotime.warnings
+        return list(dict.fromkeys((*self.multitau.warnings, *pairs)))
+
 
 def correlate_file(
     path: Path,
@@ -111,6 +122,7 @@ def correlate_file(
     choices: CorrelationChoices,
     *,
     plots: Path | None = None,
+    plot_all: bool = False,
     progress: bool = False,
     opened: Callable[[FrameSource], None] | None = None,
 ) -> CorrelatedFile:
@@ -120,6 +132,7 @@ def correlate_file(
       path: the frames or events.
       output: the file of results; one that is there is replaced.
       plots: a folder of plots of them, or None.
+      plot_all: see `plot_correlations`.
       opened: called with the open file before the work.
 
     Raises:
@@ -127,7 +140,11 @@ def correlate_file(
     """
     made_of = {"file": file_told(path), **choices.told(qmap)}
     began = time.monotonic()
-    with open_frames(path, qmap.shape, choices.dataset) as source:
+    with (
+        open_frames(path, qmap.shape, choices.dataset) as source,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", CorrelationWarning)  # they are in the results
         made_of["linked"] = links_told(path, source.linked)
         common: dict[str, Any] = {
             name: getattr(choices, name)
@@ -148,6 +165,7 @@ def correlate_file(
             choices.dpl,
             choices.normalize,
             intensity_cut=choices.intensity_cut,
+            hot_pixels=choices.hot_pixels,
             bins=choices.bins if choices.twotime is None else None,
             parts=choices.parts,
             overview=True,
@@ -156,9 +174,10 @@ def correlate_file(
         pairs = None
         if choices.twotime is not None:
             common["bad_frames"] = found.config["bad_frames"]
+            masked = found.config["hot_pixels"] if choices.hot_pixels == "mask" else []
             pairs = twotime(
                 source,
-                qmap,
+                qmap.without(np.array(masked, np.int64).reshape(-1, 2)) if masked else qmap,
                 bins=choices.bins,
                 smoothing=choices.smoothing,
                 form=choices.twotime,
@@ -167,7 +186,7 @@ def correlate_file(
         seconds = time.monotonic() - began
         files = [write_results(output, found, pairs, choices.metadata, source, made_of)]
         if plots is not None:
-            files += plot_correlations(plots, found, pairs, title=path.name)
+            files += plot_correlations(plots, found, pairs, title=path.name, all_bins=plot_all)
     return CorrelatedFile(source, found, pairs, files, seconds)
 
 

@@ -14,8 +14,11 @@ from jaxkern.xpcs.detectors.qmap import QMap
 
 Array = NDArray[Any]
 
-# Panels of one plot at most; bins are then spread evenly over those that are there.
-MOST_PANELS = 24
+# Bins of g2.png, unless all are wanted; then panels at most, spread evenly over what is there.
+FIRST_BINS = 9
+MOST_PANELS = 200
+# Entries of the legend of angles at most.
+_MOST_ANGLES = 24
 MOST_MAPS = 9
 # Behind which nothing is left to draw, where there is an overview.
 LAST_PLOT = "detector.png"
@@ -35,10 +38,12 @@ def plot_correlations(
     *,
     title: str = "",
     dpi: int = 120,
+    all_bins: bool = False,
 ) -> list[Path]:
     """Draws what there is into a folder; returns the paths.
 
-    g2.png has g2 with errors of all bins, a panel a q (24 at most, evenly spread); twotime.png the
+    g2.png has g2 with errors of the first 9 bins, a panel a q, and a map of g2 of all bins below
+    them; with `all_bins` a panel for every q (200 at most, evenly spread). twotime.png has the
     two-time maps (9 at most) and g2 of the whole run and of its five parts; intensity.png the mean
     counts over time; detector.png the mean image with the bins over it.
 
@@ -48,6 +53,7 @@ def plot_correlations(
       twotime: what `twotime` gave, or None.
       title: over each plot.
       dpi: dots an inch.
+      all_bins: g2.png shows all bins.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
@@ -55,7 +61,7 @@ def plot_correlations(
     folder, how = Path(folder), _How(title=title, dpi=dpi)
     paths = []
     if multitau is not None:
-        paths.append(plot_g2(folder / "g2.png", multitau, **how))
+        paths.append(plot_g2(folder / "g2.png", multitau, all_bins=all_bins, **how))
     if twotime is not None:
         paths.append(plot_twotime(folder / "twotime.png", twotime, **how))
     shown = next((r for r in (multitau, twotime) if r is not None), None)
@@ -66,15 +72,37 @@ def plot_correlations(
     return paths
 
 
-def plot_g2(path: str | Path, result: MultiTauResult, *, title: str = "", dpi: int = 120) -> Path:
-    """g2 over the delay with its errors: a panel for each q, a colour for each phi."""
-    rows = _rows(result.bins, result.q)
+def plot_g2(
+    path: str | Path,
+    result: MultiTauResult,
+    *,
+    title: str = "",
+    dpi: int = 120,
+    all_bins: bool = False,
+) -> Path:
+    """g2 over the delay with its errors: a panel for each q, a colour for each phi.
+
+    Of more than 9 bins the first 9, and a map of all, unless `all_bins`.
+    """
+    count = len(result.bins)
+    summary = not all_bins and count > FIRST_BINS
+    first = FIRST_BINS if summary else count
+    rows = _rows(result.bins[:first], None if result.q is None else result.q[:first])
     shown = [rows[k] for k in _spread(len(rows), MOST_PANELS)]
     columns = min(4, max(len(shown), 1))
     lines = max(-(-len(shown) // columns), 1)
-    figure = new_figure(3.3 * columns + 0.4, 2.6 * lines + 0.4, title)
-    grid = figure.subplots(lines, columns, squeeze=False, sharex=True)
+    width, height = 3.3 * columns + 0.4, 2.6 * lines + 0.4
+    figure = new_figure(max(width, 6.0) if summary else width, height + 3.0 * summary, title)
+    above: Any = figure
+    below: Any = None
+    if summary:
+        halves: Any = figure.subfigures(2, 1, height_ratios=[height, 3.0])
+        above, below = halves
+    grid = above.subplots(lines, columns, squeeze=False, sharex=True)
     x = result.delay if result.tau is None else result.tau
+    unit = "frames" if result.tau is None else "s"
+    angles = None if result.phi is None else np.unique(result.phi[[k for r in shown for k in r]])
+    drawn: dict[str, Any] = {}
     for place, axes in enumerate(grid.ravel()):
         if place >= len(shown):
             axes.set_axis_off()
@@ -83,25 +111,57 @@ def plot_g2(path: str | Path, result: MultiTauResult, *, title: str = "", dpi: i
         for number, k in enumerate(members):
             there = np.isfinite(result.g2[:, k])
             error = np.nan_to_num(result.g2_err[there, k])
-            axes.errorbar(
+            colour = _colour(number, len(members))
+            if angles is not None and result.phi is not None:
+                colour = _colour(int(np.searchsorted(angles, result.phi[k])), len(angles))
+            label = _angle_label(result, k)
+            drawn[label] = axes.errorbar(
                 x[there],
                 result.g2[there, k],
                 error,
                 fmt=".-",
                 ms=3,
                 lw=0.6,
-                color=_colour(number, len(members)),
-                label=_angle_label(result, k),
+                color=colour,
+                label=label,
             )
         axes.set_xscale("log")
         axes.set_title(_ring_label(result, members), fontsize=8)
-        if 1 < len(members) <= 6 and result.phi is not None:
-            axes.legend(fontsize=6, frameon=False, loc="upper right")
         bottom = place + columns >= len(shown)
         axes.tick_params(labelbottom=bottom)
-        unit = "frames" if result.tau is None else "s"
         label_axes(axes, f"delay ({unit})" if bottom else "", "" if place % columns else "g2")
+    if angles is not None and len(angles) > 1:
+        assert result.phi is not None
+        of_angle = {float(result.phi[k]): _angle_label(result, k) for r in shown for k in r}
+        labels = [of_angle[float(angles[k])] for k in _spread(len(angles), _MOST_ANGLES)]
+        above.legend(
+            [drawn[label] for label in labels],
+            labels,
+            loc="outside lower center",
+            ncols=min(len(labels), 2 * columns),
+            fontsize=7,
+            frameon=False,
+        )
+    if below is not None:
+        _draw_summary(below, result, x, unit, first)
     return save_figure(figure, path, dpi)
+
+
+def _draw_summary(figure: Any, result: MultiTauResult, x: Array, unit: str, first: int) -> None:
+    """g2 of all bins as colours, a column a bin."""
+    axes = figure.subplots()
+    some = _spread(len(result.bins), _SHOWN)
+    image = result.g2[:, some]
+    low, high = percentiles(image, [2, 98], (0.0, 2.0))
+    edges = np.arange(len(some) + 1) + 0.5
+    steps = np.sqrt(x[1:] * x[:-1]) if len(x) > 1 else np.zeros(0)
+    delays = np.concatenate([x[:1] * 0.9, steps, x[-1:] * 1.1])
+    mesh = axes.pcolormesh(edges, delays, image, vmin=low, vmax=high, cmap="viridis")
+    axes.set_yscale("log")
+    axes.axvline(first + 0.5, color="w", lw=0.8)
+    axes.set_title(f"g2 of all {len(result.bins)} bins (left of the line: above)", fontsize=8)
+    figure.colorbar(mesh, ax=axes).ax.tick_params(labelsize=7)
+    label_axes(axes, "place of the bin in the result", f"delay ({unit})")
 
 
 def plot_twotime(

@@ -30,6 +30,7 @@ class FileTask:
     file: Path
     output: Path
     plots: Path | None
+    plot_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def file_tasks(
     given: Sequence[Path],
     folder: str | os.PathLike[str],
     plots: str | os.PathLike[str] | None,
+    plot_all: bool = False,
 ) -> list[FileTask]:
     """A task for each file, of which `given` are none; raises for what cannot be done."""
     folder = home_path(folder).absolute()
@@ -108,7 +110,7 @@ def file_tasks(
                 "another folder of results"
             )
         of_file = None if plots is None else home_path(plots).absolute() / stem
-        tasks[output] = FileTask(path.absolute(), output, of_file)
+        tasks[output] = FileTask(path.absolute(), output, of_file, plot_all)
     return list(tasks.values())
 
 
@@ -148,7 +150,14 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     if isinstance(rows, str):
         if task.plots is not None:  # so that those of earlier results are not taken for these
             (task.plots / LAST_PLOT).unlink(missing_ok=True)
-        correlate_file(task.file, common.qmap, task.output, common.choices, plots=task.plots)
+        correlate_file(
+            task.file,
+            common.qmap,
+            task.output,
+            common.choices,
+            plots=task.plots,
+            plot_all=task.plot_all,
+        )
         rows = _rows_of_results(task.output)
     return rows
 

@@ -26,6 +26,8 @@ from jaxkern.xpcs.analysis.file_tasks import (
     sweep,
 )
 from jaxkern.xpcs.analysis.results_table import Row, table_text, write_table
+from jaxkern.xpcs.correlators.hot_pixels import HotPixels
+from jaxkern.xpcs.detectors.mask_files import masked_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
 # Runs tasks, each by a function of it and what all have in common, and tries them again.
@@ -86,6 +88,12 @@ class CorrelatedFiles:
         return rows
 
     @property
+    def warnings(self) -> dict[Path, str]:
+        """The files with doubtful bins or pixels, and what is doubtful."""
+        found = {o.file: o.rows[0].get("warnings") for o in self.outcomes if o.rows}
+        return {path: text for path, text in found.items() if text}
+
+    @property
     def errors(self) -> dict[Path, str]:
         """The files that failed, with the error of the last attempt."""
         return {o.file: o.error for o in self.outcomes if o.status == "failed"}
@@ -121,6 +129,9 @@ def correlate_files(
     average: int = 1,
     *,
     intensity_cut: tuple[float | None, float | None] | None = None,
+    mask: Any = None,
+    blemish: Any = None,
+    hot_pixels: HotPixels = "report",
     bins: Sequence[int] | NDArray[Any] | None = None,
     parts: int = 0,
     twotime: Any = None,
@@ -129,6 +140,7 @@ def correlate_files(
     dataset: str | None = None,
     metadata: str | os.PathLike[str] | None = None,
     plots: str | os.PathLike[str] | None = None,
+    plot_all: bool = False,
     engine: Any = None,
     scheduler: str | None = None,
     workers: int | None = None,
@@ -149,13 +161,15 @@ def correlate_files(
       qmap: the bins of the pixels, of all files, or the path of a map.
       folder: of the results, ``NAME.hdf`` for each file ``NAME.suffix``.
       dpl, normalize, bad_frames, begin, end, stride, average: of each file, see `multitau`.
-      intensity_cut, bins, parts, frame_time: likewise.
+      intensity_cut, bins, parts, frame_time, hot_pixels: likewise.
+      mask, blemish: [H, W], true where a pixel is good, or paths of such files, see `read_mask`.
       twotime: the form of two-time correlations, as `twotime` has it, or None for none. With them,
         `bins` are those that have one.
       smoothing: see `twotime`.
       dataset: of HDF5 files, see `open_frames`.
       metadata: a ``*_metadata.hdf`` for all of them, see `write_results`.
       plots: a folder of folders of plots, one for each file; one without its plots is not finished.
+      plot_all: see `plot_correlations`.
       engine: None: one file after the other in this process. "dask": on the workers of a
         dask.distributed cluster, one file at a time on each, with the threads that dask gives the
         worker. A `distributed.Client`: of that one's cluster. Paths must be the same everywhere.
@@ -202,6 +216,7 @@ def correlate_files(
         stride=stride,
         average=average,
         intensity_cut=intensity_cut,
+        hot_pixels=hot_pixels,
         bins=bins,
         parts=parts,
         twotime=twotime,
@@ -217,8 +232,10 @@ def correlate_files(
     if not isinstance(qmap, QMap):
         given.append(home_path(qmap).absolute())
         qmap = QMap.read(given[-1])
+    qmap = masked_map(qmap, mask, blemish)
+    given += [home_path(x).absolute() for x in (mask, blemish) if isinstance(x, str | os.PathLike)]
     choices.check(qmap)
-    tasks = file_tasks(files, given, folder, plots)
+    tasks = file_tasks(files, given, folder, plots, plot_all)
     common = CommonChoices(choices, qmap, force, choices.told(qmap))
     before = {task.output: common.look(task) for task in tasks}
     left = [task for task in tasks if isinstance(before[task.output], str)]

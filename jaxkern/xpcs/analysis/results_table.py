@@ -27,6 +27,7 @@ COLUMNS = {
     "frames": "int64",
     "bad_frames": "int64",
     "empty_frames": "int64",
+    "hot_pixels": "int64",
     "frame_time": "float64",
     "mean_counts": "float64",
     "delay": "int64",
@@ -34,6 +35,7 @@ COLUMNS = {
     "g2_err": "float64",
     "baseline": "float64",
     "contrast": "float64",
+    "warnings": "string",
 }
 SUFFIXES = (".csv", ".parquet")
 # Delays at the end of the run whose mean is the baseline.
@@ -50,6 +52,7 @@ def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> 
       empty_frames: of the bins with a two-time correlation, the number of frames without counts.
     """
     bad = len(result.config.get("bad_frames", ()))
+    hot = result.config.get("hot_pixels")
     means = _mean_counts(result)
     rows = []
     for k, number in enumerate(result.bins.tolist()):
@@ -66,6 +69,7 @@ def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> 
                 "frames": result.n_frames,
                 "bad_frames": bad,
                 "empty_frames": empty_frames.get(number),
+                "hot_pixels": None if hot is None else len(hot),
                 "frame_time": result.frame_time,
                 "mean_counts": None if means is None else float(means[k]),
                 "delay": None if first is None else int(result.delay[first]),
@@ -73,6 +77,7 @@ def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> 
                 "g2_err": None if first is None else float(error[first]),
                 "baseline": baseline,
                 "contrast": None if baseline is None else float(curve[first]) - baseline,
+                "warnings": "; ".join(result.warnings) or None,
             }
         )
     return rows

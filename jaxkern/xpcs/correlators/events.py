@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.hot_pixels import HotPixels
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
 from jaxkern.xpcs.correlators.two_time import twotime
@@ -32,6 +33,8 @@ def multitau_events(
     average: int = 1,
     *,
     intensity_cut: tuple[float | None, float | None] | None = None,
+    mask: Any = None,
+    hot_pixels: HotPixels = "ignore",
     bins: Sequence[int] | NDArray[Any] | None = None,
     parts: int = 0,
     frame_time: float | None = None,
@@ -78,6 +81,8 @@ def multitau_events(
         stride,
         average,
         intensity_cut=intensity_cut,
+        mask=mask,
+        hot_pixels=hot_pixels,
         bins=bins,
         parts=parts,
         frame_time=frame_time,
@@ -104,6 +109,8 @@ def twotime_events(
     bad_frames: Sequence[int] | NDArray[Any] | None = None,
     intensity_cut: tuple[float | None, float | None] | None = None,
     normalize: bool = False,
+    mask: Any = None,
+    hot_pixels: HotPixels = "ignore",
     frame_time: float | None = None,
     overview: bool = False,
     out: Any = None,
@@ -152,6 +159,8 @@ def twotime_events(
         bad_frames=bad_frames,
         intensity_cut=intensity_cut,
         normalize=normalize,
+        mask=mask,
+        hot_pixels=hot_pixels,
         frame_time=frame_time,
         overview=overview,
         out=out,

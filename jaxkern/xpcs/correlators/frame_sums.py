@@ -31,6 +31,7 @@ def frame_sums(
     masks: Sequence[NDArray[np.bool_]],
     image: NDArray[Any] | None = None,
     bad: NDArray[np.bool_] | None = None,
+    squares: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
     """The totals [masks, T] of frames [T, P] over the pixels of up to two masks [P].
 
@@ -38,16 +39,19 @@ def frame_sums(
       frames: as `selected_frames` gives them.
       image: [P] of `sum_dtype`, to which all frames are added.
       bad: [T] those that are not added to the image.
+      squares: [P] to which the squares of all counts in the image are added.
     """
     native = native_module()
     if native is not None:
         marked = None if bad is None else bad.view(np.uint8)
         as_bytes = [mask.view(np.uint8) for mask in masks]
-        found = native.frame_sums(frames, as_bytes, image, marked, num_threads())
+        found = native.frame_sums(frames, as_bytes, image, marked, num_threads(), squares)
         return np.asarray(found)
     if image is not None:
         good = frames if bad is None or not bad.any() else frames[~bad]
         image += good.sum(axis=0, dtype=image.dtype)
+        if squares is not None:
+            squares += np.einsum("tp,tp->p", good, good, dtype=np.float64)
     totals = np.zeros((len(masks), len(frames)), sum_dtype(frames.dtype))
     for total, mask in zip(totals, masks, strict=True):
         chosen = frames if mask.all() else np.take(frames, np.flatnonzero(mask), axis=1)

@@ -10,10 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
 from jaxkern.xpcs.correlators.blocks import BLOCK_BYTES, is_whole, selected_frames
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
 from jaxkern.xpcs.correlators.frame_sums import frame_sums, intensity_limits
 from jaxkern.xpcs.correlators.g2 import BinSums
+from jaxkern.xpcs.correlators.hot_pixels import (
+    HotPixels,
+    check_hot_pixels,
+    hot_pixel_messages,
+    suspect_pixels,
+)
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.native_sums import NativeSums, native_module
@@ -30,8 +42,9 @@ class LiveMultiTau:
     """g2 of a source that grows: what came is added, and a result can be asked for at any time.
 
     A result has the bits that `multitau` gives of the same frames. Where the source's `dead` pixels
-    become others, as of a file in which a pixel is at its limit in the first frames alone, all
-    frames are read again. Events are made frames block by block, and take the time of frames.
+    become others, as of a file in which a pixel is at its limit in the first frames alone, and
+    where a file is replaced by one with other frames, all frames are read again. Events are made
+    frames block by block, and take the time of frames.
 
     Args:
       qmap: the bins of the pixels.
@@ -39,8 +52,8 @@ class LiveMultiTau:
         for 100,000 frames).
       dpl, normalize, bad_frames, begin, stride, average, bins, frame_time: as of `multitau`; bad
         frames may be of those that have not come.
-      intensity_cut: as of `multitau`; the median frame is known at the end, so that `finish` leaves
-        frames out, and `result` has all.
+      intensity_cut, mask, hot_pixels: as of `multitau`; the median frame and the hot pixels are
+        known at the end, so that `finish` leaves them out, and `result` has all.
 
     Raises:
       ValueError: arguments out of range; from `update`, frames of another shape than the map's.
@@ -71,16 +84,20 @@ class LiveMultiTau:
         average: int = 1,
         *,
         intensity_cut: tuple[float | None, float | None] | None = None,
+        mask: Any = None,
+        hot_pixels: HotPixels = "ignore",
         bins: Sequence[int] | NDArray[Any] | None = None,
         frame_time: float | None = None,
     ) -> None:
         self._most = whole_number("most_frames", most_frames, 2)
         whole_number("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
-        self._qmap, self._bins, self._frame_time = qmap, bins, frame_time
+        self._qmap, self._bins, self._frame_time = qmap.with_mask(mask), bins, frame_time
+        self._hot_pixels = check_hot_pixels(hot_pixels)
         intensity_limits(intensity_cut)  # refused before frames come
         self._cut = intensity_cut
         self._dead: NDArray[np.bool_] | None = None
+        self._generation = 0
         self._config: dict[str, Any] = {
             "dpl": dpl,
             "normalize": bool(normalize),
@@ -91,7 +108,8 @@ class LiveMultiTau:
 
     def update(self, source: FrameSource) -> int:
         """Adds the frames that `source` has more than at the last time; returns how many it has."""
-        if self._state is None or not _alike(self._dead, source.dead):
+        same = self._generation == source.generation and _alike(self._dead, source.dead)
+        if self._state is None or not same:
             if source.shape[0] == 0:
                 return 0
             self._begin(source)
@@ -115,21 +133,23 @@ class LiveMultiTau:
         if self._seen < 2 or self._state is None:
             raise ValueError(f"{self._seen} frames were added; wanted 2 or more")
         selection = self._all.part(0, self._seen)
-        sums = _reached(self._state.bin_sums(), len(multitau_delays(self._seen, self._dpl)))
-        found = g2_result(sums, selection, self._labels, self._time_step, self._config)
-        return replace(found, overview=self._overview.overview())
+        with rows_and_columns(self._qmap.shape[1]):
+            found = self._state.bin_sums()
+        sums = _reached(found, len(multitau_delays(self._seen, self._dpl)))
+        result = g2_result(sums, selection, self._labels, self._time_step, self._config)
+        return replace(result, overview=self._overview.overview())
 
     def finish(self, source: FrameSource) -> MultiTauResult:
         """g2 of all of a source that is complete: what `multitau` gives of it.
 
-        With an intensity cut the frames are read once more.
+        With an intensity cut, and to mask hot pixels, the frames are read once more.
 
         Raises:
           ValueError: fewer than two frames are there.
         """
         total = min(self.update(source), self._most)
-        if self._cut is None or self._seen < 2:
-            return self.result()
+        if self._seen < 2 or (self._cut is None and self._hot_pixels != "mask"):
+            return self._checked(self.result(), source)
         told = self._all
         return multitau(
             source,
@@ -142,11 +162,26 @@ class LiveMultiTau:
             told.stride,
             told.average,
             intensity_cut=self._cut,
+            hot_pixels=self._hot_pixels,
             bins=self._bins,
             frame_time=self._frame_time,
             overview=True,
             progress=False,
         )
+
+    def _checked(self, result: MultiTauResult, source: FrameSource) -> MultiTauResult:
+        """The result with what is doubtful about its bins and pixels."""
+        assert result.overview is not None
+        selection = self._all.part(0, self._seen)
+        notes = check_empty_bins(self._qmap, self._labels, self._dead, None, source.name)
+        finite = (np.isfinite(result.g2) | (result.n_pairs == 0)[:, None]).all(axis=0)
+        notes += nan_bins(finite, self._labels, source, selection)
+        if self._hot_pixels == "report":
+            good = int(selection.good_counts().sum(dtype=np.int64))
+            found = suspect_pixels(result.overview, result.qmap, good, is_whole(source))
+            result.config["hot_pixels"] = found.places(result.qmap)
+            notes += hot_pixel_messages(found, result.qmap, masked=False)
+        return replace(result, warnings=warn_of(notes))
 
     @property
     def _dpl(self) -> int:
@@ -164,7 +199,7 @@ class LiveMultiTau:
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
                 f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
             )
-        self._dead, self._seen = source.dead, 0
+        self._dead, self._generation, self._seen = source.dead, source.generation, 0
         qmap = qmap.without(self._dead)
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
@@ -187,7 +222,8 @@ class LiveMultiTau:
         if self._config["normalize"]:
             mean = frame_sums(frames, [self._mask])[0] / max(int(self._mask.sum()), 1)
             divisor = np.where(mean == 0, 1.0, mean)
-        self._state.add(frames, bad, divisor)
+        with rows_and_columns(self._qmap.shape[1]):
+            self._state.add(frames, bad, divisor)
         self._overview.add(frames, bad, selection)
         self._seen = stop
 

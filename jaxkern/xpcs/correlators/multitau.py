@@ -6,12 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    dark_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
 from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS
 from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.hot_pixels import (
+    HotPixels,
+    check_hot_pixels,
+    find_suspects,
+    hot_pixel_messages,
+    mask_suspects,
+)
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
@@ -36,6 +51,8 @@ def multitau(
     average: int = 1,
     *,
     intensity_cut: tuple[float | None, float | None] | None = None,
+    mask: Any = None,
+    hot_pixels: HotPixels = "ignore",
     bins: Sequence[int] | NDArray[Any] | None = None,
     parts: int = 0,
     frame_time: float | None = None,
@@ -57,8 +74,8 @@ def multitau(
 
     Args:
       frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A pixel of NaN makes its
-        bins NaN: mask it in `qmap`. Events of a sparse source are correlated as they are, as by
-        `multitau_events`.
+        bins NaN, with a warning that names it. Events of a sparse source are correlated as they
+        are, as by `multitau_events`.
       qmap: the bins of the pixels.
       dpl: delays a level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.
@@ -69,6 +86,9 @@ def multitau(
       average: so many neighbours are summed to one frame.
       intensity_cut: (low, high): frames whose light on the map's pixels is less than `low` or more
         than `high` times the median frame's are bad too; None is no limit.
+      mask: [H, W], true where a pixel is good, besides the mask of `qmap`.
+      hot_pixels: "report" warns of pixels whose mean or variance differs from their static bin's
+        beyond what photons explain, "mask" leaves them out, after one more pass over the frames.
       bins: the dynamic bins that are wanted; by default all.
       parts: g2 of so many equal parts of the run too, for samples that age.
       frame_time: from one frame to the next in s; by default what the source says.
@@ -76,12 +96,14 @@ def multitau(
       progress: a bar on the terminal.
 
     Returns:
-      A `MultiTauResult`, with the frames that were left out in `config["bad_frames"]`.
+      A `MultiTauResult`, with the frames that were left out in `config["bad_frames"]`, and what is
+      doubtful in `warnings`. Each of these is issued as a `CorrelationWarning` too: bins without
+      pixels or counts, correlations that are NaN, and hot pixels.
 
     Raises:
       ValueError: for arguments out of range, a map of another shape than the frames, fewer than 2
-        frames (for each part), and a pixel of the map with whole counts below 0, or that sum to
-        2^32 - 1 or more.
+        frames (for each part), a map or mask that leaves no pixel, correlations that are all NaN,
+        and a pixel of the map with whole counts below 0, or that sum to 2^32 - 1 or more.
       MemoryError: where the frames of one sum (`average`) have no room.
 
     Example:
@@ -94,8 +116,9 @@ def multitau(
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
       ((21, 2), [0.01, 0.02], True)
     """
+    check_hot_pixels(hot_pixels)
     with (
-        frames_and_map(frames, qmap) as (source, living),
+        frames_and_map(frames, qmap, mask) as (source, living),
         CorrelationProgress(progress, "multi-tau") as bar,
     ):
         whole_number("dpl", dpl, 1, MOST_DELAYS)
@@ -108,7 +131,11 @@ def multitau(
                 f"frames of {source.name}; wanted {least} or more{of_parts}"
             )
         limits = intensity_limits(intensity_cut)
+        suspects = None
+        if hot_pixels == "mask":
+            suspects, living = mask_suspects(source, selection, living)
         labels = BinLabels(living, bins)
+        notes = check_empty_bins(qmap, labels, source.dead, mask, source.name)
         step = time_step(frame_time, source)
         divisor = None
         if limits is not None or normalize:
@@ -116,7 +143,8 @@ def multitau(
             divisor = means.divisors() if normalize else None
             if limits is not None:
                 selection = selection.leaving_out(means.beyond(*limits))
-        seen = OverviewSums(living, selection, is_whole(source)) if overview else None
+        summed = overview or hot_pixels == "report"
+        seen = OverviewSums(living, selection, is_whole(source)) if summed else None
         size = selection.n // max(parts, 1)
         ranges = [(k * size, (k + 1) * size) for k in range(parts)]
         pieces = [selection, *(selection.part(*of) for of in ranges)]
@@ -128,10 +156,25 @@ def multitau(
             run = EventSums(native, source, selection, ranges, pixels, dpl)
         else:
             run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
-        sums = run.run(seen, bar)
-    asked = None if intensity_cut is None else tuple(intensity_cut)
-    config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": asked}
-    whole, *others = (
-        g2_result(*of_piece, labels, step, config) for of_piece in zip(sums, pieces, strict=True)
+        with rows_and_columns(qmap.shape[1]):
+            sums = run.run(seen, bar)
+        asked = None if intensity_cut is None else tuple(intensity_cut)
+        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": asked}
+        whole, *others = (
+            g2_result(*of_piece, labels, step, config)
+            for of_piece in zip(sums, pieces, strict=True)
+        )
+        finite = (np.isfinite(whole.g2) | (whole.n_pairs == 0)[:, None]).all(axis=0)
+        notes += nan_bins(finite, labels, source, selection)
+    if seen is not None and hot_pixels == "report":
+        suspects = find_suspects(seen, source, selection, living)
+    if suspects is not None:
+        whole.config["hot_pixels"] = suspects.places(living)
+    notes += dark_bins(sums[0], labels)
+    notes += hot_pixel_messages(suspects, living, hot_pixels == "mask")
+    return replace(
+        whole,
+        overview=seen.overview() if seen is not None and overview else None,
+        parts=tuple(others),
+        warnings=warn_of(notes),
     )
-    return replace(whole, overview=seen.overview() if seen else None, parts=tuple(others))

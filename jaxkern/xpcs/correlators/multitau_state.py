@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import whole_number
+from jaxkern.xpcs.correlators.bin_checks import rows_and_columns
 from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
 from jaxkern.xpcs.correlators.labels import BinLabels, g2_result
@@ -184,13 +185,14 @@ def multitau_result(
         )
     labels = BinLabels(qmap, bins)
     chosen = BinnedPixels.of(qmap, labels.bins)
-    native = native_module()
-    if native is not None:
-        options = {"most_frames": state.n_frames_max, "dpl": state.dpl, "real": not whole}
-        sums = sums_of_state(native, stored, seen, pixels, chosen, options)
-    else:
-        G, IP, IF, pairs = _exact(state, stored, seen, whole, chosen.pixel, chosen.pixel)
-        sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]), whole)
+    with rows_and_columns(qmap.shape[1]):
+        native = native_module()
+        if native is not None:
+            options = {"most_frames": state.n_frames_max, "dpl": state.dpl, "real": not whole}
+            sums = sums_of_state(native, stored, seen, pixels, chosen, options)
+        else:
+            G, IP, IF, pairs = _exact(state, stored, seen, whole, chosen.pixel, chosen.pixel)
+            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]), whole)
     every = FrameSelection(state.n_frames_max)
     result = g2_result(sums, every, labels, frame_time, {"dpl": state.dpl})
     return dataclasses.replace(result, n_frames=seen, n_pairs=sums.weight.astype(np.int64))

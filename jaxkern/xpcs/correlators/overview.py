@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.event_memory import exact_sums
+from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
+from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.frame_sums import frame_sums
 from jaxkern.xpcs.correlators.results import Overview
 from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
 #: of the static means in time
@@ -30,6 +32,7 @@ class OverviewSums:
         self._dtype = np.dtype(np.int64 if whole else np.float64)
         self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
         self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
+        self._squares = np.zeros(qmap.shape[0] * qmap.shape[1])
         self._intensity = np.zeros(selection.n, self._dtype)
 
     def add(self, first: int, frames: NDArray[Any]) -> None:
@@ -41,7 +44,7 @@ class OverviewSums:
             if begin < end:
                 inside = frames[(begin - first) * average : (end - first) * average]
                 bad = self._bad[begin * average : end * average]
-                (light,) = frame_sums(inside, [self._used], self._images[part], bad)
+                (light,) = frame_sums(inside, [self._used], self._images[part], bad, self._squares)
                 light[bad] = 0
                 self._intensity[begin:end] = light.reshape(-1, average).sum(axis=1)
 
@@ -59,6 +62,17 @@ class OverviewSums:
         for part in np.unique(of_part):
             at = of_part == part
             self._images[part] += exact_sums(pixel[at], count[at], self._images.shape[1])
+        squares = count.astype(np.float64) ** 2
+        self._squares += np.bincount(pixel, squares, minlength=len(self._squares))
+
+    def add_all(self, source: FrameSource) -> None:
+        """Adds all frames of the selection, or their events."""
+        if source.is_sparse and is_whole(source):
+            for events in event_blocks(source, self._selection):
+                self.add_events(*events)
+        else:
+            for first, block in frame_blocks(source, self._selection):
+                self.add(first, block)
 
     def overview(self) -> Overview:
         """Means of what was added; NaN where there were no good frames, or no pixels."""
@@ -77,6 +91,7 @@ class OverviewSums:
             _over(self._intensity, counts * qmap.n_pixels),
             _over(of_static.sum(axis=0), pixels * good.sum()),
             _over(of_static, pixels * good[:, None]),
+            _over(self._squares, good.sum()).reshape(qmap.shape),
         )
 
 
@@ -91,6 +106,7 @@ class GrowingOverview:
         self._qmap, self._used = qmap, qmap.used.ravel()
         self._dtype = np.dtype(np.int64 if whole else np.float64)
         self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
+        self._squares = np.zeros(len(self._image))
         self._light: list[NDArray[np.float64]] = []
         self._length, self._filled = 1, 0  # sums of frames in a part, and in the last one
         self._static: list[NDArray[Any]] = []
@@ -109,7 +125,7 @@ class GrowingOverview:
             stop = min(first + self._length - self._filled, len(counts))
             at = slice(first * average, stop * average)
             image = np.zeros_like(self._image)
-            (light,) = frame_sums(frames[at], [self._used], image, bad[at])
+            (light,) = frame_sums(frames[at], [self._used], image, bad[at], self._squares)
             light[bad[at]] = 0
             pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
             self._light.append(_over(light.reshape(-1, average).sum(axis=1), pixels))
@@ -139,7 +155,14 @@ class GrowingOverview:
         whole = parts[0].copy()
         whole[self._there] = _over(sum(self._static), pixels * good.sum())
         image = _over(self._image, np.full(self._image.shape, good.sum()))
-        return Overview(image.reshape(self._qmap.shape), np.concatenate(self._light), whole, parts)
+        squares = _over(self._squares, good.sum())
+        return Overview(
+            image.reshape(self._qmap.shape),
+            np.concatenate(self._light),
+            whole,
+            parts,
+            squares.reshape(self._qmap.shape),
+        )
 
 
 def _over(above: Any, below: Any) -> NDArray[np.float64]:

@@ -22,12 +22,15 @@ class Overview:
       intensity: [N] mean counts of a pixel of the map in each frame.
       static_means: [n_static] mean counts of a static bin's pixels in a frame; NaN without pixels.
       static_means_parts: [10, n_static] the same of ten parts in time.
+      mean_square: [H, W] mean squared counts, from which the variance in time follows; None in
+        results that were read from a file.
     """
 
     mean_image: NDArray[np.float64]
     intensity: NDArray[np.float64]
     static_means: NDArray[np.float64]
     static_means_parts: NDArray[np.float64]
+    mean_square: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +52,11 @@ class MultiTauResult:
       qmap: what the bins are of.
       overview: sums of the frames, for plots and files; None where they were not asked for.
       config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames (all that were
-        left out), and what else the function was told.
+        left out), hot_pixels ([row, column] of all that were found), and what else the function was
+        told.
       parts: results of equal parts of the run, in time; empty where they were not asked for.
+      warnings: what is doubtful about some bins or pixels; each was issued as a
+        `CorrelationWarning`, too.
     """
 
     delay: NDArray[np.int64]
@@ -68,6 +74,7 @@ class MultiTauResult:
     overview: Overview | None
     config: dict[str, Any]
     parts: tuple[MultiTauResult, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The arrays and numbers, as lists and Python's own for `json`; NaN stays NaN.
@@ -82,6 +89,7 @@ class MultiTauResult:
             "frame_time": self.frame_time,
             "config": dict(self.config),
             "parts": [part.to_dict() for part in self.parts],
+            "warnings": list(self.warnings),
         }
 
     def __repr__(self) -> str:
@@ -116,7 +124,8 @@ class TwoTimeResult:
       n_empty: [n_bins] the number of good frames without counts in the bin.
       c2_pairs: of the shape of c2, the pairs of each cell, counted as in `n_pairs`; None with form
         "full".
-      The last four are None where a file does not store them.
+      warnings: as of `MultiTauResult`.
+      The numbers of pairs and frames are None where a file does not store them.
     """
 
     c2: NDArray[Any]
@@ -137,6 +146,7 @@ class TwoTimeResult:
     n_pairs_parts: NDArray[np.int64] | None = None
     n_empty: NDArray[np.int64] | None = None
     c2_pairs: NDArray[np.int64] | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def delay(self) -> NDArray[np.int64]:

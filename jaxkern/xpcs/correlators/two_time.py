@@ -15,9 +15,21 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
-from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
-from jaxkern.xpcs.correlators.event_memory import event_blocks
+from jaxkern.xpcs.correlators.bin_checks import (
+    check_empty_bins,
+    nan_bins,
+    rows_and_columns,
+    warn_of,
+)
+from jaxkern.xpcs.correlators.blocks import is_whole
 from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
+from jaxkern.xpcs.correlators.hot_pixels import (
+    HotPixels,
+    check_hot_pixels,
+    find_suspects,
+    hot_pixel_messages,
+    mask_suspects,
+)
 from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
@@ -61,6 +73,8 @@ def twotime(
     bad_frames: Sequence[int] | NDArray[Any] | None = None,
     intensity_cut: tuple[float | None, float | None] | None = None,
     normalize: bool = False,
+    mask: Any = None,
+    hot_pixels: HotPixels = "ignore",
     frame_time: float | None = None,
     overview: bool = False,
     out: Any = None,
@@ -98,6 +112,8 @@ def twotime(
         than `high` times the median frame's are bad too; None is no limit.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64. C depends on
         it only where frames are summed (`average`): the scale of a sum cancels.
+      mask: [H, W], true where a pixel is good, besides the mask of `qmap`.
+      hot_pixels: "report" or "mask", each with one more pass over the frames; see `multitau`.
       frame_time: from a frame to the next in s, before stride and average; by default what the
         frames' metadata say.
       overview: mean image, intensity in time and static means too, from a pass of their own.
@@ -123,8 +139,9 @@ def twotime(
       ((1, 50, 50), (50, 1))
     """
     check_smoothing(smoothing)
+    check_hot_pixels(hot_pixels)
     with (
-        frames_and_map(frames, qmap) as (source, living),
+        frames_and_map(frames, qmap, mask) as (source, living),
         jax.enable_x64(True),
         CorrelationProgress(progress, "two-time") as bar,
     ):
@@ -136,7 +153,11 @@ def twotime(
             )
         form_edges(check_form(form), selection.n)  # refused before the frames are read
         limits = intensity_limits(intensity_cut)
+        suspects = None
+        if hot_pixels == "mask":
+            suspects, living = mask_suspects(source, selection, living)
         labels = BinLabels(living, bins)
+        notes = check_empty_bins(qmap, labels, source.dead, mask, source.name)
         step = time_step(frame_time, source)
         divisor = None
         # C does not depend on the scale of a frame, only on that of frames in one sum.
@@ -149,33 +170,41 @@ def twotime(
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
         native = native_module() if source.is_sparse and divisor is None else None
-        run: EventRows | _Dense
-        if native is not None:
-            run = EventRows(
-                native, source, selection, living, smoothing, labels.bins, reduction, bar
-            )
-        else:
-            run = _Dense(source, selection, divisor, living, smoothing, labels.bins, reduction, bar)
-        run.correlate()
-        seen = None
-        if overview:
-            seen = OverviewSums(living, selection, is_whole(source))
+        with rows_and_columns(qmap.shape[1]):
+            run: EventRows | _Dense
             if native is not None:
-                for events in event_blocks(source, selection):
-                    seen.add_events(*events)
+                run = EventRows(
+                    native, source, selection, living, smoothing, labels.bins, reduction, bar
+                )
             else:
-                for first, block in frame_blocks(source, selection):
-                    seen.add(first, block)
-    config = {
-        "smoothing": smoothing,
-        "form": reduction.form,
-        "normalize": bool(normalize),
-        "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
-    }
-    result = twotime_result(reduction, selection, labels, step, config)
-    if (text := empty_frames_warning(result)) is not None:
-        warnings.warn(f"{source.name}: {text}", RuntimeWarning, stacklevel=2)
-    return replace(result, overview=seen.overview() if seen else None)
+                run = _Dense(
+                    source, selection, divisor, living, smoothing, labels.bins, reduction, bar
+                )
+            run.correlate()
+        seen = None
+        if overview or hot_pixels == "report":
+            seen = OverviewSums(living, selection, is_whole(source))
+            seen.add_all(source)
+        config = {
+            "smoothing": smoothing,
+            "form": reduction.form,
+            "normalize": bool(normalize),
+            "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
+        }
+        result = twotime_result(reduction, selection, labels, step, config)
+        assert result.n_pairs is not None
+        pairs = result.n_pairs.reshape(len(result.g2), -1)
+        finite = (np.isfinite(result.g2) | (pairs == 0)).all(axis=0)
+        notes += nan_bins(finite, labels, source, selection)
+        if (text := empty_frames_warning(result)) is not None:
+            warnings.warn(f"{source.name}: {text}", RuntimeWarning, stacklevel=2)
+    if seen is not None and hot_pixels == "report":
+        suspects = find_suspects(seen, source, selection, living)
+    if suspects is not None:
+        result.config["hot_pixels"] = suspects.places(living)
+    notes += hot_pixel_messages(suspects, living, hot_pixels == "mask")
+    wanted = seen.overview() if seen is not None and overview else None
+    return replace(result, overview=wanted, warnings=warn_of(notes))
 
 
 class _Bin:

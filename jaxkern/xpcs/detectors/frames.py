@@ -41,6 +41,7 @@ class FrameSource:
       dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
         it marks none. Correlators leave these pixels out.
       linked: paths of the other files that the frames lie in, besides the one that `name` is.
+      generation: a number that changes where frames that were read before have become others.
       metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
         and "pixel_size" in m, "start_time", as far as it is known.
     """
@@ -55,6 +56,7 @@ class FrameSource:
     dead: NDArray[np.bool_] | None = None
     name: str = "frames"
     linked: tuple[str, ...] = ()
+    generation: int = 0
 
     def __init__(self) -> None:
         self.metadata: Mapping[str, Any] = {}
@@ -69,9 +71,13 @@ class FrameSource:
         if (ordered[1:] == ordered[:-1]).any():
             np.add.at(frames, place, events.count)
             if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+                exact = np.zeros(len(frames), np.uint64)
+                np.add.at(exact, place, events.count.astype(np.uint64))
+                frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
+                row, column = divmod(pixel, self.shape[2])
                 raise DetectorFileError(
-                    f"{self.name}: the counts of a pixel in one of the frames {first} to "
-                    f"{stop - 1} add up to more than {self.dtype} holds"
+                    f"{self.name}: the counts in frame {first + frame}, row {row}, column {column} "
+                    f"add up to more than {self.dtype} holds"
                 )
         else:
             frames[place] = events.count

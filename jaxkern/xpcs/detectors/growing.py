@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterable
@@ -19,16 +20,20 @@ from jaxkern.xpcs.detectors.opening import frame_files, open_frames
 # A file that has changed is opened again, at most for this part of the time.
 _SHARE = 0.1
 # What a file looked like that was closed since, to be opened again.
-_CLOSED = (-1, -1)
+_CLOSED = (-1, -1, -1)
 
 
 class _Part(NamedTuple):
-    """A file, how many frames of it are taken, and what it looked like when it was opened."""
+    """A file, how many frames of it are taken, and what it looked like when it was opened.
+
+    `ends` is a digest of the first and the last of these frames, and None while there are none.
+    """
 
     path: Path
     source: FrameSource
     frames: int
-    looks: tuple[int, int]
+    looks: tuple[int, int, int]
+    ends: bytes | None = None
 
 
 class GrowingFrames(FrameSource):
@@ -37,9 +42,10 @@ class GrowingFrames(FrameSource):
     `poll` looks for more; in between this is a source of the frames that were found. Files of a
     folder follow each other in the order of their names (2 before 10). One that cannot be read is
     taken for unfinished, and holds up those behind it; so is the last frame of a file of events
-    until another follows. `finish` takes what is left. `dead` has the pixels that every file marks;
-    as a file grows it may mark others, which is looked at whenever twice as many frames are there
-    and by `finish`.
+    until another follows. `finish` takes what is left. A file whose frames have become others, such
+    as one that was replaced, increases `generation`: correlators read all frames again. `dead` has
+    the pixels that every file marks; as a file grows it may mark others, which is looked at
+    whenever twice as many frames are there and by `finish`.
 
     Args:
       place: a folder, or a file, which need not be there yet.
@@ -149,6 +155,9 @@ class GrowingFrames(FrameSource):
                 known.source.close()
                 self._parts[number] = known._replace(looks=_CLOSED)
             source = open_frames(path, self._frame_shape, self._dataset)
+            if known is not None and source.shape[0] >= known.frames:
+                if _ends(source, known.frames) != known.ends:
+                    self.generation += 1
         except (OSError, ValueError) as error:
             self._waiting = str(error)
             return False
@@ -164,7 +173,13 @@ class GrowingFrames(FrameSource):
         # More of the events of the last frame may come.
         held_back = int(part.source.is_sparse and not complete)
         frames = max(part.source.shape[0] - held_back, 0)
-        self._parts[number : number + 1] = [part._replace(frames=frames)]
+        if frames != part.frames:
+            try:
+                part = part._replace(frames=frames, ends=_ends(part.source, frames))
+            except (OSError, ValueError) as error:  # as of a chunk that is not written yet
+                self._waiting = str(error)
+                return False
+        self._parts[number : number + 1] = [part]
         return True
 
     def _check_alike(self, source: FrameSource) -> None:
@@ -197,6 +212,16 @@ class GrowingFrames(FrameSource):
             part.source.close()
 
 
-def _looks(path: Path) -> tuple[int, int]:
+def _looks(path: Path) -> tuple[int, int, int]:
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _ends(source: FrameSource, frames: int) -> bytes | None:
+    """A digest of the first and the last of some frames."""
+    if not frames:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for number in sorted({0, frames - 1}):
+        digest.update(np.ascontiguousarray(source.read(number, number + 1)).tobytes())
+    return digest.digest()

@@ -28,6 +28,7 @@ from jaxkern.xpcs.detectors.hdf5_access import (
     open_hdf5,
 )
 from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata, pixel_mask
+from jaxkern.xpcs.detectors.sentinels import sentinel_pixels
 
 if TYPE_CHECKING:
     import h5py
@@ -48,9 +49,9 @@ _EVENT_GROUPS = ("/", "events", "entry/events", "entry/data")
 class Hdf5Frames(FrameSource):
     """Frames [N, H, W] of one data set or of several behind each other.
 
-    `dead` marks pixels that hold the largest number of their type, or one below 0, in the first,
-    the middle and the last frame, and those of a mask in the file. Frames of a part are numbered
-    on behind those of the part before it, whatever numbers its file has.
+    `dead` marks pixels with a sentinel, see `sentinel_pixels`, and those of a mask in the file.
+    Frames of a part are numbered on behind those of the part before it, whatever numbers its file
+    has.
 
     Args:
       path: the file, or the master of several.
@@ -102,23 +103,10 @@ class Hdf5Frames(FrameSource):
             check_virtual(self.name, part)
 
     def _find_dead(self) -> NDArray[np.bool_] | None:
-        dead = np.zeros(self.shape[1:], bool)
-        mask = pixel_mask(self._file, self.shape[1:])
-        if mask is not None:
-            dead |= mask
-        n = self.shape[0]
-        if n and self.dtype.kind in "ui":
-            marked = np.ones(self.shape[1:], bool)
-            for number in sorted({0, n // 2, n - 1}):
-                marked &= self._marked(self._stored(number, number + 1)[0])
-            dead |= marked
-        return dead if dead.any() else None
-
-    def _marked(self, frames: NDArray[Any]) -> NDArray[np.bool_]:
-        marked: NDArray[np.bool_] = frames == np.iinfo(self.dtype).max
-        if self.dtype.kind == "i":
-            marked |= frames < 0
-        return marked
+        mask = pixel_mask(self._file, (self.shape[1], self.shape[2]))
+        marked = sentinel_pixels(self.shape, self.dtype, lambda k: self._stored(k, k + 1)[0])
+        dead = mask if marked is None else marked if mask is None else mask | marked
+        return dead if dead is not None and dead.any() else None
 
     def _stored(self, first: int, stop: int) -> NDArray[Any]:
         """Frames as the file has them."""

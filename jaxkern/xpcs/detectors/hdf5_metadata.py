@@ -57,7 +57,7 @@ _WAVELENGTHS = (
     "entry/instrument/monochromator/wavelength",
 )
 _STARTS = ("entry/start_time", "entry_0000/start_time")
-_MASKS = tuple(
+MASKS = tuple(
     f"{place}{name}"
     for place in _DETECTORS
     for name in ("pixel_mask", "detectorSpecific/pixel_mask")
@@ -104,7 +104,7 @@ def _lima_times(file: h5py.File) -> dict[str, float]:
 
 def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
     """[H, W], true where the file's mask of pixels has a reason not to use one; None without."""
-    for place in _MASKS:
+    for place in MASKS:
         stored = _optional(file, place)
         if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
             if tuple(stored.shape) != tuple(shape):

@@ -12,10 +12,11 @@ from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
 from jaxkern.xpcs.detectors.events import check_frame_shape
 from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
-from jaxkern.xpcs.detectors.hdf5 import hdf5_frames
+from jaxkern.xpcs.detectors.hdf5 import Hdf5Frames, hdf5_frames
 from jaxkern.xpcs.detectors.imm import ImmFrames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.detectors.rigaku import MODULE, Rigaku3MFrames, RigakuFrames
+from jaxkern.xpcs.detectors.sentinels import mark_sentinels
 
 Shape = tuple[int, int]
 
@@ -91,8 +92,11 @@ def as_frames(
 
 
 @contextmanager
-def frames_and_map(frames: Any, qmap: QMap) -> Iterator[tuple[FrameSource, QMap]]:
+def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[FrameSource, QMap]]:
     """Frames as a source, and their map without dead pixels; a file that this opens is closed.
+
+    Args:
+      mask: [H, W], true where a pixel is good, besides the map's own.
 
     Raises:
       ValueError: for a map of another shape than the frames, and see `as_frames`.
@@ -104,7 +108,7 @@ def frames_and_map(frames: Any, qmap: QMap) -> Iterator[tuple[FrameSource, QMap]
                 f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
                 f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
             )
-        yield source, qmap.without(source.dead)
+        yield source, qmap.with_mask(mask).without(source.dead)
     finally:
         if source is not frames:
             source.close()
@@ -168,5 +172,9 @@ def open_frames(
     if dataset is not None:
         if reader is not hdf5_frames:
             raise ValueError(f"dataset is {dataset!r}, and {name} is not an HDF5 file")
-        return hdf5_frames(name, frame_shape, dataset)
-    return reader(name, frame_shape)
+        source = hdf5_frames(name, frame_shape, dataset)
+    else:
+        source = reader(name, frame_shape)
+    if not isinstance(source, Hdf5Frames):  # which looks itself
+        mark_sentinels(source)
+    return source

@@ -160,14 +160,75 @@ class QMap:
         )
 
     def without(self, pixels: Any) -> Self:
-        """This map without the pixels that are true in [H, W]; itself where that is None."""
+        """Returns this map with some pixels masked.
+
+        Args:
+          pixels: [H, W], true for the pixels to leave out; or [n] numbers row * W + column; or
+            [n, 2] pairs (row, column). An array of the map's shape is always the first of these.
+            None is none.
+
+        Raises:
+          ValueError: an array of another shape or dtype, or a pixel outside of the map.
+
+        Example:
+          >>> import jaxkern as jk, numpy as np
+          >>> qmap = jk.xpcs.QMap(np.ones((4, 6), int))
+          >>> qmap.n_pixels, qmap.without([0, 23]).n_pixels, qmap.without([(3, 5)]).n_pixels
+          (24, 22, 23)
+        """
         if pixels is None:
             return self
-        left_out = np.asarray(pixels).astype(bool)
-        _check_shape("pixels", left_out, self.shape)
-        mask = self.mask & ~left_out
+        return self._masked(self.mask & ~self._marked(np.asarray(pixels)), self.blemish)
+
+    def with_mask(self, mask: Any = None, blemish: Any = None) -> Self:
+        """Returns this map with fewer pixels.
+
+        Args:
+          mask: [H, W], true where a pixel is good, besides the map's own mask; None is all.
+          blemish: the same, of the detector; it becomes the `blemish` of the map, too.
+
+        Raises:
+          ValueError: a mask of another shape than the map.
+        """
+        good, blemished = self.mask, self.blemish
+        for name, given in (("mask", mask), ("blemish", blemish)):
+            if given is not None:
+                wanted = np.asarray(given).astype(bool)
+                _check_shape(name, wanted, self.shape)
+                good = good & wanted
+                if name == "blemish":
+                    blemished = wanted if blemished is None else blemished & wanted
+        if good is self.mask:
+            return self
+        return self._masked(good, blemished)
+
+    def _masked(self, mask: NDArray[np.bool_], blemish: NDArray[np.bool_] | None) -> Self:
         layout = None if self._layout is None else {**self._layout, "mask": mask.astype(np.uint8)}
-        return type(self)(self.dynamic, self.static, mask, self.q, self.phi, self.blemish, layout)
+        return type(self)(self.dynamic, self.static, mask, self.q, self.phi, blemish, layout)
+
+    def _marked(self, pixels: NDArray[Any]) -> NDArray[np.bool_]:
+        """[H, W], true for the pixels that `without` was given."""
+        if pixels.shape == self.shape:
+            return pixels.astype(bool)
+        marked = np.zeros(self.shape, bool)
+        if pixels.size == 0 and pixels.ndim == 1:
+            return marked
+        pairs = pixels.ndim == 2 and pixels.shape[1] == 2
+        if pixels.dtype.kind not in "ui" or not (pairs or pixels.ndim == 1):
+            raise ValueError(
+                f"pixels: expected a mask {self.shape}, whole numbers row * W + column [n], or "
+                f"pairs (row, column) [n, 2]; got {pixels.dtype} of the shape {pixels.shape}"
+            )
+        places = pixels if pairs else np.stack(np.divmod(pixels, self.shape[1]), axis=1)
+        outside = (places < 0).any(axis=1) | (places >= self.shape).any(axis=1)
+        if outside.any():
+            row, column = places[np.flatnonzero(outside)[0]].tolist()
+            raise ValueError(
+                f"pixels: expected pixels of a map of {self.shape[0]} x {self.shape[1]}, got row "
+                f"{row}, column {column}"
+            )
+        marked[places[:, 0], places[:, 1]] = True
+        return marked
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
         """Writes the map into a new HDF5 file, as pysimplemask does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,8 @@ def geometry_bins(
         real_number("beam_center[0]", beam_center[0], -1e9, 1e9),
         real_number("beam_center[1]", beam_center[1], -1e9, 1e9),
     )
-    lengths = {"distance": distance, "pixel_size": pixel_size, "energy": energy}
-    for name, value in lengths.items():
-        lengths[name] = real_number(name, value, 0.0, 1e9)
-        if not lengths[name]:
-            raise ValueError(f"{name} is 0; wanted more")
+    numbers = {"distance": distance, "pixel_size": pixel_size, "energy": energy}
+    lengths = {name: _quantity(name, value) for name, value in numbers.items()}
     good = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
     if good.shape != shape:
         raise ValueError(f"mask has the shape {good.shape}; wanted {shape}")
@@ -79,6 +77,7 @@ def geometry_bins(
         fine.append(found)
         cells.append(np.where(found >= 0, found // parts[axis], -1))
     inside = good & (fine[0] >= 0) & (fine[1] >= 0)
+    _check_pixels(inside, good, values, edges)
     layout: dict[str, Any] = {
         "mask": good.astype(np.uint8),
         "map_names": ["q", "phi"],
@@ -113,6 +112,82 @@ def geometry_bins(
         "phi": None if phi_edges is None else layout["dynamic_v_list_dim1"][cell % n1],
         "layout": layout,
     }
+
+
+# (least, most), unit, and the units that a number beyond these may be in, with their size.
+_PLAUSIBLE: dict[str, tuple[float, float, str, dict[str, float]]] = {
+    "energy": (1e-3, 500.0, "keV", {"eV": 1e-3, "MeV": 1e3}),
+    "distance": (1e-3, 500.0, "m", {"mm": 1e-3, "um": 1e-6, "km": 1e3}),
+    "pixel_size": (1e-7, 5e-3, "m", {"um": 1e-6, "mm": 1e-3, "nm": 1e-9}),
+}
+
+
+def _quantity(name: str, given: Any) -> float:
+    """A number in the unit of `_PLAUSIBLE`.
+
+    Raises:
+      ValueError: for one beyond what detectors have, with the unit that it is likely in.
+    """
+    least, most, unit, others = _PLAUSIBLE[name]
+    value = real_number(name, given, 0.0, 1e15)
+    if least <= value <= most:
+        return value
+    likely = next((u for u, size in others.items() if least <= value * size <= most), None)
+    hint = ""
+    if likely is not None:
+        hint = f"; if it is in {likely}, give {value * others[likely]:.6g}"
+    raise ValueError(f"{name}: expected {least:g} to {most:g} {unit}, got {value:.6g}{hint}")
+
+
+def _check_pixels(
+    inside: NDArray[np.bool_],
+    good: NDArray[np.bool_],
+    values: list[NDArray[np.float64]],
+    edges: list[NDArray[np.float64]],
+) -> None:
+    """Checks that the bins have pixels.
+
+    Raises:
+      ValueError: none has.
+    """
+    q, phi = values
+    low, high = float(q.min()), float(q.max())
+    there = f"the detector's pixels have q from {low:.4g} to {high:.4g} 1/Angstrom"
+    asked = f"q_edges span {edges[0][0]:.4g} to {edges[0][-1]:.4g}"
+    tenth = edges[0] * 0.1
+    nanometres = "; if q_edges are in 1/nm, multiply them by 0.1"
+    if inside.any():
+        # Rings of which the detector has nothing, whatever is masked.
+        beyond = int((edges[0][:-1] > high).sum() + (edges[0][1:] < low).sum())
+        if beyond:
+            warnings.warn(
+                f"{beyond} of {len(edges[0]) - 1} rings have no pixels: {asked}, and {there}"
+                + (nanometres if tenth[-1] <= high else ""),
+                stacklevel=4,
+            )
+        return
+    if not good.any():
+        raise ValueError("mask: expected 1 for good pixels, got 0 in all of them")
+    ring = (q >= edges[0][0]) & (q <= edges[0][-1])
+    if not ring.any():
+        hint = "; check distance, pixel_size and energy"
+        if edges[0][0] > high and tenth[0] <= high:
+            hint = nanometres
+        elif (ratio := edges[0][-1] / high) > 30 or ratio < 1 / 30:
+            hint = (
+                f"; they differ by a factor of {max(ratio, 1 / ratio):.3g}: are distance and "
+                "pixel_size in m, energy in keV and q_edges in 1/Angstrom?"
+            )
+        raise ValueError(f"no pixel lies in any bin: {asked}, and {there}{hint}")
+    if not (ring & (phi >= edges[1][0]) & (phi <= edges[1][-1])).any():
+        raise ValueError(
+            f"no pixel lies in any bin: phi_edges span {edges[1][0]:g} to {edges[1][-1]:g} degrees "
+            "and no pixel of these q has such an angle; are they in radians?"
+        )
+    raise ValueError(
+        f"no good pixel lies in any bin: the mask is 0 in all {int(ring.sum()):,} pixels of these "
+        f"q and not 0 in {int(good.sum()):,} others; is it inverted (expected 1 for good pixels)?"
+    )
 
 
 def _edges(name: str, given: Any) -> NDArray[np.float64]:

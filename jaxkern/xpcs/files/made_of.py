@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +65,20 @@ def why_again(path: Path, told: Mapping[str, Any], there: Mapping[str, Any]) -> 
 
 
 def _shown(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(map(_shown, value.values())) or "none"
+    if _is_stamp(value):
+        changed = datetime.fromtimestamp(value[2] / 1e9)
+        return f"{value[0]}, {value[1]:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f}"
+    text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_stamp(value: Any) -> bool:
+    """True for what `file_told` returns of a file that is there."""
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
+        return False
+    # Years 1970 to 9000: another file may say anything.
+    return all(type(n) is int and n >= 0 for n in value[1:]) and value[2] < 2 * 10**20

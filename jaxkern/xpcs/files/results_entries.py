@@ -73,8 +73,9 @@ def read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
     if "smoothing" in found:
         back = {theirs: name for name, theirs in SMOOTHINGS.items()}
         found["smoothing"] = back.get(found["smoothing"], found["smoothing"])
-    if isinstance(found.get("bad_frames"), np.ndarray):
-        found["bad_frames"] = found["bad_frames"].tolist()
+    for name in ("bad_frames", "hot_pixels"):
+        if isinstance(found.get(name), np.ndarray):
+            found[name] = found[name].tolist()
     if isinstance(found.get("intensity_cut"), np.ndarray):
         cut = found["intensity_cut"].tolist()
         found["intensity_cut"] = tuple(None if x != x else x for x in cut)
@@ -84,6 +85,15 @@ def read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
         whole = all(size.isdecimal() for size in sizes)
         found["form"] = (kind, *map(int, sizes)) if sizes and whole else kind
     return found
+
+
+def read_warnings(file: h5py.File, analysis: str) -> tuple[str, ...]:
+    """What was doubtful about a correlation."""
+    stored = file.get(f"xpcs/{analysis}/warnings")
+    shape = getattr(stored, "shape", None)
+    if shape is None or len(shape) != 1 or shape[0] > 10**4 or stored.dtype.kind != "O":
+        return ()
+    return tuple(str(text) for text in stored.asstr(errors="replace")[()])
 
 
 def read_metadata(file: h5py.File) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from jaxkern.xpcs.files.results_entries import (
     read_metadata,
     read_n_frames,
     read_overview,
+    read_warnings,
 )
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
         qmap=qmap,
         overview=overview,
         config=config,
+        warnings=read_warnings(file, "multitau"),
     )
     return replace(whole, parts=_read_parts(file, whole))
 
@@ -221,6 +223,7 @@ def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult,
                 n_pairs=pairs[k][reached],
                 n_frames=n_frames,
                 overview=None,
+                warnings=(),
             )
         )
     return tuple(parts)
@@ -337,6 +340,7 @@ def _read_twotime(
         n_pairs_parts=_of_columns(None if segments is None else segments.swapaxes(0, 1), picked),
         n_empty=_of_columns(numbers["n_empty"], picked),
         c2_pairs=None if numbers["c2_pairs"] is None else numbers["c2_pairs"][picked],
+        warnings=read_warnings(file, analysis),
     )
 
 

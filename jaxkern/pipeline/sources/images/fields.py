@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import jax
 import numpy as np
 
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.ceilings import cache_folder
+from jaxkern.image import Ragged
 from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, decoded, jpeg_decoding
 from jaxkern.pipeline.sources.images.header_index import indexed_headers
@@ -103,6 +105,21 @@ class ImageColumn:
     def max_size(self) -> tuple[int, int]:
         """(height, width) that no image exceeds; without one given, that of the headers."""
         return self._given_max_size or self._largest
+
+    def spec(self, count: int, image_side: int) -> Ragged:
+        """The shapes of a batch of images, as far as they are known without reading any.
+
+        Args:
+          count: of images.
+          image_side: stands for what only headers tell: the bound of the sizes, and the length of
+            the buffer.
+        """
+        height, width = self._given_max_size or (image_side, image_side)
+        buffer = jax.ShapeDtypeStruct((image_side,), np.uint8)
+        wide = jax.config.read("jax_enable_x64")
+        offset = jax.ShapeDtypeStruct((count,), np.int64 if wide else np.int32)
+        side = jax.ShapeDtypeStruct((count,), np.int32)
+        return Ragged(buffer, offset, side, side, self.channels, height, width)
 
     @functools.cached_property
     def _largest(self) -> tuple[int, int]:

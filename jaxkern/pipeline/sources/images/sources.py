@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxkern.core.failures import described, note
@@ -85,6 +86,17 @@ class EncodedSource(BatchSource):
         if self._others is not None:
             data |= self._others.gather(records)
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """Images as Ragged, unless a subclass gathers in a way of its own."""
+        if type(self).gather is not EncodedSource.gather:
+            return None
+        spec: Data = {name: column.spec(count, image_side) for name, column in self.images.items()}
+        if self._others is not None:
+            spec |= self._others.batch_spec(count, image_side) or {}
+        if self.on_bad_record == "mask":
+            spec["valid"] = jax.ShapeDtypeStruct((count,), np.bool_)
+        return spec
 
     def check(self, records: np.ndarray) -> None:
         """Raises OSError where bytes of these records are no longer in the file they lie in."""
