@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.cli import xpcs_correlate, xpcs_watch
+from jaxkern.cli import xpcs_check, xpcs_correlate, xpcs_watch
 from jaxkern.cli.output import exit_code, print_json
 from jaxkern.core.progress import ProgressBar
 
@@ -79,6 +79,7 @@ def add_parser(commands: Any) -> None:
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
     xpcs_correlate.add_parser(actions)
     xpcs_watch.add_parser(actions)
+    xpcs_check.add_parser(actions)
     config = actions.add_parser("config", help="write a commented template of the settings")
     config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
     config.add_argument("--json", action="store_true", help="print JSON")
@@ -94,6 +95,7 @@ def run(chosen: argparse.Namespace) -> int:
         "config": _config,
         "correlate": xpcs_correlate.correlate,
         "watch": xpcs_watch.watch,
+        "check": xpcs_check.check,
     }
     if chosen.json:
         chosen.quiet = True
