@@ -238,3 +238,73 @@ def test_the_command_line_says_so_once(tmp_path, capsys):
     table = (tmp_path / "many" / "results.csv").read_text().splitlines()
     column = table[0].split(",").index("empty_frames")
     assert [line.split(",")[column] for line in table[1:]] == ["0", "20"] * 2
+
+
+Q, RATE = 0.0054, 0.02
+
+
+def speckle_correlations(mean, angles, seed, frames=N, shape=lambda x: np.exp(-x)):
+    """C [angles, n, n] of a bin of 300 pixels with `mean` photons a frame; NaN without photons."""
+    draw = np.random.default_rng(seed)
+    lags = np.abs(np.subtract.outer(np.arange(frames), np.arange(frames)))
+    values, vectors = np.linalg.eigh(shape(RATE * lags))
+    root = vectors * np.sqrt(np.clip(values, 0, None))
+    found = np.empty((angles, frames, frames))
+    for angle in range(angles):
+        field = root @ draw.standard_normal((2, frames, 300))
+        counts = draw.poisson(mean / 300 * (field**2).mean(0))
+        found[angle] = correlation(counts)
+    return found
+
+
+def fit_of(data):
+    """`Static` with its rate alone free, as contrast and offset of each angle."""
+    phi, t = np.linspace(0, 90, len(data)), np.arange(float(data.shape[1]))
+    model = jk.xpcs.Static(jk.xpcs.Geometry(Q, None, 1.0, t, phi))
+    start = {"D0": 2 * RATE / Q**2, "alpha": 0.0, "D_offset": 0.0}
+    return jk.xpcs.fit(
+        model,
+        data,
+        p0=start,
+        hold=["alpha", "D_offset"],
+        bounds={"D0": (1.0, 1e7)},
+        symmetric=True,
+        progress=False,
+    )
+
+
+NAMED = pytest.mark.filterwarnings("ignore:frames .* hold no finite number:RuntimeWarning")
+
+
+def deviation(found):
+    """How far the rate is off, in standard errors."""
+    place = found.names.index("D0")
+    return (found.popt[place] * Q**2 / 2 - RATE) / (found.perr[place] * Q**2 / 2)
+
+
+@NAMED
+def test_a_fit_leaves_a_frame_out_at_the_angles_where_it_is_empty():
+    data = speckle_correlations(3, 2, 1)
+    found = fit_of(data)
+    assert found.success, found.message
+    np.testing.assert_array_equal(found.keep, ~np.isnan(data).all(axis=2))
+    assert abs(deviation(found)) < 3
+    keep = found.keep[:, None] & found.keep[:, :, None] & ~np.eye(N, dtype=bool)
+    assert found.count == keep.sum()
+    # sigma is the scatter of C, of which most are 0; contrast and baseline count for little in it.
+    scatter = [np.std(c2[counts]) for c2, counts in zip(data, keep, strict=True)]
+    np.testing.assert_allclose(found.sigma, scatter, rtol=0.2)
+    # A value that no counts explain.
+    data[1, 20, 200] = data[1, 200, 20] = 1e5
+    assert not fit_of(data).success
+
+
+@pytest.mark.slow
+@NAMED
+@pytest.mark.parametrize("mean", [3, 1.5])
+@pytest.mark.parametrize("angles", [1, 8])
+def test_fits_of_data_with_empty_frames(mean, angles):
+    """One of 24 right fits may fail a check, and none may be off by more than its error allows."""
+    fits = [fit_of(speckle_correlations(mean, angles, seed)) for seed in range(6)]
+    assert sum(found.success for found in fits) >= 5, [found.message for found in fits]
+    assert sum(abs(deviation(found)) < 3 for found in fits) >= 5

@@ -78,11 +78,11 @@ def interrupted(case, tmp_path):
 
 
 @pytest.mark.slow
-def test_fifty_kills(tmp_path):
-    """SIGKILL at 50 moments, most of them inside a checkpoint's write: the same bits at the end."""
+def test_twenty_kills(tmp_path):
+    """SIGKILL at 20 moments, most of them inside a checkpoint's write: the same bits at the end."""
     root = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, str(root / "killed_fit.py"), str(tmp_path), "50", "1"],
+        [sys.executable, str(root / "killed_fit.py"), str(tmp_path), "20", "1"],
         env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
@@ -90,11 +90,11 @@ def test_fifty_kills(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
-    assert sum(report["kills"].values()) == 50
-    assert all(count >= 5 for count in report["kills"].values())
+    assert sum(report["kills"].values()) == 20
+    assert all(count >= 2 for count in report["kills"].values())
     assert report["ends"] >= 1
     assert report["identical"] == report["ends"]
-    assert report["resumed"] >= 25
+    assert report["resumed"] >= 10
 
 
 def test_a_resumed_fit_goes_on_where_it_was(case, interrupted):

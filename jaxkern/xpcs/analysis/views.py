@@ -98,17 +98,19 @@ def view_angles(
       model: with the data's geometry.
       params: [p]; contrast and offset: [n_phi].
       sigma: a number or [n_phi]; None: residuals as they are.
-      keep: [n_t], 0 at frames that do not count.
+      keep: [n_t] or [n_phi, n_t], 0 at frames that do not count.
       angles: how many.
     """
     n_phi, n_t, _ = data.shape
-    counts = np.ones(n_t, bool) if keep is None else np.asarray(keep, bool)
+    counts = np.broadcast_to(True if keep is None else np.asarray(keep, bool), (n_phi, n_t))
     noise = np.broadcast_to(np.asarray(1.0 if sigma is None else sigma, np.float64), (n_phi,))
     along = angle_along_flow(model, np.asarray(params, np.float64))
     with jax.enable_x64(True):
         evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
         return [
-            _view(angle, data, model, evaluate, noise[angle], counts, sigma is not None, along)
+            _view(
+                angle, data, model, evaluate, noise[angle], counts[angle], sigma is not None, along
+            )
             for angle in chosen_angles(n_phi, angles, along)
         ]
 

@@ -186,7 +186,7 @@ def fit(
         free = _free(layout, hold)
         check_start(start, lower, upper, layout.names)
         program = PassProgram(model, PassSettings(loss, bool(mirrored.all())), opened.sharding)
-        keep_u8 = opened.frames.astype(np.uint8)
+        keep_u8 = opened.keep.astype(np.uint8)
         context = PassContext(program, noise.sigma, keep_u8, float(f_scale), opened.step_zero)
         if not isinstance(x_scale, str):
             x_scale = np.broadcast_to(np.asarray(x_scale, np.float64), (layout.size,))

@@ -54,7 +54,8 @@ class FitData:
     sharding: Any = None
 
     def __init__(self, frames: NDArray[np.bool_]) -> None:
-        self.frames = frames
+        self.frames = frames  # [n]: those that count at some angle
+        self.keep = frames  # the same, or [n_phi, n] where angles differ
         self._all_mirrored = False
         self.ways: list[Any] = []
 
@@ -77,7 +78,7 @@ class FitData:
         return bad
 
     def leave_out_empty_frames(self, on_bad_chunk: str) -> tuple[int, ...]:
-        """Masks frames that hold no number at some angle; returns them, counted from 0.
+        """Masks frames at the angles where they hold no number; returns them, counted from 0.
 
         Raises:
           BadDataError: where the fit shall fail on them, or when fewer than 3 others are left.
@@ -86,7 +87,8 @@ class FitData:
         if not candidates.size:
             return ()
         searched = np.isfinite(self.sample.values).any((1, 2))
-        empty = [int(k) for k in candidates if not self._numbers_in(int(k))[searched].all()]
+        numbers = np.array([self._numbers_in(int(k)) for k in candidates]) | ~searched
+        empty = [int(k) for k in candidates[~numbers.all(axis=1)]]
         if not empty:
             return ()
         if on_bad_chunk == "raise":
@@ -94,11 +96,14 @@ class FitData:
                 f"frames {listed(empty)} (counted from 0) hold no finite number; "
                 "on_bad_chunk='exclude' leaves such frames out, keep masks bad frames"
             )
-        frames = self.frames.copy()
-        frames[empty] = False
+        keep = np.tile(self.frames, (len(searched), 1))
+        keep[:, candidates] &= numbers.T
+        frames = keep[searched].any(axis=0)
         if int(frames.sum()) < 3:
             raise BadDataError(f"{len(empty)} frames hold no finite number; fewer than 3 are left")
+        keep[~searched] = frames
         self.frames = frames
+        self.keep = keep if (keep != frames).any() else frames
         self.sample = self._sample()
         return tuple(empty)
 

@@ -104,7 +104,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, x: Array) -> Jackknif
       x: the solution, the free parameters.
     """
     layout, bad, robust = problem.layout, problem.bad, problem.loss != "linear"
-    used, sums = problem.context.keep.astype(bool), evaluation.sums(x)
+    used, sums = problem.data.frames, evaluation.sums(x)
     n_phi = int((sums.count > 0).sum())  # without those that are left out
     blocks, notes = blocks_of_frames(used, n_phi), []
     if blocks:

@@ -69,9 +69,9 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
     """The states of the angles angle .. angle + k from `data` [k, m, n].
 
     `at` holds contrast and offset [n_phi], angle and first_row (int32), data, quantization [2],
-    sigma ([n_phi], or [k, m, n]), keep [n], f_scale and initial [k, S].
+    sigma ([n_phi], or [k, m, n]), keep ([n], or [n_phi, n]), f_scale and initial [k, S].
     """
-    data, sigma = at["data"], at["sigma"]
+    data, sigma, keep = at["data"], at["sigma"], at["keep"]
     count, angle = data.shape[0], at["angle"]
     return accumulate(
         _of_angles(tables, angle, count),
@@ -81,7 +81,7 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
         _take(sigma, angle, count) if sigma.ndim == 1 else sigma,
         first_row=at["first_row"],
         initial=at["initial"],
-        keep=at["keep"],
+        keep=_take(keep, angle, count) if keep.ndim == 2 else keep,
         loss=settings.loss,
         f_scale=at["f_scale"],
         symmetric=settings.symmetric,

@@ -51,8 +51,8 @@ class PassPoint:
 class PassContext:
     """What stays the same from pass to pass.
 
-    sigma is [n_phi] or a source of [n_phi, n, n]; keep [n] is 1 for frames that count, fewer of
-    them in the passes of a jackknife.
+    sigma is [n_phi] or a source of [n_phi, n, n]; keep [n], or [n_phi, n] where angles differ, is
+    1 for frames that count, fewer of them in the passes of a jackknife.
     """
 
     program: PassProgram
@@ -287,7 +287,7 @@ class ChunkedPass:
         block = self._bad.row_block
         for first in range(0, len(rows), block):
             part = values(self._source, rows[first : first + block])
-            wanted = self._counting(chunk.first_row + first, len(part))
+            wanted = self._counting(chunk.angle, chunk.first_row + first, len(part))
             if sigma is not None:
                 deviation = np.asarray(sigma[first : first + block])
                 wanted &= ~(deviation <= SIGMA_FLOOR)
@@ -296,8 +296,9 @@ class ChunkedPass:
                 return True
         return False
 
-    def _counting(self, first_row: int, count: int) -> NDArray[np.bool_]:
+    def _counting(self, angle: int, first_row: int, count: int) -> NDArray[np.bool_]:
         keep = self._context.keep.astype(bool)
+        keep = keep[angle] if keep.ndim == 2 else keep
         row = first_row + np.arange(count)[:, None]
         column = np.arange(len(keep))[None, :]
         side = column > row if self._mirrored else column != row
@@ -306,7 +307,7 @@ class ChunkedPass:
     def _without_bad_blocks(self, operands: dict[str, Any], chunk: Chunk, initial: Array) -> Array:
         """The state after the blocks of a chunk that can be used: sigma 0 takes out the others."""
         context, block = self._context, self._bad.row_block
-        count, n = chunk.stop_row - chunk.first_row, len(context.keep)
+        count, n = chunk.stop_row - chunk.first_row, context.keep.shape[-1]
         rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
         sigma = np.zeros((count, n))
         for first in range(0, count, block):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.starting import RowSample
+from jaxkern.xpcs.fitting.starting import SPARSE_CUT, RowSample
 
 Array = NDArray[np.float64]
 
@@ -28,6 +28,11 @@ _REACH = 0.2
 # Frames with so many times the mean square of the usual frame do not say what noise is; nor do
 # points of the sample beyond so many standard deviations, which are cut there.
 _BAD_FRAME, _CUT = 4.0, 8.0
+# The same for data with few counts, whose noise varies as 1 / (counts of both frames) and has a
+# heavy tail. Their residuals are limited as their noise is, and compared with it in the sample.
+_SPARSE_BAD_FRAME = 32.0
+# All residuals of such data may be so many times the limit, before single values are wrong.
+_SPARSE_LOST = 3.0
 # How far the model decorrelates over that reach, at least, for what is divided by it.
 _LEAST_CHANGE = 0.1
 # The cost of a robust loss a point beyond so many times the limit: it cannot see the others.
@@ -40,11 +45,15 @@ _ABSOLUTE = 1.5
 
 @dataclass(frozen=True)
 class Residuals:
-    """Normalized residuals z [n_phi, 3 * bands, n] of the sampled rows, and which of them count."""
+    """Normalized residuals z [n_phi, 3 * bands, n] of the sampled rows, and which of them count.
+
+    `sparse` [n_phi] are the angles with few counts, as in `RowSample`.
+    """
 
     rows: NDArray[np.intp]
     z: Array
     counts: NDArray[np.bool_]
+    sparse: NDArray[np.bool_]
 
     @classmethod
     def of(cls, sample: RowSample, fitted: Array, sigma: Array) -> Residuals:
@@ -55,13 +64,23 @@ class Residuals:
         counts = counts & np.isfinite(sample.values) & (sigma > 1e-10) & np.isfinite(sigma)
         z = np.where(counts, sample.values - fitted, 0.0) / np.where(counts, sigma, 1.0)
         # Squares of what a flipped bit makes of a number shall not overflow.
-        return cls(sample.rows, np.clip(z, -1e100, 1e100), counts)
+        return cls(sample.rows, np.clip(z, -1e100, 1e100), counts, sample.sparse)
 
     def of_frames(self) -> Array:
         """The mean square residual [n] of each frame; NaN for those that do not count."""
         count = self.counts.sum((0, 1))
         with np.errstate(invalid="ignore"):
             return np.asarray((self.z**2).sum((0, 1)) / np.where(count > 0, count, np.nan))
+
+    def normal_points(self) -> float:
+        """The number of normal residuals whose mean square scatters as that of the sampled ones.
+
+        Each counts by its square, and a heavy tail leaves few that do.
+        """
+        squares = (self.z / max(float(np.abs(self.z).max()), 1e-100)) ** 2
+        total, fourth = float(squares.sum()), float((squares**2).sum())
+        points = float(self.counts.sum())
+        return min(points, 3 * total**2 / fourth) if fourth > 0 else points
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ class NoiseLevel:
     over_time: Array
     change: Array
     clipped: Array
+    covered: float  # the share of the residuals that `single` is taken from
     frames: Array  # [n]: mean square of each frame, NaN for those that do not count
     typical: float  # the median of these
     bad: NDArray[np.bool_]  # [n]: frames far beyond the others
@@ -92,19 +112,24 @@ def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
     """
     frames = residuals.of_frames()
     usual = frames[np.isfinite(frames)]
-    typical = float(np.median(usual)) if usual.size else np.nan
+    typical, limit = float(np.median(usual)) if usual.size else np.nan, _BAD_FRAME
+    if residuals.sparse.any() and usual.size:
+        # The median frame can have no counts in common with the sampled ones.
+        typical = float(np.mean(usual[usual <= np.quantile(usual, 0.95)]))
+        limit = _SPARSE_BAD_FRAME
     with np.errstate(invalid="ignore"):
-        bad = frames > _BAD_FRAME * typical
+        bad = frames > limit * typical
     good = residuals.counts & ~bad & ~bad[residuals.rows][:, None]
-    cut = _CUT * np.sqrt(typical)
+    cut = np.where(residuals.sparse, SPARSE_CUT, _CUT)[:, None, None] * np.sqrt(typical)
     clipped = _mean((np.clip(residuals.z, -cut, cut) ** 2).sum((1, 2), where=good), good)
     bands = len(residuals.rows) // 3
     reach = max(1, min((bands - 1) // 2, round(_REACH * (bands - 1))))
     neighbours = [(3 * band, 3 * band + 1, 3 * band + 2) for band in range(bands)]
     apart = [(at - 3 * reach, at, at + 3 * reach) for at in range(3 * reach, 3 * (bands - reach))]
-    single, _ = _differences(residuals, good, cut, memory, neighbours)
-    over_time, change = _differences(residuals, good, cut, memory, apart)
-    return NoiseLevel(single, over_time, change, clipped, frames, typical, bad)
+    single, _, count = _differences(residuals, good, cut, memory, neighbours)
+    over_time, change, _ = _differences(residuals, good, cut, memory, apart)
+    covered = min(1.0, 3.0 * float(count.sum()) / max(float(good.sum()), 1.0))
+    return NoiseLevel(single, over_time, change, clipped, covered, frames, typical, bad)
 
 
 def _mean(total: Array, used: NDArray[np.bool_]) -> Array:
@@ -115,11 +140,11 @@ def _mean(total: Array, used: NDArray[np.bool_]) -> Array:
 def _differences(
     residuals: Residuals,
     good: NDArray[np.bool_],
-    cut: float,
+    cut: Array,
     memory: Array,
     triples: Sequence[tuple[int, int, int]],
-) -> tuple[Array, Array]:
-    """Mean square [n_phi] of differences along the diagonal, as of one point, and the change."""
+) -> tuple[Array, Array, Array]:
+    """Mean square [n_phi] of differences along the diagonal, the change, and their number."""
     rows, z = residuals.rows, residuals.z
     n_phi, _, n = z.shape
     total, change, count = np.zeros(n_phi), np.zeros(n_phi), np.zeros(n_phi)
@@ -133,14 +158,14 @@ def _differences(
         columns = slice(back, n - ahead), slice(0, n - back - ahead), slice(back + ahead, n)
         used = good[:, at, columns[0]] & good[:, low, columns[1]] & good[:, high, columns[2]]
         e = z[:, at, columns[0]] - left * z[:, low, columns[1]] - right * z[:, high, columns[2]]
-        e = np.clip(e / np.sqrt(norm), -cut, cut)
+        e = np.clip(e / np.sqrt(norm), -cut[:, 0], cut[:, 0])
         total += (e**2).sum(1, where=used)
         alike = left * memory[:, at, low] + right * memory[:, at, high]
         alike -= left * right * memory[:, low, high]
         change += (1 - 2 * alike / norm) * used.sum(1)
         count += used.sum(1)
     some = np.where(count > 0, count, np.nan)
-    return total / some, change / some
+    return total / some, change / some, count
 
 
 @dataclass(frozen=True)
@@ -203,9 +228,14 @@ def judge(
     level = noise_level(residuals, memory)
     # Where the sample is too small to tell, sigma itself is what is known.
     used = np.maximum(np.where(np.isfinite(level.single), level.single, 1.0), floor)
+    if residuals.sparse.any():
+        points = min(points, residuals.normal_points() * level.covered)
     whole, each = allowed(level, used, points)
     known = weights > 0
-    sizes = mean_squares if robust is None else np.nan_to_num(level.clipped)
+    limited = np.full(len(used), robust is not None)
+    if robust is None:
+        limited = residuals.sparse & (mean_squares <= _SPARSE_LOST * each * used)
+    sizes = np.where(limited, np.nan_to_num(level.clipped), mean_squares)
     size = np.where(known, sizes, 0.0) / used
     total = float((size * weights).sum() / weights.sum())
     outside = total > whole or bool((size[known] > each[known]).any())

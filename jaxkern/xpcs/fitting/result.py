@@ -63,7 +63,8 @@ class FitResult:
         SciPy's. message: SciPy's, and the reasons why the result is no success although the solver
         stopped well.
       success_rate: the part of the data's row blocks that could be used.
-      keep: [n_t] bool, the frames that counted: without masked ones and those without numbers.
+      keep: [n_t] bool, the frames that counted: without masked ones and those without numbers;
+        [n_phi, n_t] where these are others at other angles.
       strategy: the way through the data.
       sigma, sigma_method: the noise [n_phi] (None for noise given point by point) and its origin.
       contrast, offset: [n_phi] of each angle, also where they were not fitted one by one.

@@ -22,8 +22,12 @@ Array = NDArray[np.float64]
 BANDS = 48
 SIGMA_METHOD = (
     "per angle: 1.4826 median |e| / sqrt(1.5), with e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 "
-    "off the diagonal"
+    "off the diagonal; the root mean square of e / sqrt(1.5) where many values of C are 0"
 )
+# Of values of which more than this part is exactly 0, the medians say nothing.
+_SPARSE = 0.25
+# Such values are clipped at so many times their root mean square, taken without the largest 0.1%.
+SPARSE_CUT = 64.0
 # Below this no noise is meant: sigma of data without noise stays far above the 1e-10 that counts.
 SIGMA_FLOOR = 1e-6
 
@@ -35,6 +39,18 @@ class RowSample:
     rows: NDArray[np.intp]
     values: Array
     good: NDArray[np.bool_]  # [n]: the frames that count
+
+    @property
+    def sparse(self) -> NDArray[np.bool_]:
+        """[n_phi]: angles with so few counts that many pairs of frames have none in common.
+
+        C is exactly 0 for these pairs and large for the others: the noise has a heavy tail, and
+        medians are 0.
+        """
+        away = self.rows[:, None] != np.arange(self.values.shape[2])
+        counts = self.good & self.good[self.rows][:, None] & away & np.isfinite(self.values)
+        zeros = (counts & (self.values == 0)).sum((1, 2))
+        return np.asarray(zeros > _SPARSE * counts.sum((1, 2)))
 
 
 def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.intp]:
@@ -116,13 +132,22 @@ def estimate_sigma(sample: RowSample) -> Array:
     result = np.ones(n_phi)
     for angle, parts in enumerate(noise):
         every = np.concatenate(parts)
-        if every.size:
+        if every.size and sample.sparse[angle]:
+            result[angle] = _clipped_rms(every)
+        elif every.size:
             result[angle] = 1.4826 * np.median(every)
     return np.maximum(result, SIGMA_FLOOR)
 
 
+def _clipped_rms(e: Array) -> float:
+    """Return the root mean square of values that are mostly 0, and clip what is far beyond it."""
+    usual = e[e <= np.quantile(e, 0.999)]
+    scale = float(np.sqrt(np.mean(usual**2))) or float(e.max())
+    return float(np.sqrt(np.mean(np.minimum(e, SPARSE_CUT * scale) ** 2)))
+
+
 def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
-    """(contrast [n_phi], offset [n_phi]) from medians over lags.
+    """(contrast [n_phi], offset [n_phi]) from medians over lags; from means of sparse data.
 
     The offset is the lowest of the medians of 16 ranges of lags, the contrast what the median of
     the first two lags lies above it.
@@ -136,12 +161,13 @@ def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
         usable = counts & np.isfinite(sample.values[angle])
         lags, found = lag[usable], sample.values[angle][usable]
         groups = [found[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
-        levels = [float(np.median(group)) for group in groups if group.size >= 16]
+        center = np.mean if sample.sparse[angle] else np.median
+        levels = [float(center(group)) for group in groups if group.size >= 16]
         start = found[lags <= 2]
         if not levels or not start.size or found.min() == found.max():
             continue
         offset[angle] = min(levels)
-        contrast[angle] = float(np.median(start)) - offset[angle]
+        contrast[angle] = float(center(start)) - offset[angle]
     return contrast, offset
 
 

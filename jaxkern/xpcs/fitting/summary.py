@@ -107,7 +107,11 @@ def summarize(
     notes += [f"left out: {reason}" for reason in problem.bad.reasons]
     if problem.empty_frames:
         named = listed(problem.empty_frames)
-        notes.append(f"frames {named} (counted from 0) hold no finite number and are left out")
+        where = (" at some angle", " there") if problem.data.keep.ndim == 2 else ("", "")
+        notes.append(
+            f"frames {named} (counted from 0) hold no finite number{where[0]} and are left out"
+            f"{where[1]}"
+        )
         warnings.warn(notes[-1], RuntimeWarning, stacklevel=3)
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
@@ -151,7 +155,7 @@ def summarize(
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=start_costs,
-        keep=problem.data.frames,
+        keep=problem.data.keep,
         held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
         interrupted=bool(interrupted),
     )
