@@ -1,6 +1,8 @@
 // The CUDA module: which FFI target is which handler, and what the machine code is for.
 #include <cuda_runtime_api.h>
 
+#include <memory>
+
 #include "bind/objects.h"
 #include "core/module.h"
 #include "correlators/ops.h"
@@ -48,8 +50,16 @@ NB_MODULE(_cuda, m) {
       nb::arg("access"), "Where the rings of jitted programs are.");
   m.def(
       "pinned_allocator",
-      [] { return nb::capsule(&jaxkern::ring::pinned_allocator(), jaxkern::ring::kAllocator); },
-      nb::sig("def pinned_allocator() -> object"), "Page-locked memory for the slots of a ring.");
+      [](int device) {
+        using jaxkern::ring::Allocator;
+        auto allocator = std::make_unique<Allocator>(jaxkern::ring::pinned_allocator(device));
+        nb::capsule capsule(allocator.get(), jaxkern::ring::kAllocator,
+                            [](void* made) noexcept { delete static_cast<Allocator*>(made); });
+        (void)allocator.release();
+        return capsule;
+      },
+      nb::arg("device"), nb::sig("def pinned_allocator(device: int) -> object"),
+      "Page-locked memory for the slots of a ring, in the context of CUDA device `device`.");
   m.def(
       "cuda_runtime", [] { return CUDART_VERSION; },
       "The version of the CUDA runtime inside this module: 1000 * major + 10 * minor.");

@@ -19,6 +19,7 @@
 #include "bind/unlocked.h"
 #include "ring/dlpack.h"
 #include "ring/program_ring.h"
+#include "ring/waiters.h"
 
 namespace nb = nanobind;
 
@@ -84,7 +85,7 @@ class PythonTaken {
 
   void give_back() {
     if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
-      ring->put_back(status_, std::move(batch_));
+      ring->put_back(std::move(status_), std::move(batch_));
     }
   }
 
@@ -312,6 +313,10 @@ void define_ring(nb::module_& module) {
   module.def(
       "ring_access", [] { return nb::capsule(&program_access(), kProgramAccess); },
       nb::sig("def ring_access() -> object"), "The rings, for the CUDA module.");
+  module.def(
+      "join_waiters", [](double timeout) { return join_waiters(deadline_in(timeout)); },
+      nb::arg("timeout"), nb::call_guard<Unlocked>(),
+      "Joins the threads in which programs waited for rings; False where some still wait.");
   // A slot moves away when it is committed: without the interpreter's lock, its own one keeps two
   // threads from doing that at once. The ring locks itself.
   nb::class_<PythonSlot>(module, "RingSlot")

@@ -1,5 +1,5 @@
-// Native batch assembly for Python, and its row copies alone. The arrays and producers of an
-// assembly stay alive with it.
+// Native batch assembly for Python, and its row copies alone. An assembly keeps its arrays and
+// producers alive.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -24,10 +24,10 @@ namespace {
 using Records = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Parameters = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Target = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// (address, rows, bytes from row to row) of an array, whose rows come behind the last one's
-using Part = std::tuple<uintptr_t, int64_t, int64_t>;
-// (at least one array, bytes of a row, Cast, capsule or None)
-using Leaf = std::tuple<std::vector<Part>, int64_t, int32_t, nb::object>;
+// The bytes of an array's rows: [rows, bytes of a row], any stride between rows.
+using Part = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+// (arrays whose rows follow each other, Cast, capsule or None)
+using Leaf = std::tuple<std::vector<Part>, int32_t, nb::object>;
 
 Producer producer_of(const nb::object& capsule) {
   if (capsule.is_none()) return {};
@@ -39,34 +39,69 @@ Producer producer_of(const nb::object& capsule) {
       PyCapsule_GetPointer(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)));
 }
 
-Rows rows_of(const std::vector<Part>& parts, int64_t bytes, int32_t cast) {
+Rows rows_of(const std::vector<Part>& parts, int32_t cast) {
+  if (parts.empty()) throw nb::value_error("expected at least one array of rows, got none");
   Rows rows;
-  rows.bytes = bytes;
+  rows.bytes = static_cast<int64_t>(parts[0].shape(1));
   rows.cast = static_cast<Cast>(cast);
-  for (const auto& [address, count, stride] : parts) {
-    const auto* base = reinterpret_cast<const char*>(address);
-    if (count < 0) throw nb::value_error("an array has a negative number of rows");
+  for (const Part& part : parts) {
+    const auto count = static_cast<int64_t>(part.shape(0));
+    const auto bytes = static_cast<int64_t>(part.shape(1));
+    if (bytes != rows.bytes) {
+      throw nb::value_error(("expected rows of " + std::to_string(rows.bytes) +
+                             " bytes in every array, got " + std::to_string(bytes))
+                                .c_str());
+    }
+    if (count > 0 && bytes > 1 && part.stride(1) != 1) {
+      throw nb::value_error(("expected the bytes of a row next to each other, got a stride of " +
+                             std::to_string(part.stride(1)))
+                                .c_str());
+    }
+    const auto* base = reinterpret_cast<const char*>(part.data());
+    const int64_t stride = count > 1 ? part.stride(0) : 0;
     if (rows.count == 0) {
       rows.base = base;
       rows.stride = stride;
     } else {
       rows.more.push_back({rows.count, base, stride});
     }
-    rows.count += count;
+    if (__builtin_add_overflow(rows.count, count, &rows.count)) {
+      throw nb::value_error("expected fewer than 2^63 rows in all arrays together");
+    }
   }
   return rows;
 }
 
-void make(Assembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
-          int64_t start, int64_t workers, const nb::object&, bool valid) {
-  std::vector<AssemblyLeaf> sources;
-  for (const auto& [parts, bytes, cast, capsule] : leaves) {
-    sources.push_back({rows_of(parts, bytes, cast), producer_of(capsule)});
-  }
-  new (self) Assembly(Ring::find(ring), std::move(sources), {batch, mask, start, workers, valid});
-}
+// An assembly, and the arrays that its threads read until it is destroyed.
+class PythonAssembly {
+ public:
+  PythonAssembly(uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch, bool mask,
+                 int64_t start, int64_t workers, bool valid)
+      : arrays_(arrays_of(leaves)),
+        assembly_(Ring::find(ring), sources_of(leaves), {batch, mask, start, workers, valid}) {}
+  Assembly& native() { return assembly_; }
 
-int64_t submit(Assembly& self, const Records& records,
+ private:
+  static std::vector<Part> arrays_of(const std::vector<Leaf>& leaves) {
+    std::vector<Part> arrays;
+    for (const Leaf& leaf : leaves) {
+      arrays.insert(arrays.end(), std::get<0>(leaf).begin(), std::get<0>(leaf).end());
+    }
+    return arrays;
+  }
+  static std::vector<AssemblyLeaf> sources_of(const std::vector<Leaf>& leaves) {
+    std::vector<AssemblyLeaf> sources;
+    for (const auto& [parts, cast, capsule] : leaves) {
+      sources.push_back({rows_of(parts, cast), producer_of(capsule)});
+    }
+    return sources;
+  }
+
+  const std::vector<Part> arrays_;  // destroyed last
+  Assembly assembly_;
+};
+
+int64_t submit(PythonAssembly& self, const Records& records,
                const std::vector<std::vector<Parameters>>& operands) {
   std::vector<std::vector<AssemblyOperand>> given;
   for (const std::vector<Parameters>& leaf : operands) {
@@ -81,19 +116,18 @@ int64_t submit(Assembly& self, const Records& records,
     }
   }
   Unlocked unlocked;
-  return self.submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
+  return self.native().submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
 }
 
 // Rows `records` of arrays to `out`, in this thread.
-void gather_rows(const std::vector<Part>& parts, int64_t bytes, const Records& records,
-                 const Target& out) {
-  const Rows rows = rows_of(parts, bytes, static_cast<int32_t>(Cast::kNone));
+void gather_rows(const std::vector<Part>& parts, const Records& records, const Target& out) {
+  const Rows rows = rows_of(parts, static_cast<int32_t>(Cast::kNone));
+  const int64_t bytes = rows.bytes;
   // The copy is checked: the caller's array may be written to meanwhile.
   const std::vector<int64_t> wanted(records.data(), records.data() + records.shape(0));
   const auto count = static_cast<int64_t>(wanted.size());
   int64_t all = 0;
-  if (bytes < 0 || __builtin_mul_overflow(bytes, count, &all) ||
-      all != static_cast<int64_t>(out.nbytes())) {
+  if (__builtin_mul_overflow(bytes, count, &all) || all != static_cast<int64_t>(out.nbytes())) {
     throw nb::value_error(("out has " + std::to_string(out.nbytes()) + " bytes; " +
                            std::to_string(count) + " rows of " + std::to_string(bytes) +
                            " are wanted")
@@ -113,22 +147,31 @@ void gather_rows(const std::vector<Part>& parts, int64_t bytes, const Records& r
 }  // namespace
 
 void define_assembly(nb::module_& module) {
-  nb::class_<Assembly>(module, "Assembly", nb::is_weak_referenceable())
-      .def("__init__", &make, nb::arg("ring"), nb::arg("leaves"), nb::arg("batch"), nb::arg("mask"),
-           nb::arg("start"), nb::arg("workers"), nb::arg("arrays"), nb::arg("valid") = false,
-           nb::keep_alive<1, 8>())  // the threads read the arrays
+  nb::class_<PythonAssembly>(module, "Assembly", nb::is_weak_referenceable())
+      .def(
+          "__init__",
+          [](PythonAssembly* self, uint64_t ring, const std::vector<Leaf>& leaves, int64_t batch,
+             bool mask, int64_t start, int64_t workers, const nb::object&, bool valid) {
+            new (self) PythonAssembly(ring, leaves, batch, mask, start, workers, valid);
+          },
+          nb::arg("ring"), nb::arg("leaves").noconvert(), nb::arg("batch"), nb::arg("mask"),
+          nb::arg("start"), nb::arg("workers"), nb::arg("producers"), nb::arg("valid") = false,
+          nb::keep_alive<1, 8>())  // the rows of a producer may point to memory of its own
       .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
       .def(
           "wait_for_room",
-          [](Assembly& self, int64_t batches, double timeout) {
-            return self.wait_for_room(batches, deadline_in(timeout));
+          [](PythonAssembly& self, int64_t batches, double timeout) {
+            return self.native().wait_for_room(batches, deadline_in(timeout));
           },
           nb::arg("batches"), nb::arg("timeout"), nb::call_guard<Unlocked>())
-      .def("finish", &Assembly::finish, nb::call_guard<Unlocked>())
-      .def("close", &Assembly::close, nb::call_guard<Unlocked>())
-      .def_prop_ro("closed", &Assembly::closed);
-  module.def("gather_rows", &gather_rows, nb::arg("parts"), nb::arg("row_bytes"), nb::arg("rows"),
-             nb::arg("out"));
+      .def(
+          "finish", [](PythonAssembly& self) { self.native().finish(); },
+          nb::call_guard<Unlocked>())
+      .def(
+          "close", [](PythonAssembly& self) { self.native().close(); }, nb::call_guard<Unlocked>())
+      .def_prop_ro("closed", [](PythonAssembly& self) { return self.native().closed(); });
+  module.def("gather_rows", &gather_rows, nb::arg("parts").noconvert(), nb::arg("rows"),
+             nb::arg("out").noconvert());
 }
 
 }  // namespace jaxkern::ring

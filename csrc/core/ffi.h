@@ -20,7 +20,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <initializer_list>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -236,17 +239,34 @@ class Call {
 };
 
 // A handler that says which target it is when a call does not fit its binding. XLA's own text names
-// neither the target nor, for a wrong dtype, the attribute.
+// neither the target nor, for a wrong dtype, the attribute. An exception, such as std::bad_alloc,
+// becomes an error: XLA's frames cannot be unwound, and the process would end.
 template <XLA_FFI_Handler* handler>
 struct Described {
   static inline const char* target = "";  // set before the handler is registered
 
   static XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
-    XLA_FFI_Error* error = handler(frame);
-    return error == nullptr ? nullptr : described(frame, error);
+    try {
+      XLA_FFI_Error* error = handler(frame);
+      return error == nullptr ? nullptr : described(frame, error);
+    } catch (const std::bad_alloc&) {
+      return raised(frame, "out of memory", XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
+    } catch (const std::exception& error) {
+      return raised(frame, error.what(), XLA_FFI_Error_Code_INTERNAL);
+    } catch (...) {
+      return raised(frame, "an exception that is no std::exception", XLA_FFI_Error_Code_INTERNAL);
+    }
   }
 
  private:
+  static XLA_FFI_Error* raised(XLA_FFI_CallFrame* frame, const char* what,
+                               XLA_FFI_Error_Code code) {
+    char text[512];  // not a std::string, for which there may be no memory
+    std::snprintf(text, sizeof text, "%s: %s", target, what);
+    XLA_FFI_Error_Create_Args made = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, code};
+    return frame->api->XLA_FFI_Error_Create(&made);
+  }
+
   static XLA_FFI_Error* described(XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
     // XLA's helpers, because the call behind them has another name in newer headers.
     const std::string said = ffi::internal::GetErrorMessage(frame->api, error);

@@ -4,7 +4,6 @@
 #define JAXKERN_CORE_SIMD_DISPATCH_H_
 
 #include <cstddef>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -32,18 +31,18 @@ class LevelFunction<Result(Parameters...)> {
   Function levels_[kSimdLevels];
 };
 
-// kBytes of memory of this thread, aligned to 64, for the kernel that it runs next. Kept for the
-// thread's life: a fresh block would cost page faults at every call. Pages that nothing has touched
-// take no memory.
+// kBytes of memory of this thread, aligned to 64, for the kernel that it runs next. Kept until the
+// thread ends: a fresh block would cost page faults at every call. Pages that nothing has touched
+// take no memory, so that a thread keeps what its largest call used, at most 12 MiB over all
+// kernels. Throws std::bad_alloc; the next call tries again.
 template <size_t kBytes>
 char* thread_scratch() {
-  static_assert(kBytes % 64 == 0);
+  static constexpr std::align_val_t kAlignment{64};
   struct Free {
-    void operator()(char* memory) const { std::free(memory); }
+    void operator()(char* memory) const { ::operator delete(memory, kAlignment); }
   };
-  thread_local std::unique_ptr<char, Free> scratch(
-      static_cast<char*>(std::aligned_alloc(64, kBytes)));
-  if (!scratch) throw std::bad_alloc();
+  thread_local std::unique_ptr<char, Free> scratch;
+  if (!scratch) scratch.reset(static_cast<char*>(::operator new(kBytes, kAlignment)));
   return scratch.get();
 }
 

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <exception>
 #include <functional>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "image/jpeg.h"
@@ -37,7 +37,7 @@ void for_each(size_t count, int threads, const std::function<void(size_t)>& body
   others.reserve(wanted);
   try {
     while (others.size() + 1 < wanted) others.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads: those that there are do it
+  } catch (...) {  // no more threads, or no memory for them: those that have started do it
   }
   work();
   for (std::thread& other : others) other.join();
@@ -109,7 +109,7 @@ void stamp_files(const std::vector<std::string_view>& names, int threads, FileSt
       struct stat found;
       const bool there = stat(std::string(names[i]).c_str(), &found) == 0;
       if (there && S_ISREG(found.st_mode)) stamps[i] = stamp_of(found);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
     }
   });
 }
@@ -119,7 +119,7 @@ void read_jpeg_sizes(const std::vector<std::string_view>& images, int threads, I
     sizes[i] = {};
     try {
       sizes[i] = jpeg_size(reinterpret_cast<const uint8_t*>(images[i].data()), images[i].size());
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
     }
   });
 }
@@ -132,7 +132,7 @@ void read_jpeg_file_sizes(const std::vector<std::string_view>& names, int thread
     try {
       std::vector<uint8_t> buffer;
       read_file(std::string(names[i]), &buffer, &sizes[i], &stamps[i]);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
     }
   });
 }

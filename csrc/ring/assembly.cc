@@ -8,7 +8,9 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <list>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -58,6 +60,15 @@ struct Making {
   int64_t failed = std::numeric_limits<int64_t>::max();  // the first part that could not be made
   std::string problem;                                   // of that part
 };
+using Open = std::list<std::shared_ptr<Making>>;  // spliced from list to list without memory
+
+std::string problem_of(const char* what) noexcept {
+  try {
+    return what;
+  } catch (const std::bad_alloc&) {
+    return "out of memory";  // short enough to need none
+  }
+}
 
 }  // namespace
 
@@ -92,8 +103,8 @@ struct Assembly::State {
   std::mutex mutex;                        // guards everything below
   std::condition_variable work, has_room;  // for threads; for who submits
   std::deque<Job> jobs;
-  std::deque<std::shared_ptr<Making>> open;  // with parts that nobody has claimed
-  int64_t next = 0;                          // the index of the next batch to be submitted
+  Open open;         // with parts that nobody has claimed
+  int64_t next = 0;  // the index of the next batch to be submitted
   bool finished = false, short_batch = false;
   int64_t beginning = 0;  // threads that take a slot for a batch
   std::mutex joining;
@@ -105,7 +116,8 @@ struct Assembly::State {
   void serve();
   void make_part(std::unique_lock<std::mutex>& lock);
   void give_up();
-  Status begin(Job job, std::shared_ptr<Making>* made);
+  Status begin(Job job, Open* made);
+  Status fail(int64_t index, const char* problem);
   Status deliver(Making& batch);
   std::string fill(const Making& batch, int64_t part);
   std::string produce(const Job& job, size_t leaf, char* out, uint8_t* valid);
@@ -211,16 +223,15 @@ std::string Assembly::State::produce(const Job& job, size_t leaf, char* out, uin
 
 // Takes a slot for the batch and sets what no part does. Not ok: nobody will take any more batches;
 // nothing made: this one is not to be.
-Status Assembly::State::begin(Job job, std::shared_ptr<Making>* made) {
+Status Assembly::State::begin(Job job, Open* made) {
   const int64_t index = job.index;
-  std::string problem;
   try {
     auto batch = std::make_shared<Making>();
+    Open one(1, batch);
     const Status status = ring->acquire(index, kNoDeadline, &batch->slot);
     if (!status.ok()) {
       if (status.outcome == Outcome::kNoMemory) {  // the consumer may give some back
-        (void)ring->fail(index, status.message);
-        return {};
+        return fail(index, status.message.c_str());
       }
       // An index that somebody else has put, or failed, is taken: the rest goes on.
       return status.outcome == Outcome::kInvalid ? Status{} : status;
@@ -238,15 +249,25 @@ Status Assembly::State::begin(Job job, std::shared_ptr<Making>* made) {
     }
     batch->left = batch->parts;
     batch->job = std::move(job);
-    *made = std::move(batch);
+    *made = std::move(one);
     return {};
   } catch (const std::exception& error) {
-    problem = error.what();
+    return fail(index, error.what());
   } catch (...) {
-    problem = "an exception that is no std::exception";
+    return fail(index, "an exception that is no std::exception");
   }
-  (void)ring->fail(index, problem);
-  return {};
+}
+
+// Reports a batch that has no slot. Where there is no memory for that, the ring is closed, since
+// the consumer would wait for the batch for ever; not ok then.
+Status Assembly::State::fail(int64_t index, const char* problem) {
+  try {
+    (void)ring->fail(index, problem);
+    return {};
+  } catch (const std::bad_alloc&) {
+    ring->close("no memory to report a failed batch");
+    return {Outcome::kClosed, {}, index};
+  }
 }
 
 // The records of a part, in all leaves; "" or what is wrong.
@@ -273,8 +294,12 @@ std::string Assembly::State::fill(const Making& batch, int64_t part) {
 // A batch whose parts are all done. Not ok: nobody will take any more batches.
 Status Assembly::State::deliver(Making& batch) {
   if (stop.load()) return {Outcome::kClosed, {}, -1};  // the slot is given back unfilled
-  if (batch.problem.empty()) return ring->commit(std::move(batch.slot));
-  return ring->fail(std::move(batch.slot), batch.problem);
+  try {
+    if (batch.problem.empty()) return ring->commit(std::move(batch.slot));
+    return ring->fail(std::move(batch.slot), batch.problem);
+  } catch (const std::bad_alloc&) {  // only the status of a closed ring needs memory
+    return {Outcome::kClosed, {}, -1};
+  }
 }
 
 void Assembly::State::give_up() {
@@ -297,9 +322,9 @@ void Assembly::State::make_part(std::unique_lock<std::mutex>& lock) {
     try {
       problem = fill(*batch, part);
     } catch (const std::exception& error) {
-      problem = error.what();
+      problem = problem_of(error.what());
     } catch (...) {
-      problem = "an exception that is no std::exception";
+      problem = problem_of("an exception that is no std::exception");
     }
     lock.lock();
   }
@@ -332,15 +357,15 @@ void Assembly::State::serve() {
     has_room.notify_all();
     ++beginning;
     lock.unlock();
-    std::shared_ptr<Making> batch;
-    const bool wanted = begin(std::move(job), &batch).ok();
+    Open made;
+    const bool wanted = begin(std::move(job), &made).ok();
     lock.lock();
     --beginning;
     if (!wanted) {
       give_up();
-    } else if (batch != nullptr && !stop.load()) {
-      if (batch->parts > 1) work.notify_all();
-      open.push_back(std::move(batch));
+    } else if (!made.empty() && !stop.load()) {
+      if (made.front()->parts > 1) work.notify_all();
+      open.splice(open.end(), made);
     }
     if (finished && beginning == 0) work.notify_all();
   }
@@ -453,8 +478,16 @@ int64_t Assembly::submit(const int64_t* records, int64_t count,
     throw std::invalid_argument(text((count - 1) / batch + 1) + " more batches from index " +
                                 text(s.next) + " on; indices of batches end before 2^62");
   }
-  for (int64_t begin = 0; begin < count; begin += batch) {
-    s.jobs.push_back({chunk, begin, std::min(batch, count - begin), s.next++});
+  const size_t before = s.jobs.size();
+  try {
+    int64_t next = s.next;
+    for (int64_t begin = 0; begin < count; begin += batch) {
+      s.jobs.push_back({chunk, begin, std::min(batch, count - begin), next++});
+    }
+    s.next = next;
+  } catch (...) {
+    s.jobs.resize(before);
+    throw;
   }
   s.short_batch = count % batch != 0;
   s.work.notify_all();

@@ -39,10 +39,11 @@ ffi::Error find_ring(const RingOperands& o, cudaStream_t stream, std::shared_ptr
   return *ring == nullptr ? no_ring(o.op) : ffi::Error::Success();
 }
 
-// Runs in CUDA's callback thread, where no CUDA call is allowed.
-void CUDART_CB end_batch(void* data) {
+// Runs in CUDA's callback thread, where no CUDA call is allowed; after an error of the device too.
+void CUDART_CB end_batch(cudaStream_t, cudaError_t status, void* data) {
   const std::unique_ptr<HostBatch> batch(static_cast<HostBatch*>(data));
-  g_access.load()->end_elsewhere(std::move(*batch));
+  const char* error = status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+  g_access.load()->end_elsewhere(std::move(*batch), error);
 }
 
 template <typename Op>
@@ -64,7 +65,8 @@ ffi::Error on_cuda(const Op& o, cudaStream_t stream) {
     status = Op::kPops ? cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream)
                        : cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream);
   }
-  if (status == cudaSuccess) status = cudaLaunchHostFunc(stream, &end_batch, batch.get());
+  // Not cudaLaunchHostFunc, which never calls back after an error: the slot would be lost.
+  if (status == cudaSuccess) status = cudaStreamAddCallback(stream, &end_batch, batch.get(), 0);
   if (status == cudaSuccess) {
     (void)batch.release();  // the callback's
     return ffi::Error::Success();
@@ -73,30 +75,38 @@ ffi::Error on_cuda(const Op& o, cudaStream_t stream) {
   return failure(o.op, "a copy of the batch", status);
 }
 
-void* allocate_pinned(size_t bytes) {
+// A thread of its own has the ring's device, and leaves the caller's current one alone. Without a
+// device, CUDA would open a context on device 0, which costs each process some 500 MB there.
+void* allocate_pinned(size_t bytes, int device) {
   void* data = nullptr;
-  const cudaError_t status =
-      cudaHostAlloc(&data, bytes == 0 ? kAlignment : bytes, cudaHostAllocPortable);
-  return status == cudaSuccess ? data : nullptr;
+  const auto allocate = [&] {
+    if (cudaSetDevice(device) != cudaSuccess ||
+        cudaHostAlloc(&data, bytes == 0 ? kAlignment : bytes, cudaHostAllocPortable) !=
+            cudaSuccess) {
+      data = nullptr;
+    }
+  };
+  try {
+    std::thread(allocate).join();
+  } catch (const std::exception&) {  // no thread to be had
+  }
+  return data;
+}
+
+void free_pinned(void* data, int device) {
+  if (cudaSetDevice(device) == cudaSuccess) (void)cudaFreeHost(data);
 }
 
 // The last reader may be a callback of CUDA, which must not free.
-void release_pinned(void* data, size_t) {
-  try {
-    std::thread([data] { (void)cudaFreeHost(data); }).detach();
-  } catch (const std::exception&) {
-    (void)cudaFreeHost(data);
-  }
+void release_pinned(void* data, size_t, int device) {
+  if (!g_access.load()->run_elsewhere(&free_pinned, data, device)) free_pinned(data, device);
 }
 
 }  // namespace
 
 void set_program_access(const ProgramAccess* access) { g_access = access; }
 
-const Allocator& pinned_allocator() {
-  static constexpr Allocator kPinned = {&allocate_pinned, &release_pinned};
-  return kPinned;
-}
+Allocator pinned_allocator(int device) { return {&allocate_pinned, &release_pinned, device}; }
 
 }  // namespace jaxkern::ring
 

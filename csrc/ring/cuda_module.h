@@ -9,8 +9,9 @@ namespace jaxkern::ring {
 // Before the first program runs: where the rings are. The table lives as long as the process.
 void set_program_access(const ProgramAccess* access);
 
-// Page-locked memory, from which copies to a device run while the host goes on.
-const Allocator& pinned_allocator();
+// Page-locked memory, from which copies to any device run while the host continues. It is made in
+// the context of `device`, the CUDA ordinal of a device that the ring serves.
+Allocator pinned_allocator(int device);
 
 }  // namespace jaxkern::ring
 

@@ -36,18 +36,24 @@ ffi::Future run(const char* op, const std::shared_ptr<Ring>& ring, Attempt attem
   const Deadline deadline = ring->pop_deadline();
   ffi::Promise promise;
   ffi::Future future(promise);
+  // Made now: there may be no memory for it when it is wanted, and a promise must be kept.
+  ffi::Error error(ffi::ErrorCode::kResourceExhausted, std::string(op) + ": out of memory");
   try {
-    run_waiting([op, promise, deadline, attempt]() mutable {
-      const Status late = attempt(deadline);
-      if (late.ok()) {
+    run_waiting([op, promise, deadline, attempt, error]() mutable {
+      try {
+        const Status late = attempt(deadline);
+        error = late.ok() ? ffi::Error::Success() : failure(op, late);
+      } catch (const std::exception&) {  // of memory: nothing else fails there
+      }
+      if (error.success()) {
         promise.SetAvailable();
       } else {
-        promise.SetError(failure(op, late));
+        promise.SetError(std::move(error));
       }
     });
-  } catch (const std::exception& error) {
+  } catch (const std::exception& why) {
     promise.SetError(
-        ffi::Error::Internal(std::string(op) + ": no thread to wait in: " + error.what()));
+        ffi::Error::Internal(std::string(op) + ": no thread to wait in: " + why.what()));
   }
   return future;
 }
@@ -76,7 +82,7 @@ ffi::Future on_cpu(const Op& o) {
       char* const to = Op::kPops ? leaves[i].data : batch.leaves[i];
       std::memcpy(to, Op::kPops ? batch.leaves[i] : leaves[i].data, leaves[i].bytes);
     }
-    return batch.end();
+    return batch.end(nullptr);
   });
 }
 

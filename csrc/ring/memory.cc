@@ -14,7 +14,7 @@
 namespace jaxkern::ring {
 namespace {
 
-void* allocate(size_t bytes) {
+void* allocate(size_t bytes, int) {
   // First touches of fresh memory are page faults: 512 times fewer with huge pages. A block that
   // is small against them keeps to the heap.
   const bool huge = bytes >= 2 * kHugePage;
@@ -35,11 +35,11 @@ const int g_fork_hook = pthread_atfork(nullptr, nullptr, [] { ++g_generation; })
 }  // namespace
 
 Allocator host_allocator() {
-  return {&allocate, [](void* data, size_t) { std::free(data); }};
+  return {&allocate, [](void* data, size_t, int) { std::free(data); }};
 }
 
 SlotMemory::~SlotMemory() {
-  for (const Kept& kept : kept_) kept.allocator.release(kept.data, kept.bytes);
+  for (const Kept& kept : kept_) kept.allocator.free(kept.data, kept.bytes);
 }
 
 // In a forked child the lock may be one that nobody there will release.
@@ -48,6 +48,7 @@ void SlotMemory::expect(size_t slots, const std::vector<size_t>& leaves) {
   std::vector<Kept> others;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    kept_.reserve((slots + 1) * leaves.size());  // first: `give` runs in destructors
     const auto fits = [&](const Kept& kept) {
       return std::find(leaves.begin(), leaves.end(), kept.bytes) != leaves.end();
     };
@@ -56,24 +57,23 @@ void SlotMemory::expect(size_t slots, const std::vector<size_t>& leaves) {
     kept_.erase(rest, kept_.end());
     alive_ -= others.size();
     most_ = (slots + 1) * leaves.size();
-    kept_.reserve(most_);
   }
-  for (const Kept& kept : others) kept.allocator.release(kept.data, kept.bytes);
+  for (const Kept& kept : others) kept.allocator.free(kept.data, kept.bytes);
 }
 
 void* SlotMemory::take(const Allocator& allocator, size_t bytes) {
-  if (generation_ != process_generation()) return allocator.allocate(bytes);
+  if (generation_ != process_generation()) return allocator.make(bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Kept& kept : kept_) {
-      if (kept.bytes != bytes || kept.allocator.allocate != allocator.allocate) continue;
+      if (kept.bytes != bytes || !(kept.allocator == allocator)) continue;
       void* data = kept.data;
       kept = kept_.back();
       kept_.pop_back();
       return data;
     }
   }
-  void* data = allocator.allocate(bytes);
+  void* data = allocator.make(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   if (data != nullptr) ++alive_;
   return data;
@@ -88,14 +88,14 @@ void SlotMemory::give(const Allocator& allocator, void* data, size_t bytes) {
     }
     --alive_;
   }
-  allocator.release(data, bytes);
+  allocator.free(data, bytes);
 }
 
 Block::Block(const Allocator& allocator, size_t bytes, std::shared_ptr<SlotMemory> memory)
     : allocator_(allocator),
       bytes_(bytes),
       memory_(std::move(memory)),
-      data_(memory_ ? memory_->take(allocator, bytes) : allocator.allocate(bytes)) {
+      data_(memory_ ? memory_->take(allocator, bytes) : allocator.make(bytes)) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
@@ -103,7 +103,7 @@ Block::~Block() {
   if (memory_) {
     memory_->give(allocator_, data_, bytes_);
   } else {
-    allocator_.release(data_, bytes_);
+    allocator_.free(data_, bytes_);
   }
 }
 

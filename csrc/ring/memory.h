@@ -14,8 +14,16 @@ namespace jaxkern::ring {
 
 // Where slots come from: the host's heap, or pinned memory that the CUDA module hands in.
 struct Allocator {
-  void* (*allocate)(size_t bytes) = nullptr;  // null on failure; 64-byte aligned
-  void (*release)(void* data, size_t bytes) = nullptr;
+  // Null on failure; 64-byte aligned. Neither throws.
+  void* (*allocate)(size_t bytes, int device) = nullptr;
+  void (*release)(void* data, size_t bytes, int device) = nullptr;
+  int device = 0;  // the CUDA device whose context is used; the heap has none
+
+  void* make(size_t bytes) const { return allocate(bytes, device); }
+  void free(void* data, size_t bytes) const { release(data, bytes, device); }
+  bool operator==(const Allocator& other) const {
+    return allocate == other.allocate && device == other.device;
+  }
 };
 
 // JAX takes host memory without a copy only at this alignment.

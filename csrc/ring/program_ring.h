@@ -15,23 +15,26 @@ namespace jaxkern::ring {
 // A delivered batch, or a slot to fill. Dropped before its end it is given back.
 struct HostBatch {
   std::vector<char*> leaves;
-  std::function<Status()> end;  // gives it back, or commits it
+  // Gives it back, or commits it. With an error, a literal, a slot becomes a failure of that text.
+  std::function<Status(const char* error)> end;
 };
 
 struct ProgramAccess {
   std::shared_ptr<Ring> (*find)(uint64_t key);  // an open ring, or null
   Status (*take)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch);
   Status (*acquire)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* slot);
-  // Calls batch.end() in a thread of its own, where memory may be freed and CUDA may be called, or
-  // here when there is none to be had.
-  void (*end_elsewhere)(HostBatch batch);
+  // Calls batch.end(error) in a thread of its own, where memory may be freed and CUDA may be
+  // called, or here when there is none to be had.
+  void (*end_elsewhere)(HostBatch batch, const char* error);
+  // Calls task(data, device) in such a thread; false when there is none to be had.
+  bool (*run_elsewhere)(void (*task)(void* data, int device), void* data, int device);
 };
 
 const ProgramAccess& program_access();
 
 // The capsules' names. A change of the table, or of Ring's fields, takes another one.
-constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v2";
-constexpr char kAllocator[] = "jaxkern.ring.Allocator.v1";
+constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v3";
+constexpr char kAllocator[] = "jaxkern.ring.Allocator.v2";
 
 }  // namespace jaxkern::ring
 

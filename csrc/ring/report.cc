@@ -76,27 +76,54 @@ const char* Statistics::verdict() const {
   return "balanced";
 }
 
-Status Ring::ring_closed() const { return {Outcome::kClosed, "the ring is closed", -1}; }
+Status Ring::ring_closed() const {
+  std::string text = "the ring is closed";
+  if (closed_because_ != nullptr) text = text + ": " + closed_because_;
+  return {Outcome::kClosed, std::move(text), -1};
+}
+
+Ring::Refusal Ring::refusal(int64_t index) const noexcept {
+  if (closed_) return Refusal::kClosed;
+  if (end_ >= 0 && index >= end_) return Refusal::kBehindEnd;
+  if (index < 0) return Refusal::kNegative;
+  if (index > kLastIndex) return Refusal::kBeyondLast;
+  if (index < next_) return Refusal::kDelivered;
+  if (failures_.count(index) != 0) return Refusal::kFailed;
+  if (index >= next_ + capacity_) return Refusal::kNone;
+  switch (entry(index).state) {
+    case State::kReady:
+      return Refusal::kReady;
+    case State::kFilling:
+      return Refusal::kFilling;
+    default:
+      return Refusal::kNone;
+  }
+}
 
 Status Ring::refuse(int64_t index, bool next) const {
-  if (closed_) return ring_closed();
-  if (end_ >= 0 && index >= end_) {
-    return {Outcome::kFinished,
-            next ? "the ring is finished: " + std::to_string(end_) + " is its end"
-                 : "index " + std::to_string(index) +
-                       " is behind the end: the ring is finished at " + std::to_string(end_),
-            -1};
-  }
+  const Refusal why = refusal(index);
+  if (why == Refusal::kNone) return {};
+  if (why == Refusal::kClosed) return ring_closed();
   const std::string name = "index " + std::to_string(index);
-  if (index < 0) return invalid(name + " is negative");
-  if (index > kLastIndex) return invalid(name + " is beyond 2^62");
-  if (index < next_) return invalid(name + " was put twice: it has been delivered");
-  if (failures_.count(index) != 0) return invalid(name + " was put twice: it has failed");
-  if (index < next_ + capacity_ && entry(index).state != State::kEmpty) {
-    return invalid(name + " was put twice: it is " +
-                   (entry(index).state == State::kReady ? "ready" : "being filled"));
+  switch (why) {
+    case Refusal::kBehindEnd:
+      return {Outcome::kFinished,
+              next ? "the ring is finished: " + std::to_string(end_) + " is its end"
+                   : name + " is behind the end: the ring is finished at " + std::to_string(end_),
+              -1};
+    case Refusal::kNegative:
+      return invalid(name + " is negative");
+    case Refusal::kBeyondLast:
+      return invalid(name + " is beyond 2^62");
+    case Refusal::kDelivered:
+      return invalid(name + " was put twice: it has been delivered");
+    case Refusal::kFailed:
+      return invalid(name + " was put twice: it has failed");
+    case Refusal::kReady:
+      return invalid(name + " was put twice: it is ready");
+    default:
+      return invalid(name + " was put twice: it is being filled");
   }
-  return {};
 }
 
 std::string Ring::wait_for_batch() const {

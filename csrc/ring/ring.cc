@@ -89,6 +89,13 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
   return done;
 }
 
+// Never destroyed, and never freed: for what a forked child must leave alone. Needs no memory.
+template <typename T>
+void leak(T& value) {
+  alignas(T) unsigned char place[sizeof(T)];
+  new (place) T(std::move(value));
+}
+
 }  // namespace
 
 Ring::Lock::Lock(std::mutex& mutex) : std::unique_lock<std::mutex>(mutex, std::defer_lock) {
@@ -100,6 +107,7 @@ Slot& Slot::operator=(Slot&& other) noexcept {
   ring_ = std::move(other.ring_);
   index_ = other.index_;
   blocks_ = std::move(other.blocks_);
+  failure_ = std::move(other.failure_);
   other.ring_.reset();
   other.blocks_.clear();
   return *this;
@@ -113,6 +121,7 @@ void Slot::abandon() {
 }
 
 Held::~Held() {
+  if (index < 0) return;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i]) ring->give_back(i, std::move(blocks[i]));
   }
@@ -185,7 +194,8 @@ Ring::~Ring() {
   if (key_ == 0) return;
   Names& all = names();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.rings.erase(key_);
+  const auto found = all.rings.find(key_);  // another ring's, where the key was in use
+  if (found != all.rings.end() && found->second.expired()) all.rings.erase(found);
 }
 
 int64_t Ring::limit() const {
@@ -209,13 +219,14 @@ BlockRef Ring::make_block(size_t leaf) const {
 
 std::vector<BlockRef> Ring::take_blocks() {
   std::vector<BlockRef> blocks(leaves_.size());
+  // First those that the consumer keeps, see limit(): where there is no memory, the free ones stay.
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (free_[i].empty()) {  // the consumer keeps it: see limit()
-      blocks[i] = make_block(i);
-    } else {
-      blocks[i] = std::move(free_[i].back());
-      free_[i].pop_back();
-    }
+    if (free_[i].empty()) blocks[i] = make_block(i);
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i]) continue;
+    blocks[i] = std::move(free_[i].back());
+    free_[i].pop_back();
   }
   return blocks;
 }
@@ -225,11 +236,8 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   const bool next = index == kNextIndex;
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
-  Status refused;
-  const auto settled = [&] {
-    refused = refuse(next ? next_put_ : index, next);
-    return !refused.ok() || (next ? next_put_ : index) < limit();
-  };
+  const auto wanted = [&] { return next ? next_put_ : index; };
+  const auto settled = [&] { return wanted() < limit() || refusal(wanted()) != Refusal::kNone; };
   bool done = false;
   if (next) {
     done = wait(producers_next_, lock, waiting_next_, changes_, producers_patience_, deadline,
@@ -240,11 +248,14 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
                 counts_.producer_wait, settled);
     waited_indices_.erase(waited);
   }
-  if (!refused.ok()) return refused;
-  if (next) index = next_put_;
+  if (Status refused = refuse(wanted(), next); !refused.ok()) return refused;
+  index = wanted();
   if (!done) return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_slot(index), index};
   std::vector<BlockRef> blocks;
+  Failures::node_type failure;
   try {
+    Failures made;
+    failure = made.extract(made.emplace(index, Failure{}).first);
     blocks = take_blocks();
   } catch (const std::bad_alloc&) {
     wake_producers();  // the turn is another one's
@@ -260,6 +271,7 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   slot->ring_ = shared_from_this();
   slot->index_ = index;
   slot->blocks_ = std::move(blocks);
+  slot->failure_ = std::move(failure);
   return {Outcome::kOk, {}, index};
 }
 
@@ -299,20 +311,23 @@ Status Ring::fail(int64_t index, const std::string& message, int64_t ticket) {
   return {Outcome::kOk, {}, index};
 }
 
-Status Ring::fail(Slot&& slot, const std::string& message, int64_t ticket) {
+Status Ring::fail(Slot&& slot, std::string_view message, int64_t ticket) {
   if (forked()) return forked_child();
   if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
   const int64_t index = slot.index_;
-  // What may find no memory comes first: the slot is as it was then.
-  std::map<int64_t, Failure> failure;
-  failure.emplace(index, Failure{printable(message), ticket});
-  std::vector<BlockRef> unwanted;
-  unwanted.reserve(slot.blocks_.size());
+  Failure failure{{}, ticket};
+  try {
+    failure.message = printable(std::string(message));
+  } catch (const std::bad_alloc&) {
+    failure.message = "out of memory";  // short enough to need none
+  }
   const std::shared_ptr<Ring> self = std::move(slot.ring_);
+  std::vector<BlockRef> blocks = std::move(slot.blocks_);  // freed after the lock
+  slot.failure_.mapped() = std::move(failure);
   Lock lock(mutex_);
-  empty(index, std::move(slot.blocks_), &unwanted);
+  empty(index, &blocks);
   if (closed_) return ring_closed();
-  failures_.merge(failure);
+  failures_.insert(std::move(slot.failure_));
   if (index == next_) wake_consumers();
   lock.unlock();
   ++changes_;
@@ -344,6 +359,13 @@ Status Ring::finish(int64_t end) {
 Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   if (forked()) return forked_child();
   batch->release();
+  // Allocated before anything changes: what follows needs no memory, or a batch would be lost.
+  auto held = std::make_shared<Held>(shared_from_this(), leaves_.size());
+  Returns::node_type place;
+  if (returnable) {
+    Returns made;
+    place = made.extract(made.emplace(0, Returned{}).first);
+  }
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
@@ -353,13 +375,14 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   }
   if (closed_) return ring_closed();
   if (!returned_.empty()) {
-    Returned again = std::move(returned_.begin()->second);
-    returned_.erase(returned_.begin());
-    count(again.status, 1);
+    Returns::node_type again = returned_.extract(returned_.begin());
+    Status status = std::move(again.mapped().status);
+    count(status, 1);
     if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
     lock.unlock();
-    batch->held_ = std::move(again.held);
-    return again.status;
+    batch->held_ = std::move(again.mapped().held);
+    batch->place_ = std::move(place);
+    return status;
   }
   if (end_ >= 0 && next_ >= end_) {
     wake_consumers();  // a commit wakes one; each learns of the end from the one before
@@ -368,13 +391,14 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   const int64_t index = next_++;
   const auto failure = failures_.find(index);
   Status status{Outcome::kOk, {}, index};
-  std::vector<BlockRef> blocks;
   if (failure != failures_.end()) {
     status = {Outcome::kFailed, std::move(failure->second.message), index, failure->second.ticket};
     failures_.erase(failure);
   } else {
     Entry& source = entry(index);
-    blocks = std::move(source.blocks);
+    held->index = index;
+    held->whole = returnable;
+    held->blocks = std::move(source.blocks);
     source.blocks.clear();
     source.state = State::kEmpty;
     --ready_;
@@ -386,21 +410,21 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   wake_producers();
   lock.unlock();
   ++changes_;
-  if (status.ok()) {
-    batch->held_ = std::make_shared<Held>(shared_from_this(), index, std::move(blocks));
-    batch->held_->whole = returnable;
-  }
+  if (status.ok()) batch->held_ = std::move(held);
+  batch->place_ = std::move(place);
   return status;
 }
 
-void Ring::put_back(Status status, Batch&& batch) {
-  Returned returned{std::move(status), std::move(batch.held_)};  // freed behind the lock
+void Ring::put_back(Status&& status, Batch&& batch) {
+  const std::shared_ptr<Held> held = std::move(batch.held_);  // freed after the lock
+  Returns::node_type place = std::move(batch.place_);
   if (forked()) return;
   Lock lock(mutex_);
-  if (closed_) return;
-  count(returned.status, -1);
-  const int64_t index = returned.status.index;
-  returned_.emplace(index, std::move(returned));
+  if (closed_ || place.empty()) return;
+  count(status, -1);
+  place.key() = status.index;
+  place.mapped() = {std::move(status), held};
+  returned_.insert(std::move(place));
   wake_consumers();
   lock.unlock();
   ++changes_;
@@ -415,62 +439,52 @@ void Ring::count(const Status& taken, int64_t times) {
   for (const LeafSpec& leaf : leaves_) counts_.bytes += times * leaf.bytes;
 }
 
-void Ring::close() {
+void Ring::close(const char* why) {
   if (forked()) return;
-  std::vector<std::vector<BlockRef>> memory;
-  std::vector<Entry> entries;
-  std::map<int64_t, Returned> returned;
+  std::vector<std::vector<BlockRef>> memory;  // freed after the lock
+  Returns returned;
   Lock lock(mutex_);
   if (closed_) return;
-  closed_ = true;
-  failures_.clear();
-  returned.swap(returned_);
-  memory.swap(free_);
-  free_.resize(leaves_.size());
   for (Entry& each : entries_) {
     if (each.state != State::kReady) continue;
-    entries.push_back(std::move(each));
+    for (size_t i = 0; i < leaves_.size(); ++i) free_[i].push_back(std::move(each.blocks[i]));
     each = {};
   }
   ready_ = 0;
+  closed_ = true;
+  closed_because_ = why;
+  failures_.clear();
+  returned.swap(returned_);
+  memory.swap(free_);
   wake_producers();
   wake_consumers();
 }
 
-void Ring::give_back(size_t leaf, BlockRef block) {
-  if (forked()) {
-    new BlockRef(std::move(block));  // leaked: the lock may be held by a thread that is not here
-    return;
-  }
-  std::vector<BlockRef> unwanted;  // before the lock: unmapping takes long, and comes after it
+void Ring::give_back(size_t leaf, BlockRef block) noexcept {
+  if (forked()) return leak(block);  // a thread that is not here may hold the lock
   Lock lock(mutex_);
-  keep(leaf, std::move(block), &unwanted);
+  keep(leaf, &block);  // else it is freed after the lock, since unmapping takes long
 }
 
-void Ring::keep(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted) {
+// Takes the block, or leaves it to the caller.
+void Ring::keep(size_t leaf, BlockRef* block) noexcept {
+  if (closed_) return;
   // Memory that the ring keeps, filled or not, is never more than its slots.
   const int64_t kept = static_cast<int64_t>(free_[leaf].size()) + filling_ + ready_;
-  if (closed_ || kept >= capacity_) {
-    unwanted->push_back(std::move(block));
-  } else {
-    free_[leaf].push_back(std::move(block));
-  }
+  if (kept < capacity_) free_[leaf].push_back(std::move(*block));  // reserved
 }
 
-void Ring::empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted) {
+// What is left in `blocks` is the caller's to free, after the lock.
+void Ring::empty(int64_t index, std::vector<BlockRef>* blocks) noexcept {
   entry(index).state = State::kEmpty;
   --filling_;
-  for (size_t i = 0; i < blocks.size(); ++i) keep(i, std::move(blocks[i]), unwanted);
+  for (size_t i = 0; i < blocks->size(); ++i) keep(i, &(*blocks)[i]);
 }
 
-void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
-  if (forked()) {
-    new std::vector<BlockRef>(std::move(blocks));
-    return;
-  }
-  std::vector<BlockRef> unwanted;
+void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) noexcept {
+  if (forked()) return leak(blocks);
   Lock lock(mutex_);
-  empty(index, std::move(blocks), &unwanted);
+  empty(index, &blocks);
   // The index is free again: where none behind it was put, the next producer gets it.
   next_put_ = failures_.empty() ? next_ : failures_.rbegin()->first + 1;
   for (int64_t i = next_; i < next_ + capacity_; ++i) {
@@ -479,7 +493,7 @@ void Ring::abandoned(int64_t index, std::vector<BlockRef> blocks) {
   wake_producers();
 }
 
-void Ring::unheld() {
+void Ring::unheld() noexcept {
   if (forked() || leaves_.empty()) return;
   Lock lock(mutex_);
   --held_;

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -109,6 +110,21 @@ struct Statistics {
 };
 
 class Ring;
+struct Held;
+
+// What a producer reports in a batch's place, by index.
+struct Failure {
+  std::string message;
+  int64_t ticket = 0;
+};
+using Failures = std::map<int64_t, Failure>;
+
+// A batch, or a failure, that was taken and put back, by index.
+struct Returned {
+  Status status;
+  std::shared_ptr<Held> held;  // null for a failure
+};
+using Returns = std::map<int64_t, Returned>;
 
 // A producer's slot. Destroyed without a commit it is given back, and its index is free again.
 class Slot {
@@ -129,6 +145,7 @@ class Slot {
   std::shared_ptr<Ring> ring_;
   int64_t index_ = -1;
   std::vector<BlockRef> blocks_;
+  Failures::node_type failure_;  // allocated with the slot, so that `fail` needs no memory
 };
 
 // Whether looking for a change before sleeping has paid lately.
@@ -139,11 +156,10 @@ struct Patience {
 
 // What the consumer keeps of one batch; the last owner gives everything back.
 struct Held {
-  Held(std::shared_ptr<Ring> owner, int64_t which, std::vector<BlockRef> memory)
-      : ring(std::move(owner)), index(which), blocks(std::move(memory)), leases(blocks.size()) {}
+  Held(std::shared_ptr<Ring> owner, size_t leaves) : ring(std::move(owner)), leases(leaves) {}
   ~Held();
   const std::shared_ptr<Ring> ring;
-  const int64_t index;
+  int64_t index = -1;  // below 0 until a batch is delivered
   std::vector<BlockRef> blocks;
   std::vector<std::atomic<int>> leases;  // [leaf]
   // Leaves stay, though their leases end: it may be returned, or was, and older leases go on.
@@ -176,7 +192,10 @@ class Batch {
   const char* leaf(size_t i) const { return held_->blocks[i]->data(); }
   // At most once a leaf after `settle`.
   std::unique_ptr<Lease> lease(size_t i) const { return std::make_unique<Lease>(held_, i); }
-  void release() { held_.reset(); }
+  void release() {
+    held_.reset();
+    place_ = {};
+  }
   // It is the consumer's for good: a leaf is given back when its last lease ends.
   void settle() {
     if (held_) held_->whole = false;
@@ -185,6 +204,7 @@ class Batch {
  private:
   friend class Ring;
   std::shared_ptr<Held> held_;
+  Returns::node_type place_;  // where it can be put back without memory; empty: nowhere
 };
 
 class Ring : public std::enable_shared_from_this<Ring> {
@@ -199,14 +219,17 @@ class Ring : public std::enable_shared_from_this<Ring> {
   Status commit(Slot&& slot);
   // `ticket` comes with the failure to who takes it.
   Status fail(int64_t index, const std::string& message, int64_t ticket = 0);
-  Status fail(Slot&& slot, const std::string& message, int64_t ticket = 0);
+  // Needs no memory: without any the message is "out of memory".
+  Status fail(Slot&& slot, std::string_view message, int64_t ticket = 0);
   Status finish(int64_t end = kNextIndex);
   // With `returnable`, what was taken (a batch, or a failure) may be put back until it is settled.
   Status take(Deadline deadline, Batch* batch, bool returnable = false);
-  // As if it had not been taken: the next to be taken. `status` is what `take` returned. Until then
-  // the ring stays, unless it is closed.
-  void put_back(Status status, Batch&& batch);
-  void close();  // wakes everybody; what was not delivered is dropped
+  // Restores a returnable batch or failure: it is the next to be taken. `status` is what `take`
+  // returned. Until then the ring stays, unless it is closed. Needs no memory, so that destructors
+  // may call it.
+  void put_back(Status&& status, Batch&& batch);
+  // Wakes everybody; what was not delivered is dropped. `why` is a literal for later statuses.
+  void close(const char* why = nullptr);
 
   const std::vector<LeafSpec>& leaves() const { return leaves_; }
   int64_t capacity() const { return capacity_; }
@@ -228,13 +251,17 @@ class Ring : public std::enable_shared_from_this<Ring> {
     State state = State::kEmpty;
     std::vector<BlockRef> blocks;
   };
-  struct Failure {
-    std::string message;
-    int64_t ticket = 0;
-  };
-  struct Returned {
-    Status status;
-    std::shared_ptr<Held> held;  // null for a failure
+  // Why no producer may have an index.
+  enum class Refusal : uint8_t {
+    kNone,
+    kClosed,
+    kBehindEnd,
+    kNegative,
+    kBeyondLast,
+    kDelivered,
+    kFailed,
+    kReady,
+    kFilling,
   };
   class Lock : public std::unique_lock<std::mutex> {
    public:
@@ -248,17 +275,18 @@ class Ring : public std::enable_shared_from_this<Ring> {
   }
   int64_t limit() const;  // producers may have indices below this one
   bool deliverable() const;
-  Status refuse(int64_t index, bool next) const;  // not ok: why no producer may have this index
+  Refusal refusal(int64_t index) const noexcept;  // called while waiting: allocates nothing
+  Status refuse(int64_t index, bool next) const;  // the refusal in words
   void name_index(int64_t index);
   BlockRef make_block(size_t leaf) const;
   std::vector<BlockRef> take_blocks();
-  void give_back(size_t leaf, BlockRef block);
+  void give_back(size_t leaf, BlockRef block) noexcept;
   void wake_producers();
   void wake_consumers();
-  void empty(int64_t index, std::vector<BlockRef> blocks, std::vector<BlockRef>* unwanted);
-  void abandoned(int64_t index, std::vector<BlockRef> blocks);
-  void unheld();
-  void keep(size_t leaf, BlockRef block, std::vector<BlockRef>* unwanted);
+  void empty(int64_t index, std::vector<BlockRef>* blocks) noexcept;
+  void abandoned(int64_t index, std::vector<BlockRef> blocks) noexcept;
+  void unheld() noexcept;
+  void keep(size_t leaf, BlockRef* block) noexcept;
   void count(const Status& taken, int64_t times);
   std::string wait_for_batch() const;
   std::string wait_for_slot(int64_t index) const;
@@ -279,14 +307,15 @@ class Ring : public std::enable_shared_from_this<Ring> {
   int waiting_next_ = 0, waiting_index_ = 0, waiting_take_ = 0;
   std::multiset<int64_t> waited_indices_;  // of producers that wait for a given index
   std::vector<Entry> entries_;             // [capacity]: index % capacity
-  std::map<int64_t, Failure> failures_;
-  std::map<int64_t, Returned> returned_;     // taken and put back
-  std::vector<std::vector<BlockRef>> free_;  // [leaf]
+  Failures failures_;
+  Returns returned_;
+  std::vector<std::vector<BlockRef>> free_;  // [leaf], `capacity` reserved; none once it is closed
   int64_t next_;                             // the next index to deliver
   int64_t next_put_;                         // the index after the highest that was named
   int64_t end_ = -1;                         // no index from here on; -1: not finished
   int64_t ready_ = 0, filling_ = 0, held_ = 0;
   bool closed_ = false;
+  const char* closed_because_ = nullptr;
   Statistics counts_;
   Clock::time_point first_use_{};
 };

@@ -1,8 +1,10 @@
-// As many threads as there have been tasks at once; idle ones wait for the next task.
+// As many threads as there are tasks at once, and a few idle ones that wait for the next task.
 #include "ring/waiters.h"
 
 #include <condition_variable>
 #include <deque>
+#include <iterator>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -12,24 +14,48 @@
 namespace jaxkern::ring {
 namespace {
 
+using Threads = std::list<std::thread>;
+
+void join(Threads& threads) {
+  for (std::thread& thread : threads) thread.join();
+}
+
 struct Waiters {
   std::mutex mutex;
-  std::condition_variable work;
+  std::condition_variable work, all_ended;
   std::deque<std::function<void()>> tasks;
+  Threads threads, ended;  // `ended` wait to be joined: they have nothing left to do
   size_t idle = 0;
+  bool ending = false;
 
-  void serve() {
+  void serve(Threads::iterator self) {
     std::unique_lock<std::mutex> lock(mutex);
-    for (;;) {
+    while (!tasks.empty() || (!ending && idle < kIdleWaiters)) {
       ++idle;
-      work.wait(lock, [this] { return !tasks.empty(); });
+      work.wait(lock, [this] { return ending || !tasks.empty(); });
       --idle;
+      if (tasks.empty()) continue;
       std::function<void()> task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
-      task();
+      try {
+        task();
+      } catch (...) {  // it would end the process
+      }
       task = nullptr;  // it may be a ring's last owner, which frees memory
       lock.lock();
+    }
+    ended.splice(ended.end(), threads, self);
+    if (threads.empty()) all_ended.notify_all();
+  }
+
+  void start() {
+    const auto self = threads.emplace(threads.end());
+    try {
+      *self = std::thread([this, self] { serve(self); });
+    } catch (...) {
+      threads.erase(self);
+      throw;
     }
   }
 };
@@ -38,11 +64,51 @@ struct Waiters {
 
 void run_waiting(std::function<void()> task) {
   auto& all = of_this_process<Waiters>();
+  Threads ended;
+  {
+    std::lock_guard<std::mutex> lock(all.mutex);
+    ended.swap(all.ended);
+    all.tasks.push_back(std::move(task));
+    try {
+      // Every queued task has an idle thread of its own, since a task may wait for the next one.
+      if (all.idle < all.tasks.size()) all.start();
+    } catch (...) {
+      task = std::move(all.tasks.back());  // destroyed after the lock
+      all.tasks.pop_back();
+      ended.swap(all.ended);  // nothing has ended meanwhile; the next task joins them
+      throw;
+    }
+    all.work.notify_one();
+  }
+  join(ended);
+}
+
+bool join_waiters(Deadline deadline) {
+  auto& all = of_this_process<Waiters>();
+  Threads ended;
+  bool none = false;
+  {
+    std::unique_lock<std::mutex> lock(all.mutex);
+    all.ending = true;
+    all.work.notify_all();
+    const auto left = [&] { return all.threads.empty(); };
+    if (deadline == kNoDeadline) {
+      all.all_ended.wait(lock, left);
+      none = true;
+    } else {
+      none = all.all_ended.wait_until(lock, deadline, left);
+    }
+    all.ending = false;
+    ended.swap(all.ended);
+  }
+  join(ended);
+  return none;
+}
+
+size_t waiter_threads() {
+  auto& all = of_this_process<Waiters>();
   std::lock_guard<std::mutex> lock(all.mutex);
-  // Every queued task has an idle thread of its own, since a task may wait for the next one.
-  if (all.idle <= all.tasks.size()) std::thread([&all] { all.serve(); }).detach();
-  all.tasks.push_back(std::move(task));
-  all.work.notify_one();
+  return all.threads.size();
 }
 
 }  // namespace jaxkern::ring

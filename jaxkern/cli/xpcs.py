@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.cli import xpcs_correlate, xpcs_watch
+from jaxkern.cli import xpcs_check, xpcs_correlate, xpcs_watch
 from jaxkern.cli.output import exit_code, print_json
 from jaxkern.core.progress import ProgressBar
 
@@ -79,6 +79,7 @@ def add_parser(commands: Any) -> None:
             action.add_argument("--no-plots", action="store_true", help="only the numbers")
     xpcs_correlate.add_parser(actions)
     xpcs_watch.add_parser(actions)
+    xpcs_check.add_parser(actions)
     config = actions.add_parser("config", help="write a commented template of the settings")
     config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
     config.add_argument("--json", action="store_true", help="print JSON")
@@ -94,6 +95,7 @@ def run(chosen: argparse.Namespace) -> int:
         "config": _config,
         "correlate": xpcs_correlate.correlate,
         "watch": xpcs_watch.watch,
+        "check": xpcs_check.check,
     }
     if chosen.json:
         chosen.quiet = True
@@ -129,6 +131,7 @@ def _config(chosen: argparse.Namespace) -> int:
 def _settings(chosen: argparse.Namespace) -> Config:
     """The file's settings with the flags' on top; threads and memory take effect here."""
     from jaxkern import performance
+    from jaxkern.core.paths import home_path
     from jaxkern.xpcs.analysis.config import ConfigError, load_config
 
     overrides: dict[str, Any] = {}
@@ -138,16 +141,18 @@ def _settings(chosen: argparse.Namespace) -> Config:
             # A file may be called 5.
             texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
             overrides[setting] = given if setting in texts else _parsed(setting, given)
-    # A path of a flag is relative to where the command runs, one of the file to the file.
-    if "data_files.file" in overrides:
-        overrides["data_files.file"] = str(Path(overrides["data_files.file"]).absolute())
     if "optimization.streaming.checkpoint_dir" in overrides:
         overrides["optimization.streaming.enable_checkpoints"] = True
     for item in chosen.settings:
-        name, separator, value = item.partition("=")
+        name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:
             raise ConfigError(f"--set {item}; wanted NAME=VALUE")
-        overrides[name.strip()] = _parsed(name.strip(), value)
+        overrides[name] = _parsed(name, value)
+    # Paths on the command line are relative to the working directory, as the shell completes them;
+    # those in the YAML file are relative to that file.
+    file = overrides.get("data_files.file")
+    if isinstance(file, str):
+        overrides["data_files.file"] = str(home_path(file).absolute())
     config = load_config(chosen.config, overrides)
     if config.optimization.threads is not None:
         performance.set_num_threads(config.optimization.threads)
@@ -182,23 +187,38 @@ def _simulate(chosen: argparse.Namespace) -> int:
 
 def _fit(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.analysis import run as analysis
+    from jaxkern.xpcs.fitting.result import FitInterrupted
 
-    config = _settings(chosen)
-    with analysis.open_measurement(config, chosen.config.parent) as measurement:
-        _print_measurement(measurement, chosen.quiet)
-        with warnings.catch_warnings():
-            # The report has this too.
-            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
-            result = analysis.fit_measurement(
-                config, measurement, chosen.output_dir, progress=not chosen.quiet
-            )
-        paths = analysis.save(config, measurement, result, chosen.output_dir)
-        if config.output.plots and not chosen.no_plots:
-            paths += analysis.plot_measurement(config, measurement, chosen.output_dir)
+    saved = "nothing was saved"
+    try:
+        config = _settings(chosen)
+        with analysis.open_measurement(config, chosen.config.parent) as measurement:
+            _print_measurement(measurement, chosen.quiet)
+            with warnings.catch_warnings():
+                # The report has this too.
+                warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+                try:
+                    result = analysis.fit_measurement(
+                        config, measurement, chosen.output_dir, progress=not chosen.quiet
+                    )
+                except FitInterrupted as stop:
+                    if stop.result is None:
+                        raise
+                    result = stop.result
+            paths = analysis.save(config, measurement, result, chosen.output_dir)
+            saved = "wrote " + ", ".join(map(str, paths))
+            if config.output.plots and not chosen.no_plots and not result.interrupted:
+                paths += analysis.plot_measurement(config, measurement, chosen.output_dir)
+    except KeyboardInterrupt:
+        print(f"interrupted; {saved}", file=sys.stderr)
+        return 130
     if chosen.json:
         # What the fit has just written, with the paths of all files.
         record = json.loads((chosen.output_dir / "results.json").read_text())
         print_json({**record, "files": paths})
+    if result.interrupted:
+        print(f"{result.message}; {saved}, the best so far", file=sys.stderr)
+        return 130
     if not chosen.quiet:
         print(result)
         print("wrote " + ", ".join(str(path) for path in paths))

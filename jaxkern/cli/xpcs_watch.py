@@ -244,7 +244,9 @@ class _Screen:
         shown = [name for name in measurement.model.parameter_names if name in values]
         self._success = result.success
         self._fitted = f"fit of {measurement.data.shape[1]:,} frames: " + ", ".join(
-            f"{name} {values[name]:.4g} ± {errors[name]:.2g}" for name in shown
+            f"{name} {values[name]:.4g} "
+            + ("held" if name in result.held else f"± {errors[name]:.2g}")
+            for name in shown
         )
         if not result.success:
             self._fitted += f" (no success: {result.message})"

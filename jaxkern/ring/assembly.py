@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring, SlotMemory
+from jaxkern.ring.rows import byte_rows
 from jaxkern.ring.statistics import RingStats
 
 Remainder = Literal["drop", "pad", "partial"]
@@ -145,7 +145,7 @@ class Assembly:
             remainder == "pad",
             start,
             workers,
-            [(field.arrays, field.producer) for field in fields.values()],
+            [field.producer for field in fields.values()],
             valid is not None,
         )
         self._native = native
@@ -275,7 +275,6 @@ class _Field:
                     f"and {part.dtype}{list(part.shape[1:])}; wanted the same"
                 )
         self.rows = sum(part.shape[0] for part in self.arrays)
-        self._bytes = array.itemsize * math.prod(array.shape[1:])
         self.producer = producer if producer is not None and producer.capsule is not None else None
         self._cast, dtype = _cast(array.dtype)
         self._record = jax.ShapeDtypeStruct(array.shape[1:], dtype)
@@ -290,13 +289,9 @@ class _Field:
     def struct(self, batch: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *self._record.shape), self._record.dtype)
 
-    def native(self) -> tuple[list[tuple[int, int, int]], int, int, Any]:
+    def native(self) -> tuple[list[np.ndarray], int, Any]:
         capsule = None if self.producer is None else self.producer.capsule
-        parts = [
-            (part.ctypes.data, part.shape[0], part.strides[0] if part.shape[0] > 1 else 0)
-            for part in self.arrays
-        ]
-        return parts, self._bytes, self._cast, capsule
+        return [byte_rows(part) for part in self.arrays], int(self._cast), capsule
 
 
 @dataclasses.dataclass

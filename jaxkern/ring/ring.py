@@ -415,13 +415,18 @@ class Ring:
 
 
 def _allocator(device: Any) -> Any:
-    """Page-locked memory where batches go to a GPU, else None."""
+    """Page-locked memory where batches go to a GPU, else None.
+
+    It is allocated in the context of one of these GPUs: a context on any other would take memory.
+    """
     library = registry.module("cuda")
     if library is None:
         return None
     one = one_device(device)
-    devices = [one] if one is not None else device.device_set
-    return library.pinned_allocator() if all(d.platform == "gpu" for d in devices) else None
+    devices = [one] if one is not None else list(device.addressable_devices)
+    if not devices or any(each.platform != "gpu" for each in devices):
+        return None
+    return library.pinned_allocator(min(each.local_hardware_id for each in devices))
 
 
 def _index(index: int | None, behind: int = 0) -> int:
@@ -462,6 +467,9 @@ def _close_open() -> None:
     rings = [ring for ring in list(_open) if not ring.closed]
     for ring in rings:
         ring.close(timeout=1.0)
+    cpu = registry.module("cpu")
+    if cpu is not None:
+        cpu.join_waiters(1.0)
     if not rings:
         return
     # Python ends daemon threads where they next need its lock; in native code, such as the return

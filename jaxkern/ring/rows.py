@@ -10,6 +10,11 @@ import numpy as np
 from jaxkern.core import registry
 
 
+def byte_rows(array: np.ndarray) -> np.ndarray:
+    """View uint8 [N, bytes of a row] of an array [N, ...] whose rows have no gaps."""
+    return array.reshape(len(array), math.prod(array.shape[1:])).view(np.uint8)
+
+
 def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Rows of arrays that are thought one behind the other, written to `out`, which it returns.
 
@@ -27,12 +32,9 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
     """
     library = registry.module("cpu")
     if library is not None and _is_copied(arrays, out):
-        parts = [
-            (array.__array_interface__["data"][0], len(array), array.strides[0]) for array in arrays
-        ]
-        row_bytes = out.itemsize * math.prod(out.shape[1:])
+        parts = [byte_rows(array) for array in arrays]
         flat = out.reshape(-1).view(np.uint8)
-        library.gather_rows(parts, row_bytes, np.ascontiguousarray(rows, np.int64), flat)
+        library.gather_rows(parts, np.ascontiguousarray(rows, np.int64), flat)
         return out
     ends = np.cumsum([len(array) for array in arrays])
     if rows.size and not (rows.min() >= 0 and rows.max() < ends[-1]):

@@ -68,6 +68,8 @@ class Documents:
             found = _flat("offsets", offsets)
         if found.dtype.kind not in "iu":
             raise TypeError(f"offsets is {found.dtype}{list(found.shape)}; wanted integers [N + 1]")
+        is_path = isinstance(offsets, str | os.PathLike)
+        self._offsets_name = f"offsets ({os.fspath(offsets)})" if is_path else "offsets"
         self.offsets = np.ascontiguousarray(found, np.int64)
         sizes = {name: len(array) for name, array in self.fields.items()}
         if len(self.offsets) == 0:
@@ -81,8 +83,8 @@ class Documents:
             return
         before = "" if place == 0 else f" behind {self.offsets[place - 1]}"
         raise ValueError(
-            f"offsets[{place}] is {self.offsets[place]}{before}; wanted offsets that rise from 0 "
-            f"or more to {size} or less, the number of values"
+            f"{self._offsets_name}[{place}] is {self.offsets[place]}{before}; wanted offsets that "
+            f"rise from 0 or more to {size} or less, the number of values"
         )
 
     def __len__(self) -> int:

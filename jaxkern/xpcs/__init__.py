@@ -49,7 +49,13 @@ from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.passes import BadDataError
-from jaxkern.xpcs.fitting.result import FitResult, FitTimings, load_result, save_result
+from jaxkern.xpcs.fitting.result import (
+    FitInterrupted,
+    FitResult,
+    FitTimings,
+    load_result,
+    save_result,
+)
 from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
@@ -85,6 +91,7 @@ __all__ = [
     "EventFrames",
     "Events",
     "FileOutcome",
+    "FitInterrupted",
     "FitResult",
     "FitTimings",
     "FrameSource",

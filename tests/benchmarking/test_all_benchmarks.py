@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# The command itself; profiles of one fit, which are no comparison; what steps start or import.
-NO_STEPS = {"run", "profile_fit"}
+# The command itself; profiles of one fit and counts of damage, which are no comparison; what steps
+# start or import.
+NO_STEPS = {"run", "profile_fit", "damaged_files"}
 PARTS = {
     "xpcs_cases": "xpcs_fits",
     "photographs": "file_batches",

@@ -256,11 +256,11 @@ void check_no_memory() {
   const Data data(10);
   Options options;
   options.capacity = 2;
-  options.allocator.allocate = [](size_t bytes) -> void* {
-    return --g_blocks < 0 ? nullptr : host_allocator().allocate(bytes);
+  options.allocator.allocate = [](size_t bytes, int) -> void* {
+    return --g_blocks < 0 ? nullptr : host_allocator().make(bytes);
   };
-  options.allocator.release = [](void* memory, size_t bytes) {
-    host_allocator().release(memory, bytes);
+  options.allocator.release = [](void* memory, size_t bytes, int) {
+    host_allocator().free(memory, bytes);
   };
   g_blocks = 2;
   const std::shared_ptr<Ring> ring = Ring::create({leaf_spec("int64", 8, {1})}, options);

@@ -164,7 +164,7 @@ void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
       }
     }
     if (returnable && random() % 2 == 0) {  // leases of it go on
-      ring->put_back(status, std::move(batch));
+      ring->put_back(Status(status), std::move(batch));
       expect(ring->delivered() == next, "what was put back passes for delivered");
       continue;
     }
@@ -235,7 +235,7 @@ void several_consumers(uint64_t seed) {
         const Status status = ring->take(kNoDeadline, &batch, true);
         if (!status.ok()) break;
         if (random() % 4 == 0) {
-          ring->put_back(status, std::move(batch));
+          ring->put_back(Status(status), std::move(batch));
         } else {
           batch.settle();
           ++delivered;
@@ -333,11 +333,11 @@ void kept_memory() {
   alive = 0;
   Options options;
   options.capacity = kCapacity;
-  options.allocator = {[](size_t bytes) -> void* {
+  options.allocator = {[](size_t bytes, int) -> void* {
                          ++alive;
                          return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
                        },
-                       [](void* data, size_t) {
+                       [](void* data, size_t, int) {
                          --alive;
                          std::free(data);
                        }};
@@ -386,11 +386,11 @@ void exhaustion() {
   left = 2;
   Options options;
   options.capacity = 1;
-  options.allocator = {[](size_t bytes) -> void* {
+  options.allocator = {[](size_t bytes, int) -> void* {
                          return left-- > 0 ? std::aligned_alloc(64, (bytes + 63) / 64 * 64)
                                            : nullptr;
                        },
-                       [](void* data, size_t) { std::free(data); }};
+                       [](void* data, size_t, int) { std::free(data); }};
   const auto ring = Ring::create({jaxkern::ring::leaf_spec("int64", 8, {5, 3})}, options);
   std::vector<Batch> kept(2);
   for (Batch& batch : kept) {
@@ -421,8 +421,8 @@ void returns() {
   const Status one = ring->take(kNow, &first, true), two = ring->take(kNow, &second, true);
   const char* address = first.leaf(0);
   const std::unique_ptr<Lease> early = first.lease(0);
-  ring->put_back(two, std::move(second));
-  ring->put_back(one, std::move(first));
+  ring->put_back(Status(two), std::move(second));
+  ring->put_back(Status(one), std::move(first));
   expect(ring->delivered() == 0 && ring->statistics().batches == 0, "two batches put back");
   expect(ring->take(kNow, &first, true).index == 0 && first.leaf(0) == address, "the first again");
   (void)first.lease(0);  // the last but one: the leaf stays
@@ -441,7 +441,7 @@ void returns() {
     expect(failed.outcome == Outcome::kFailed && failed.message == "bad" && failed.ticket == 7 &&
                ring->statistics().failures == 1,
            "the failure");
-    ring->put_back(failed, std::move(none));
+    ring->put_back(Status(failed), std::move(none));
     expect(ring->statistics().failures == 0 && ring->delivered() == 2, "the failure put back");
   }
   ring->close();
@@ -537,9 +537,9 @@ void programs() {
     if (!threads) none.emplace();
     jaxkern::ring::HostBatch slot, batch;
     expect(rings.acquire(ring, kNow, &slot).ok(), "a program's slot");
-    rings.end_elsewhere(std::move(slot));
+    rings.end_elsewhere(std::move(slot), nullptr);
     expect(rings.take(ring, in(5000000), &batch).ok(), "a batch that was committed elsewhere");
-    expect(batch.end().ok() && ring->statistics().held == 0, "a program's batch goes back");
+    expect(batch.end(nullptr).ok() && ring->statistics().held == 0, "a program's batch goes back");
   }
 }
 

@@ -137,7 +137,7 @@ SHOWN = {
 SMALLER = {
     "fits.md": (
         "config.yaml",
-        {"frames: 400 ": "frames: 60 ", "[0.0, 30.0, 60.0, 90.0]": "[0.0, 40.0]"},
+        {"frames: 400 ": "frames: 200 ", "noise: 0.02 ": "noise: 0.002 "},
     )
 }
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
+from jaxkern.ring.rows import byte_rows
 
 DTYPES = ["uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "bool"]
 DTYPES += ["complex64", "complex128", "bfloat16", "float8_e4m3fn"]
@@ -146,7 +147,7 @@ def test_the_native_side_refuses_records_itself():
         assert len(list(batches)) == 2
     ring = jk.ring.Ring([jax.ShapeDtypeStruct((2, 2), np.float32)])
     native = type(batches._native)(
-        ring._key, [([(rows.ctypes.data, 10, 8)], 8, 0, None)], 2, False, 0, 1, [rows], False
+        ring._key, [([byte_rows(rows)], 0, None)], 2, False, 0, 1, [], False
     )
     with pytest.raises(IndexError, match="record 10 at place 1"):
         native.submit(np.array([0, 10]), [[]])

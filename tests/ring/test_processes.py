@@ -140,6 +140,46 @@ time.sleep(0.5)
     )
 
 
+def test_exit_while_daemon_threads_return_from_native_code():
+    run(
+        """
+from jaxkern.ring.rows import gather_rows
+source, rows = np.zeros((1 << 14, 64), np.uint8), np.zeros(1 << 14, int)
+started = threading.Barrier(5)
+def work():
+    out = np.empty_like(source)
+    started.wait()
+    while True:
+        gather_rows([source], rows, out)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+started.wait()
+"""
+    )
+
+
+def test_threads_of_programs_that_waited_are_joined():
+    run(
+        """
+import jax
+from jaxkern.core import registry
+cpu = registry.module("cpu")
+assert cpu.join_waiters(20.0)
+ring = jk.ring.Ring(x)
+pop = jax.jit(lambda token: jk.ring.pop(ring, token)[0])
+popped = []
+thread = threading.Thread(target=lambda: popped.append(np.asarray(pop(ring.token()))))
+thread.start()
+while cpu.join_waiters(0.0):
+    time.sleep(0.01)
+ring.put(x)
+thread.join(60)
+assert len(popped) == 1
+assert cpu.join_waiters(20.0)
+"""
+    )
+
+
 def test_a_ring_that_is_dropped_closes():
     output = run(
         """

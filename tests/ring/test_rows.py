@@ -3,12 +3,17 @@ for values of another type, arrays with gaps or backward strides copied as if th
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
+import jaxkern as jk
 from jaxkern.core import registry
-from jaxkern.ring.rows import gather_rows
+from jaxkern.ring.rows import byte_rows, gather_rows
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.integers(0, 17, 40)
@@ -67,14 +72,53 @@ def test_a_row_that_is_not_there(row):
 def test_native_code_checks_sizes():
     gather = registry.module("cpu").gather_rows
     array, out = np.arange(6), np.zeros(16, np.uint8)
-    place = [(array.ctypes.data, 6, 8)]
-    with pytest.raises(ValueError, match="out has 16 bytes; 3 rows of 8 are wanted"):
-        gather(place, 8, np.array([0, 1, 2]), out)
-    with pytest.raises(ValueError, match="out has 16 bytes"):
-        gather(place, 2**62, np.array([0, 1, 2, 3]), out)
-    with pytest.raises(ValueError, match="out has 16 bytes"):
-        gather(place, -8, np.array([0, 1]), out)
-    with pytest.raises(ValueError, match="negative number of rows"):
-        gather([(array.ctypes.data, -6, 8)], 8, np.array([0, 1]), out)
-    gather(place, 8, np.array([5, 4]), out)
+    part = byte_rows(array)
+    with pytest.raises(ValueError, match="16 bytes; 3 rows of 8"):
+        gather([part], np.array([0, 1, 2]), out)
+    one = np.zeros(1, np.uint8)
+    huge = as_strided(one, (1, 2**62), (0, 1))
+    with pytest.raises(ValueError, match="16 bytes"):
+        gather([huge], np.zeros(4, np.int64), out)
+    for wrong in (byte_rows(array.astype(np.int32)), byte_rows(np.zeros((6, 2)))):
+        with pytest.raises(ValueError, match=rf"8 bytes .* {wrong.shape[1]}"):
+            gather([part, wrong], np.array([0, 1]), out)
+    with pytest.raises(ValueError, match="stride of 2"):
+        gather([np.zeros((6, 16), np.uint8)[:, ::2]], np.array([0, 1]), out)
+    with pytest.raises(ValueError, match="2\\^63"):
+        gather([np.broadcast_to(one, (2**62, 1))] * 2, np.array([0, 1]), out)
+    with pytest.raises(ValueError, match="at least one array"):
+        gather([], np.array([0, 1]), out)
+    gather([part], np.array([5, 4]), out)
     assert out.view(np.int64).tolist() == [5, 4]
+
+
+def test_native_code_takes_arrays_instead_of_addresses():
+    library = registry.module("cpu")
+    array, out = np.arange(6), np.zeros(16, np.uint8)
+    for wrong in ((array.ctypes.data, 6, 8), array, array.reshape(6, 1), part_of(np.int8)):
+        with pytest.raises(TypeError):
+            library.gather_rows([wrong], np.array([0, 1]), out)
+        with pytest.raises(TypeError):
+            library.Assembly(1, [([wrong], 0, None)], 2, False, 0, 1, [])
+
+
+def part_of(dtype):
+    return np.zeros((6, 8), dtype)
+
+
+def test_arrays_live_as_long_as_an_assembly_that_reads_them():
+    rows = np.arange(6)
+    alive = weakref.ref(rows)
+    ring = jk.ring.Ring([np.zeros(2, np.int64).view(np.int32).reshape(2, 2)])
+    leaves = [([byte_rows(rows)], 0, None)]
+    native = registry.module("cpu").Assembly(ring._key, leaves, 2, False, 0, 1, [])
+    leaves.clear()
+    del rows
+    gc.collect()
+    assert alive() is not None
+    native.submit(np.array([5, 4]), [[]])
+    native.finish()
+    assert [np.asarray(batch)[:, 0].tolist() for (batch,) in ring] == [[5, 4]]
+    del native
+    gc.collect()
+    assert alive() is None

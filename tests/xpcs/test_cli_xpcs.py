@@ -130,6 +130,29 @@ def test_scaling_is_individual_unless_told(folder, tmp_path):
     assert "the residuals are not noise" in found["message"]
 
 
+def test_a_path_of_set_is_relative_to_where_the_command_runs(folder, tmp_path, monkeypatch):
+    shutil.copy(folder / "run.h5", tmp_path / "elsewhere.h5")
+    monkeypatch.chdir(tmp_path)
+    more = ["--no-plots", "--output-dir", "out", "--set", "data_files.file=elsewhere.h5"]
+    assert run(folder, "fit", *more) == 0
+    assert (tmp_path / "out" / "results.json").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    more[-1] = "data_files.file=~/elsewhere.h5"
+    monkeypatch.chdir(folder)
+    assert run(folder, "fit", *more, "--output-dir", str(tmp_path / "out")) == 0
+
+
+def test_averages_over_cells_are_no_data_of_a_fit(folder, tmp_path, capsys):
+    """As of `correlate --twotime t1t2:N`: the message says what to run instead."""
+    frames = xpcs.simulate_frames([0.1], n_frames=24, pixels=40, photons=3.0)
+    pairs = xpcs.twotime(frames, frames.qmap, form=("t1t2", 6), frame_time=0.1)
+    path = xpcs.write_results(tmp_path / "cells.hdf", None, pairs)
+    assert run(folder, "fit", "--data", str(path), "--output-dir", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert "--twotime full" in said
+    assert "g2 alone" not in said
+
+
 def test_config_writes_a_template_that_loads(tmp_path, capsys):
     path = tmp_path / "config.yaml"
     assert main(["xpcs", "config", str(path)]) == 0

@@ -194,6 +194,19 @@ def test_parameters_that_trade_off_twice_are_named_once():
     )
 
 
+def test_pairs_that_can_hardly_be_told_apart_are_one_line():
+    draw = np.random.default_rng(1)
+    columns = draw.normal(size=(200, 12))
+    for first, second, off in ((0, 1, 1e-2), (3, 7, 1e-4), (4, 9, 1e-3)):
+        columns[:, second] = columns[:, first] + off * draw.normal(size=200)
+    found = covariance(columns.T @ columns)
+    assert len(found.nearly) == 3
+    lines = rank_warnings(found, [f"p{k}" for k in range(12)])
+    assert len(lines) == 1
+    assert "p3 and p7" in lines[0]
+    assert "3 " in lines[0]
+
+
 def test_a_wave_along_the_rows_is_reported(case):
     wave = 0.02 * np.sin(np.arange(N) / 4)
     found = fit(case, case.data + wave[:, None] + wave)

@@ -157,12 +157,11 @@ def image_of(kind, mean, frames, size, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.001, 0.05, 1.0, 20.0])
+@pytest.mark.parametrize(("mean", "size"), [(0.001, 300), (1.0, 300), (20.0, 300), (0.05, 30)])
 @pytest.mark.parametrize("kind", ["Poisson", "static", "static, 3 modes", "40% static"])
-@pytest.mark.parametrize("size", [30, 300])
 def test_no_false_alarm_in_a_detector_image(kind, mean, size):
-    overview, qmap = image_of(kind, mean, 8, size, seed=5)
-    found = suspect_pixels(overview, qmap, 8, True)
+    overview, qmap = image_of(kind, mean, 4, size, seed=5)
+    found = suspect_pixels(overview, qmap, 4, True)
     assert not len(found), found.reason
 
 

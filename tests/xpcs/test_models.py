@@ -108,7 +108,7 @@ def test_names_units_defaults_bounds():
     )
     assert model.defaults.tolist() == [1000.0, 0.5, 10.0, 0.01, 0.5, 0.0, 0.0]
     assert model.bounds.tolist() == [
-        *([100, 1e5], [-2, 2], [-1e5, 1e5], [1e-6, 0.5], [-2, 2], [-0.1, 0.1], [-10, 10]),
+        *([100, 1e5], [-2, 2], [-1e5, 1e5], [1e-6, 0.5], [-2, 2], [-0.1, 0.1], [-90, 90]),
     ]
     assert model.units[0] == "Angstrom^2/s"
     assert len(model.units) == 7
@@ -139,6 +139,7 @@ def test_custom_model():
         units=model.units,
         defaults=model.defaults,
         bounds=model.bounds,
+        periods=model.periods,
         columns_A=["D0", "alpha", "D_offset"],
         columns_X=[3, 4, 5, "phi0"],
     )

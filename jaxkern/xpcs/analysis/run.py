@@ -135,6 +135,7 @@ def fit_measurement(
         config.scaling,
         bounds=start.bounds or None,
         hold=start.hold,
+        allow_bounds=start.allow_bounds,
         keep=measurement.keep,
         multistart=how.multistart.starts,
         seed=how.multistart.seed,

@@ -68,6 +68,7 @@ class InitialParameters:
     values: dict[str, float] = _key("start of the fit by name; others: the model's", factory=dict)
     bounds: dict[str, tuple[float, float]] = _key("[low, high] by name", factory=dict)
     hold: tuple[str, ...] = _key("names that stay at their start", ())
+    allow_bounds: bool = _key("whether a fit that ends at a bound is a success", False)
     contrast: float | None = _key("null: estimated from the data")
     offset: float | None = _key("null: estimated from the data")
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     """Open a new HDF5 file, which gets its name when the block ends without an error.
 
+    The format is that of HDF5 1.8 (2008), in which headers have checksums.
+
     Raises:
       FileExistsError: `overwrite` is false and `path` exists.
       OSError: the disk is full or fails; what was written is removed.
@@ -38,7 +40,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     ):
         medium = _Medium(raw)
         try:
-            with h5py.File(medium, "w") as file:
+            with h5py.File(medium, "w", libver=("v108", "v108")) as file:
                 yield file
         except Exception:  # HDF5 may have missed what was not written
             medium.check(path)

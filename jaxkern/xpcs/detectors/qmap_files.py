@@ -180,8 +180,11 @@ def write_layout(group: h5py.Group, layout: Mapping[str, Any], version: str) -> 
             digest.update(np.ascontiguousarray(value).tobytes())
         else:
             digest.update(repr(value).encode())
-        large = isinstance(value, np.ndarray) and value.size > 1024
-        stored = group.create_dataset(key, data=value, compression="lzf" if large else None)
+        numbers = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
+        large = numbers and value.size > 1024
+        stored = group.create_dataset(
+            key, data=value, compression="lzf" if large else None, fletcher32=numbers or None
+        )
         if "_v_list_dim" in key and key[-1] in "01":
             for attribute, texts in (("name", "map_names"), ("unit", "map_units")):
                 names = layout.get(texts)

@@ -70,8 +70,14 @@ def find_layout(file: h5py.File, layout: str | None) -> str:
     wanted = "; ".join(
         f"the layout {name!r} misses {', '.join(paths)}" for name, paths in missing.items()
     )
-    alone = "xpcs/multitau" in file and "xpcs/twotime" not in file
-    hint = ". It holds g2 alone: give xpcs correlate --twotime" if alone else ""
+    hint = ""
+    if "xpcs/twotime_binned" in file:
+        hint = (
+            ". Its two-time correlations are averages over cells (--twotime t1t2:N or age-lag:...) "
+            "and a fit needs each pair of frames: run xpcs correlate again with --twotime full"
+        )
+    elif "xpcs/multitau" in file and "xpcs/twotime" not in file:
+        hint = ". It holds g2 alone: give xpcs correlate --twotime"
     raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}{hint}")
 
 

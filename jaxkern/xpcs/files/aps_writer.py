@@ -74,7 +74,9 @@ class ApsWriter:
             for name, values in lists.items():
                 file[name] = values
             self._sets = [
-                file.create_dataset(name, (n_t, n_t), self.dtype, chunks=(tile, tile))
+                file.create_dataset(
+                    name, (n_t, n_t), self.dtype, chunks=(tile, tile), fletcher32=True
+                )
                 for name in names
             ]
             self._open = opened.pop_all()

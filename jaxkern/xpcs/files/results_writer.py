@@ -257,9 +257,9 @@ def _write_overview(xpcs: h5py.Group, overview: Overview) -> None:
 
 
 def _write_multitau(group: h5py.Group, result: MultiTauResult) -> None:
-    group["delay_list"] = result.delay
-    group["processed_bins"] = result.bins
-    group["n_pairs"] = result.n_pairs
+    _store(group, "delay_list", result.delay)
+    _store(group, "processed_bins", result.bins)
+    _store(group, "n_pairs", result.n_pairs)
     group["n_frames"] = result.n_frames
     if result.warnings:
         group["warnings"] = list(result.warnings)
@@ -286,14 +286,16 @@ def _write_parts(group: h5py.Group, result: MultiTauResult) -> None:
         pairs[k, delays] = part.n_pairs
     _store(group, "normalized_g2_partial", g2)
     _store(group, "normalized_g2_partial_err", error)
-    group["normalized_g2_partial_labels"] = np.cumsum([part.n_frames for part in result.parts])
-    group["n_pairs_partial"] = pairs
+    _store(
+        group, "normalized_g2_partial_labels", np.cumsum([part.n_frames for part in result.parts])
+    )
+    _store(group, "n_pairs_partial", pairs)
 
 
 def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
     full = result.config.get("form", "full") == "full"
     group = xpcs.create_group("twotime" if full else "twotime_binned")
-    group["processed_bins"] = result.bins
+    _store(group, "processed_bins", result.bins)
     group["n_frames"] = result.n_frames
     if result.warnings:
         group["warnings"] = list(result.warnings)
@@ -321,11 +323,13 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
                 chunks=(tile, tile),
                 compression="lzf",
                 shuffle=True,
+                fletcher32=True,
             )
             store_upper(stored, 0, matrix)
     else:
         _store(group, "c2", result.c2)
-        group["t1"], group["t2"] = result.t1, result.t2
+        _store(group, "t1", result.t1)
+        _store(group, "t2", result.t2)
     _write_config(group, result.config)
 
 
@@ -347,7 +351,10 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
 
 
 def _store(group: h5py.Group, name: str, values: Any) -> None:
-    values = values if isinstance(values, list | str) else np.asarray(values)
-    packed = isinstance(values, np.ndarray) and values.size > _PACKED
+    """Stores a list or an array, with checksums that HDF5 compares when it is read."""
+    values = np.asarray(values)
+    packed = values.size > _PACKED
     how: dict[str, Any] = {"compression": "lzf", "shuffle": True} if packed else {}
+    if values.ndim and values.size:
+        how["fletcher32"] = True
     group.create_dataset(name, data=values, **how)

@@ -16,7 +16,7 @@ from jaxkern.xpcs.fitting import checkpoint
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
 from jaxkern.xpcs.fitting.pass_program import AngleSums, assemble_states
 from jaxkern.xpcs.fitting.problem import FitProblem
-from jaxkern.xpcs.fitting.solver import NormalPoint
+from jaxkern.xpcs.fitting.solver import NormalPoint, Solution
 
 Array = NDArray[np.float64]
 
@@ -188,6 +188,14 @@ class Evaluation:
         """The phases at these parameters, and their derivatives, as `Tables` has them."""
         A, X, tangents_A, tangents_X = map(np.asarray, self._program.tables_at(physics))
         return A, X, tangents_A, tangents_X
+
+    def unfinished(self) -> Solution:
+        """The best point so far, of a solver that was interrupted."""
+        assert self.best is not None
+        cost, x, sums = self.best
+        point = self.of_free(self._layout.join(sums))
+        # SciPy's status of a solver that its caller has stopped.
+        return Solution(x, point, -2, "", self._served, (cost,))
 
     def sums(self, x: Array) -> AngleSums:
         """The sums at the solution, from a pass at the same point."""

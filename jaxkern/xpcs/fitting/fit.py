@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -24,6 +25,7 @@ from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.parameters import (
     FitLayout,
     Scaling,
+    Turns,
     bounds_vectors,
     check_start,
     physics_vector,
@@ -33,9 +35,11 @@ from jaxkern.xpcs.fitting.parameters import (
 from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
 from jaxkern.xpcs.fitting.passes import PassContext
 from jaxkern.xpcs.fitting.problem import FitProblem, FitProgress
-from jaxkern.xpcs.fitting.result import FitResult
+from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult
+from jaxkern.xpcs.fitting.screening import best_direction
 from jaxkern.xpcs.fitting.solver import Solution, StartNotFinite, solve
 from jaxkern.xpcs.fitting.starting import RowSample, estimate_contrast_offset
+from jaxkern.xpcs.fitting.starts import drawn_starts, first_start
 from jaxkern.xpcs.fitting.summary import summarize
 from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.twin import LOSSES
@@ -54,6 +58,7 @@ def fit(
     *,
     bounds: Any = None,
     hold: Sequence[str] = (),
+    allow_bounds: bool = False,
     weights: Any = None,
     keep: Any = None,
     start_frame: int | None = None,
@@ -94,8 +99,12 @@ def fit(
         ``"fixed"``; ``"auto"`` is what other software calls so: constant from three angles on.
         Where angles differ in truth, constant scaling biases the physics beyond its errors.
       bounds: None for the model's; a mapping name -> (lower, upper) that replaces some; or a pair
-        of arrays for all fitted parameters, or for the physics.
+        of arrays for all fitted parameters, or for the physics. The direction phi0 has no bounds
+        if these span half a turn, as by default: the search begins in four directions, on a few
+        rows of the data, and the result is moved into the bounds by half turns.
       hold: names of physics parameters that stay at their start.
+      allow_bounds: True if a physics parameter at one of its bounds is a valid result; else such a
+        fit is no success. Contrast and offset may always be at a bound.
       weights: 1 / sigma^2, instead of sigma.
       keep: mask [n_t], True for frames that count. start_frame, end_frame: as in a slice.
       loss, f_scale: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"`` or ``"arctan"`` as in
@@ -123,6 +132,7 @@ def fit(
         names, with what was wanted.
       BadDataError: for data with NaN where ``on_bad_chunk="raise"``.
       CheckpointError: for a checkpoint that is damaged or of another fit.
+      FitInterrupted: for Ctrl-C, a `KeyboardInterrupt` with the best result so far.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -169,9 +179,10 @@ def fit(
         layout = _layout(
             model, opened.sample, resolve_scaling(scaling, shape[0]), contrast0, offset0
         )
-        lower, upper = bounds_vectors(bounds, layout, model.bounds)
+        turns = Turns.of(layout, model.periods, *bounds_vectors(bounds, layout, model.bounds))
+        lower, upper = turns.bounds()
         physics = physics_vector(p0, model.parameter_names, model.defaults)
-        start = _start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
+        start = first_start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
         free = _free(layout, hold)
         check_start(start, lower, upper, layout.names)
         program = PassProgram(model, PassSettings(loss, bool(mirrored.all())), opened.sharding)
@@ -179,11 +190,23 @@ def fit(
         context = PassContext(program, noise.sigma, keep_u8, float(f_scale), opened.step_zero)
         if not isinstance(x_scale, str):
             x_scale = np.broadcast_to(np.asarray(x_scale, np.float64), (layout.size,))
+        direct = functools.partial(
+            best_direction,
+            layout=layout,
+            turns=turns,
+            free=free,
+            sample=opened.sample,
+            noise=noise,
+            model=model,
+            program=program,
+        )
+        start = direct(start)
         problem = FitProblem(
             model=model,
             data=opened,
             noise=noise,
             layout=layout,
+            turns=turns,
             lower=lower,
             upper=upper,
             free=free,
@@ -192,6 +215,7 @@ def fit(
             bad=opened.bad_blocks(noise.silent),
             loss=loss,
             absolute_sigma=absolute_sigma,
+            allow_bounds=allow_bounds,
             solver={
                 "ftol": ftol,
                 "xtol": xtol,
@@ -208,22 +232,28 @@ def fit(
         if streaming.enable_checkpoints:
             fingerprint = fingerprint_of(problem, start, hold, [multistart, seed])
         evaluations: list[Evaluation] = []
-        starts = _starts(start, lower, upper, layout, multistart, seed)
-        solutions = {}
-        for k, x0 in enumerate(starts):
-            try:
-                solutions[k] = _solve(problem, fingerprint, x0, evaluations)
-            except StartNotFinite:
-                # A start that was drawn may lie where the model overflows; the user's may not.
-                if k == 0:
-                    raise
-        costs = [solutions[k].point.cost if k in solutions else np.inf for k in range(len(starts))]
-        best = int(np.argmin(costs))
-        left_out = independent()
-        if errors == "jackknife":
-            left_out = jackknife(problem, evaluations[best], solutions[best].x)
-        start_costs = tuple(costs) if multistart > 1 else ()
-        result = summarize(problem, evaluations, best, solutions[best], left_out, start_costs)
+        solutions: dict[int, Solution] = {}
+        try:
+            starts = drawn_starts(start, turns.lower, turns.upper, layout, multistart, seed)
+            for k, x0 in enumerate(starts):
+                try:
+                    x0 = start if k == 0 else direct(x0)
+                    solutions[k] = _solve(problem, fingerprint, x0, evaluations)
+                except StartNotFinite:
+                    # A start that was drawn may lie where the model overflows; the user's may not.
+                    if k == 0:
+                        raise
+            costs = _costs(solutions, multistart)
+            best = int(np.argmin(costs))
+            left_out = independent()
+            if errors == "jackknife":
+                left_out = jackknife(problem, evaluations[best], solutions[best].x)
+            start_costs = tuple(costs) if multistart > 1 else ()
+            result = summarize(problem, evaluations, best, solutions[best], left_out, start_costs)
+        except KeyboardInterrupt as stop:
+            raise FitInterrupted(
+                _best_so_far(problem, evaluations, solutions, multistart)
+            ) from stop
     stores = [(e.store, e.log) for e in evaluations if e.store is not None]
     try:
         for store, _ in stores:
@@ -233,6 +263,31 @@ def fit(
             store.save(log)
         raise
     return result
+
+
+def _costs(solutions: dict[int, Solution], starts: int) -> list[float]:
+    """The cost from each start, infinite for those that have no solution."""
+    return [solutions[k].point.cost if k in solutions else np.inf for k in range(starts)]
+
+
+def _best_so_far(
+    problem: FitProblem,
+    evaluations: list[Evaluation],
+    solutions: dict[int, Solution],
+    starts: int,
+) -> FitResult | None:
+    """The best point of the starts that are finished and of the one that was interrupted."""
+    told = f"the fit was interrupted, {len(solutions)} of {starts} starts finished"
+    found = dict(solutions)
+    for k, evaluation in enumerate(evaluations):
+        if k not in found and evaluation.best is not None:
+            found[k] = evaluation.unfinished()
+    if not found:
+        return None
+    costs = _costs(found, starts)
+    best, shown = int(np.argmin(costs)), tuple(costs) if starts > 1 else ()
+    left_out = independent()
+    return summarize(problem, evaluations, best, found[best], left_out, shown, interrupted=told)
 
 
 def curve_fit(
@@ -274,21 +329,6 @@ def _layout(
     return FitLayout(scaling, model.parameter_names, model.units, chosen[0], chosen[1])
 
 
-def _start(
-    layout: FitLayout, physics: Array, lower: Array, upper: Array, *estimated: bool
-) -> Array:
-    """The start of all fitted parameters; what was estimated is moved inside its bounds."""
-    start = layout.vector(physics)
-    scales = layout.n_scales
-    for place, is_estimated in enumerate(estimated):
-        part = slice(place * scales, (place + 1) * scales)
-        if is_estimated:
-            with np.errstate(invalid="ignore"):
-                margin = np.minimum(1e-3 * (upper[part] - lower[part]), 1e-3)
-            start[part] = np.clip(start[part], lower[part] + margin, upper[part] - margin)
-    return start
-
-
 def _free(layout: FitLayout, hold: Sequence[str]) -> NDArray[np.bool_]:
     free = np.ones(layout.size, bool)
     for name in hold:
@@ -298,30 +338,6 @@ def _free(layout: FitLayout, hold: Sequence[str]) -> NDArray[np.bool_]:
     if not free.any():
         raise ValueError("hold names every fitted parameter; wanted one free at least")
     return free
-
-
-def _starts(
-    start: Array, lower: Array, upper: Array, layout: FitLayout, count: int, seed: int
-) -> list[Array]:
-    """The start and count - 1 others, drawn within the bounds of the physics.
-
-    Uniform, or uniform in the logarithm where positive bounds span more than two decades; around
-    the start where there is no bound.
-    """
-    draw = np.random.default_rng(seed)
-    starts = [start]
-    for _ in range(count - 1):
-        x = start.copy()
-        for k in range(2 * layout.n_scales, layout.size):
-            low, high, u = lower[k], upper[k], draw.random()
-            if not (np.isfinite(low) and np.isfinite(high)):
-                x[k] = np.clip(x[k] + (2 * u - 1) * max(abs(x[k]), 1.0), low, high)
-            elif low > 0 and high > 100 * low:
-                x[k] = low * (high / low) ** u
-            else:
-                x[k] = low + (high - low) * u
-        starts.append(x)
-    return starts
 
 
 def _solve(

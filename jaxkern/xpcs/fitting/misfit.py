@@ -47,6 +47,9 @@ _POINTS, _LEAST_ROWS = 2**18, 24
 _RATIO = 1.6
 # What is left of the model's correlation between the ends of a block, and the fewest frames of one.
 _FORGOTTEN, _LEAST_FRAMES = float(np.exp(-4.0)), 3
+# The scatter between blocks is below the variance by up to this factor: neighbours share some of
+# their noise, and contrast and offset of an angle with few blocks take a part of it.
+_WIDER = 1.25
 # With fewer degrees of freedom a cell is not judged.
 _LEAST_FREEDOM = 4.0
 # Residuals of robust fits are cut at so many standard deviations.
@@ -342,7 +345,7 @@ def _judged(
         # As many parts of equal size know as much.
         equal = np.nan_to_num(1.0 / (weight**2).sum(0))
         freedom = equal - 1 - shared
-        variance = ((h - weight * total) ** 2).sum(0) * equal / freedom
+        variance = ((h - weight * total) ** 2).sum(0) * equal / freedom * _WIDER
         t, mean = total / np.sqrt(variance), total / points
     usable = (freedom >= _LEAST_FREEDOM) & np.isfinite(t)
     levels = np.array(LEVELS) / np.maximum(usable.sum(1), 1)

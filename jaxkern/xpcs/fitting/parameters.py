@@ -169,6 +169,39 @@ def bounds_vectors(given: Any, layout: FitLayout, model_bounds: Any) -> tuple[Ar
     return lower, upper
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Periodic parameters whose bounds span a period: the solver has no bounds for these.
+
+    A bound inside the period would end a search that has to pass it. Values outside the bounds are
+    moved by whole periods instead, once, in the result.
+    """
+
+    free: NDArray[np.bool_]  # [p]: which parameters these are
+    period: Array  # [p]
+    lower: Array  # [p], the bounds as given
+    upper: Array
+
+    @classmethod
+    def of(cls, layout: FitLayout, periods: Array, lower: Array, upper: Array) -> Turns:
+        """From the periods [p] of the physics (infinite: none) and the bounds of all parameters."""
+        period = np.concatenate([np.full(2 * layout.n_scales, np.inf), periods])
+        return cls(np.isfinite(period) & (upper - lower >= period), period, lower, upper)
+
+    def bounds(self) -> tuple[Array, Array]:
+        """The bounds [p] of the solver."""
+        return np.where(self.free, -np.inf, self.lower), np.where(self.free, np.inf, self.upper)
+
+    def wrap(self, x: Array) -> Array:
+        """x [p] with these parameters inside their bounds."""
+        result = x.copy()
+        for k in np.flatnonzero(self.free):
+            below, above = max(self.lower[k] - x[k], 0.0), max(x[k] - self.upper[k], 0.0)
+            turns = np.ceil(below / self.period[k]) - np.ceil(above / self.period[k])
+            result[k] += turns * self.period[k]
+        return result
+
+
 def check_start(x: Array, lower: Array, upper: Array, names: Sequence[str]) -> None:
     """Raises ValueError for a start outside the bounds."""
     for name, value, low, high in zip(names, x, lower, upper, strict=True):

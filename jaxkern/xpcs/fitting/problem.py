@@ -12,7 +12,7 @@ from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.fit_data import FitData
 from jaxkern.xpcs.fitting.noise import Noise
 from jaxkern.xpcs.fitting.options import StreamingOptions
-from jaxkern.xpcs.fitting.parameters import FitLayout
+from jaxkern.xpcs.fitting.parameters import FitLayout, Turns
 from jaxkern.xpcs.fitting.passes import BadBlocks, PassContext
 from jaxkern.xpcs.model.models import Model
 
@@ -38,14 +38,16 @@ class FitProgress(ProgressBar):
 class FitProblem:
     """A fit but for its start: data, noise, parameters, and how to go through and report them.
 
-    `lower` and `upper` bound all fitted parameters, of which those of `free` move; `mirrored`
-    [n_phi] says whose data are; `solver` holds the arguments of SciPy's least_squares.
+    `lower` and `upper` bound all fitted parameters, of which those of `free` move, and `turns` has
+    the bounds of angles, which the result is moved into; `mirrored` [n_phi] says whose data are;
+    `solver` holds the arguments of SciPy's least_squares.
     """
 
     model: Model
     data: FitData
     noise: Noise
     layout: FitLayout
+    turns: Turns
     lower: Array
     upper: Array
     free: NDArray[np.bool_]
@@ -54,6 +56,7 @@ class FitProblem:
     bad: BadBlocks
     loss: str
     absolute_sigma: bool
+    allow_bounds: bool
     solver: dict[str, Any]
     streaming: StreamingOptions
     progress: FitProgress

@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 
 from jaxkern.core.archives import npz_bytes
 from jaxkern.core.paths import write_whole
+from jaxkern.xpcs.fitting.parameters import Turns
 from jaxkern.xpcs.fitting.solver import Covariance
 from jaxkern.xpcs.model.geometry import Geometry
 
 Array = NDArray[np.float64]
+
+# Standard errors beyond so many times the parameter say that the data do not determine it.
+_LARGEST_ERROR = 100.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class FitResult:
       count, independent_count: points that count, and those with mirrored pairs counted once.
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
       nfev: passes over the data. n_batches: chunks that the kernel was given.
-      success: whether a tolerance was met and the residuals are noise. status: SciPy's. message:
-        SciPy's, and why the result is not to be believed although the solver stopped well.
+      success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
+        bound and none has an error that is infinite or exceeds 100 times its value. status:
+        SciPy's. message: SciPy's, and the reasons why the result is no success although the solver
+        stopped well.
       success_rate: the part of the data's row blocks that could be used.
       keep: [n_t] bool, the frames that counted: without masked ones and those without numbers.
       strategy: the way through the data.
@@ -65,6 +71,8 @@ class FitResult:
       timings, peak_memory: seconds; bytes of anonymous memory, the largest that was seen.
       warnings: what a careful reader should know.
       start_costs: the cost from each start of a multistart, in the order of the starts.
+      held: names of the parameters that were not fitted.
+      interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
     """
 
     popt: Array
@@ -98,6 +106,8 @@ class FitResult:
     error_passes: int = 0
     inflation: float = 1.0
     keep: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    held: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def perr(self) -> Array:
@@ -118,8 +128,9 @@ class FitResult:
         width = max((len(name) for name in self.names), default=9)
         both = self.errors != "independent"
         rows = [
-            f"  {name:<{width}}  {value: .6g} +/- {error:.2g}"
-            + (f" ({alone:.2g})" if both else "")
+            f"  {name:<{width}}  {value: .6g} "
+            + ("held" if name in self.held else f"+/- {error:.2g}")
+            + (f" ({alone:.2g})" if both and name not in self.held else "")
             + (f" {unit}" if unit else "")
             for name, value, error, alone, unit in zip(
                 self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
@@ -128,7 +139,7 @@ class FitResult:
         if both:
             rows.append(f"  errors: {self.errors} (in brackets: if all points were independent)")
         stopped = "converged but is NOT to be believed" if self.status > 0 else "NOT converged"
-        state = "converged" if self.success else stopped
+        state = "interrupted" if self.interrupted else "converged" if self.success else stopped
         lines = [
             f"fit {state} after {self.nfev} passes ({self.strategy}): {self.message}",
             *rows,
@@ -141,6 +152,19 @@ class FitResult:
             lines.append(f"  {self.success_rate:.2%} of the data could be used")
         lines += [f"  warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
+
+
+class FitInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `jaxkern.xpcs.fit`, with what the fit had found by then.
+
+    Attributes:
+      result: the best `FitResult` so far, of all starts, with `interrupted` True, `success` False
+        and errors of independent noise; None before the first pass has ended.
+    """
+
+    def __init__(self, result: FitResult | None) -> None:
+        super().__init__("the fit was interrupted")
+        self.result = result
 
 
 def save_result(
@@ -172,6 +196,7 @@ def save_result(
                 "error": _number(error),
                 "error_independent": _number(alone),
                 "unit": unit,
+                "held": name in result.held,
             }
             for name, value, error, alone, unit in rows
         },
@@ -247,24 +272,35 @@ def scaled_covariance(
     return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
 
 
-def bound_warnings(
+def at_bounds(
     x: Array, lower: Array, upper: Array, names: Sequence[str], free: NDArray[np.bool_]
-) -> list[str]:
-    """A line for each parameter that ended at one of its bounds."""
-    found = []
+) -> dict[int, str]:
+    """The parameters that ended at one of their bounds, by index, each with which bound."""
+    found = {}
     for k in map(int, np.flatnonzero(free)):
         width = upper[k] - lower[k]
         room = 1e-6 * (width if np.isfinite(width) else max(abs(x[k]), 1.0))
         for side, bound in (("lower", lower[k]), ("upper", upper[k])):
             if abs(x[k] - bound) <= room:
-                found.append(
-                    f"{names[k]} is at its {side} bound {bound:g}; its error is not meaningful"
-                )
+                found[k] = f"{names[k]} is at its {side} bound {bound:g}"
     return found
 
 
+def undetermined(x: Array, errors: Array, turns: Turns, free: NDArray[np.bool_]) -> list[int]:
+    """Parameters with a standard error that is infinite or exceeds 100 times the value.
+
+    A parameter that may be zero is compared with the width of its bounds too: one that is zero in
+    truth, and well known, is often smaller than a hundredth of its error. An angle is compared with
+    half of its period.
+    """
+    signed = (turns.lower < 0) & (turns.upper > 0)
+    limit = np.maximum(_LARGEST_ERROR * np.abs(x), np.where(signed, turns.upper - turns.lower, 0.0))
+    limit = np.minimum(limit, turns.period / 2)
+    return [int(k) for k in np.flatnonzero(free & ~(np.isfinite(errors) & (errors <= limit)))]
+
+
 def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
-    """A line for each direction that the data do not determine, and for pairs near one."""
+    """A line for each direction that the data do not determine, and one for nearly equal pairs."""
     found = []
     for members in covariance.tradeoffs:
         if len(members) == 1:
@@ -272,9 +308,11 @@ def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
         else:
             listed = ", ".join(names[k] for k in members)
             found.append(f"the fit is rank deficient: {listed} trade off against each other")
-    found += [
-        f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
-        for a, b, value in covariance.nearly
-    ]
+    if covariance.nearly:
+        a, b, value = max(covariance.nearly, key=lambda pair: abs(pair[2]))
+        pair = f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
+        count = len(covariance.nearly) - 1
+        others = f", the worst of {count + 1} such pairs" if count else ""
+        found.append(pair + others)
     # Several directions may lie in the same parameters.
     return list(dict.fromkeys(found))

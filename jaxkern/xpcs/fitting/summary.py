@@ -18,9 +18,10 @@ from jaxkern.xpcs.fitting.quality import Residuals, judge
 from jaxkern.xpcs.fitting.result import (
     FitResult,
     FitTimings,
-    bound_warnings,
+    at_bounds,
     rank_warnings,
     scaled_covariance,
+    undetermined,
 )
 from jaxkern.xpcs.fitting.solver import Solution, covariance
 from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR, listed, rows_of
@@ -35,10 +36,15 @@ def summarize(
     solution: Solution,
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
+    *,
+    interrupted: str = "",
 ) -> FitResult:
-    """The result of a fit: the solution of its best start, with the errors of the jackknife."""
+    """The result of a fit: the solution of its best start, with the errors of the jackknife.
+
+    `interrupted` says where Ctrl-C ended the fit; nothing that takes a run over the data follows.
+    """
     layout, evaluation = problem.layout, evaluations[best]
-    x = evaluation.full(solution.x)
+    x = problem.turns.wrap(evaluation.full(solution.x))
     point = layout.split(x)
     sums = evaluation.sums(solution.x)
     normal = layout.join(sums)
@@ -65,9 +71,13 @@ def summarize(
     pcov, inflation = errors_of(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
     names = layout.names
     notes = []
+    reasons: list[str] = []
     if np.any(sums.jtj):
-        notes = bound_warnings(x, problem.lower, problem.upper, names, problem.free & ~unseen)
+        seen = problem.free & ~unseen
+        bounded = at_bounds(x, problem.lower, problem.upper, names, seen)
+        notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(found, names)
+        reasons = _unusable(problem, x, pcov, bounded)
     sample, power = problem.data.sample, problem.model.shear_power
     phases = evaluation.phases(point.physics)
     sigma: Array | None = problem.noise.per_angle
@@ -82,11 +92,17 @@ def summarize(
     # Of points without weight, which are judged by no one, it may be as large as it likes.
     spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
     floor = (SIGMA_FLOOR / spread) ** 2
-    reason, more = _checked(problem, sums, residuals, memory, floor, point, independent, freedom)
-    if reason is None and freedom > 0 and np.any(sums.jtj):
-        cells = averages(problem, evaluation.tables(point.physics), point)
-        reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
-    notes += more
+    if interrupted:
+        reasons = [interrupted]
+    else:
+        reason, more = _checked(
+            problem, sums, residuals, memory, floor, point, independent, freedom
+        )
+        if reason is None and freedom > 0 and np.any(sums.jtj):
+            cells = averages(problem, evaluation.tables(point.physics), point)
+            reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
+        reasons = ([] if reason is None else [reason]) + reasons
+        notes += more
     notes += jackknife.notes
     notes += [f"left out: {reason}" for reason in problem.bad.reasons]
     if problem.empty_frames:
@@ -120,9 +136,9 @@ def summarize(
         reduced_chi2=chi2 / pairs / freedom if freedom > 0 else float("inf"),
         nfev=sum(e.log.earlier for e in evaluations) + solution.nfev,
         n_batches=problem.data.n_batches,
-        success=solution.status > 0 and reason is None,
+        success=solution.status > 0 and not reasons,
         status=solution.status,
-        message=solution.message if reason is None else f"{solution.message} But {reason}",
+        message=" But ".join(filter(None, [solution.message, "; ".join(reasons)])),
         success_rate=problem.bad.success_rate,
         strategy=problem.data.strategy.value,
         sigma=problem.noise.per_angle,
@@ -136,7 +152,33 @@ def summarize(
         warnings=tuple(notes),
         start_costs=start_costs,
         keep=problem.data.frames,
+        held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
+        interrupted=bool(interrupted),
     )
+
+
+def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str]) -> list[str]:
+    """Reasons why the physics [p] cannot be used; contrast and offset are nuisance parameters."""
+    names, scales = problem.layout.names, 2 * problem.layout.n_scales
+    reasons = []
+    lines = [line for k, line in bounded.items() if k >= scales]
+    if lines and not problem.allow_bounds:
+        reasons.append(
+            f"{', '.join(lines)}: try other starts or wider bounds, or pass allow_bounds=True if "
+            "the bounds are physical"
+        )
+    errors = np.sqrt(np.diag(pcov))
+    physics = problem.free & (np.arange(len(x)) >= scales)
+    told = [
+        f"{names[k]} = {x[k]:.4g} +/- {errors[k]:.2g}"
+        for k in undetermined(x, errors, problem.turns, physics)
+    ]
+    if told:
+        reasons.append(
+            f"the data do not determine {', '.join(told)}: hold parameters, or fit a model with "
+            "fewer"
+        )
+    return reasons
 
 
 def _peak_memory(problem: FitProblem, evaluations: list[Evaluation]) -> int:

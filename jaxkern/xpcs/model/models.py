@@ -19,17 +19,23 @@ from jaxkern.xpcs.model.geometry import Geometry
 SHEAR_POWERS = (0, 2, 4)
 RATE_FLOOR = 1e-10
 
-CONTRAST_BOUNDS, OFFSET_BOUNDS = (0.0, 1.0), (0.5, 1.5)
+# Wide enough for noise: where the truth is a contrast of 1, half of all estimates lie above it, and
+# bounds that cut these bias the other parameters.
+CONTRAST_BOUNDS, OFFSET_BOUNDS = (0.0, 2.0), (0.0, 2.0)
 
 
 class Parameter(NamedTuple):
-    """A model parameter: its name, unit, default and bounds."""
+    """A model parameter: its name, unit, default and bounds.
+
+    A parameter with a period is an angle: the model is the same at values that differ by it.
+    """
 
     name: str
     unit: str
     default: float
     low: float
     high: float
+    period: float = math.inf
 
 
 class Tables(NamedTuple):
@@ -97,6 +103,11 @@ class Model:
     def bounds(self) -> np.ndarray:
         """Lower and upper bounds f64 [p, 2]."""
         return np.array([(p.low, p.high) for p in self.parameters], np.float64).reshape(-1, 2)
+
+    @property
+    def periods(self) -> np.ndarray:
+        """Periods f64 [p]; infinite for parameters that are not periodic."""
+        return np.array([p.period for p in self.parameters], np.float64)
 
     def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """A [n_t] and X [n_phi or 1, n_t] of params [p]."""
@@ -182,7 +193,8 @@ _SHEAR = (
     Parameter("gamma_dot_t0", "1/s", 0.01, 1e-6, 0.5),
     Parameter("beta", "", 0.5, -2.0, 2.0),
     Parameter("gamma_dot_t_offset", "1/s", 0.0, -0.1, 0.1),
-    Parameter("phi0", "degree", 0.0, -10.0, 10.0),
+    # g2 has even powers of sinc, so that a flow and its reverse are the same.
+    Parameter("phi0", "degree", 0.0, -90.0, 90.0, 180.0),
 )
 
 
@@ -298,6 +310,7 @@ class CustomModel(Model):
       units: p words; by default "".
       defaults: p numbers; by default 1.
       bounds: p pairs (low, high); by default none.
+      periods: p numbers, of parameters that are angles; infinite for the others, as by default.
       shear_power: the power of sinc in g2: 4, 2, or 0, where X does not matter.
       columns_A: the parameters, by name or index, on which A depends: the fewer, the less work. By
         default all.
@@ -324,6 +337,7 @@ class CustomModel(Model):
         units: Sequence[str] | None = None,
         defaults: Any = None,
         bounds: Any = None,
+        periods: Any = None,
         shear_power: int = 4,
         columns_A: Sequence[int | str] | None = None,
         columns_X: Sequence[int | str] | None = None,
@@ -338,16 +352,21 @@ class CustomModel(Model):
         start = np.ones(p) if defaults is None else np.asarray(defaults, np.float64)
         limits = [(-np.inf, np.inf)] * p if bounds is None else bounds
         box = np.asarray(limits, np.float64).reshape(-1, 2) if p == 0 else np.asarray(limits)
+        turns = np.full(p, np.inf) if periods is None else np.asarray(periods, np.float64)
         if len(words) != p or start.shape != (p,) or box.shape != (p, 2):
             raise ValueError(
                 f"{p} parameters, but {len(words)} units, defaults of shape {start.shape} and "
                 f"bounds of shape {box.shape}; wanted {p}, ({p},) and ({p}, 2)"
             )
+        if turns.shape != (p,) or not np.all(turns > 0):
+            raise ValueError(f"periods={periods!r}; wanted {p} numbers above 0")
         if not np.all(box[:, 0] < box[:, 1]):
             raise ValueError(f"bounds={limits!r}; wanted pairs with low < high")
         rows = [
-            Parameter(name, word, float(value), float(low), float(high))
-            for name, word, value, (low, high) in zip(names, words, start, box, strict=True)
+            Parameter(name, word, float(value), float(low), float(high), float(period))
+            for name, word, value, (low, high), period in zip(
+                names, words, start, box, turns, strict=True
+            )
         ]
         every = range(p)
         super().__init__(

@@ -163,7 +163,7 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
             f"{file} is no tar file that can be read: {error}"
             + ("; it is compressed: unpack it first, samples are read in any order" * packed)
         ) from error
-    if len(data) < end + 512 or data[end:].any():
+    if len(data) < end + 512 or _holds_more(data, end):
         # tarfile takes what it does not understand behind the first member for the end, and does
         # not see another tar file behind it.
         raise ValueError(
@@ -182,6 +182,12 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
         table[:, 4].copy(),
         table[:, 5].astype(bool),
     )
+
+
+def _holds_more(data: np.ndarray, begin: int) -> bool:
+    """Whether a byte from `begin` on is not zero; reads no further than the block that holds it."""
+    step = 1 << 16
+    return any(data[k : k + step].any() for k in range(begin, len(data), step))
 
 
 def _whole(data: bytes) -> int | None:

@@ -216,8 +216,14 @@ def _number(data: bytes) -> int | float:
 
 
 def _array(data: bytes) -> np.ndarray:
+    stream = io.BytesIO(data)
     with NUMPY_HEADERS:
-        array: np.ndarray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+    if stream.tell() != len(data):
+        raise ValueError(
+            f"an array {array.dtype}{list(array.shape)} ends at byte {stream.tell()} of "
+            f"{len(data)}; expected it to end with its member: it is damaged"
+        )
     return array
 
 

@@ -1,0 +1,36 @@
+"""One changed byte in a small file, over and over: would catch a check that finds no damage any
+more, and errors that do not name the file. `benchmarks/damaged_files.py` counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "damaged_files.py"
+# Values that may be wrong without an error, of 120 mutations: what the format cannot tell.
+MOST_OTHER = {
+    "npz-events": 0,
+    "token-offsets": 6,
+    "parquet checksums, verify": 3,
+    "tar": 8,
+    "results": 3,
+    "qmap": 4,
+}
+
+
+@pytest.mark.slow
+def test_how_much_is_found():
+    command = [sys.executable, str(SCRIPT), "--seed", "1", "--count", "120", *MOST_OTHER]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    lines = text.splitlines()[1:]
+    assert len(lines) == len(MOST_OTHER)
+    for name, line in zip(MOST_OTHER, lines, strict=True):
+        assert line.startswith(name)
+        mutations, error, unnamed, _, other, crash = map(int, line[len(name) :].split())
+        assert mutations == 120
+        assert error > 0
+        assert unnamed + crash == 0, line
+        assert other <= MOST_OTHER[name], line
