@@ -205,7 +205,8 @@ def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
         # Reading the rows of a damaged block raises this error.
         with contextlib.suppress(OSError):
             diagonal[block] = np.diagonal(matrix[block, block])
-    return (diagonal == 0) & np.any(diagonal)
+    empty: NDArray[np.bool_] = (diagonal == 0) & np.any(diagonal)
+    return empty
 
 
 def mark_empty_frames(rows: Array, empty: NDArray[np.bool_], first_row: int) -> None:
