@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,7 +21,6 @@ from jaxkern.core.quantities import scaled
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.correlate import CorrelatedFile
-    from jaxkern.xpcs.correlators.results import TwoTimeResult
     from jaxkern.xpcs.detectors.frames import FrameSource
     from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -200,18 +198,16 @@ def _correlate_one(chosen: argparse.Namespace) -> int:
     check_output(chosen, chosen.frames, chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
     qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
     choices.check(qmap)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)  # the report has it
-        made = correlate_file(
-            chosen.frames,
-            qmap,
-            chosen.output,
-            choices,
-            plots=chosen.plots,
-            plot_all=chosen.plot_all,
-            progress=not chosen.quiet,
-            opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
-        )
+    made = correlate_file(
+        chosen.frames,
+        qmap,
+        chosen.output,
+        choices,
+        plots=chosen.plots,
+        plot_all=chosen.plot_all,
+        progress=not chosen.quiet,
+        opened=None if chosen.quiet else lambda source: print(describe(source, qmap)),
+    )
     report(chosen, made)
     return 0
 
@@ -335,7 +331,6 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
         if bad:
             print(f"{bad} bad frames were left out")
         print("wrote " + ", ".join(map(str, files)))
-    report_empty_frames(pairs)
     print_warnings(made.warnings)
     if bad and not np.isfinite(found.g2).any():
         print(f"warning: no g2 is a number: {bad} bad frames were left out of {n}", file=sys.stderr)
@@ -345,12 +340,3 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
             "--frame-time",
             file=sys.stderr,
         )
-
-
-def report_empty_frames(pairs: TwoTimeResult | None) -> None:
-    """Prints a warning if many frames of a bin have no counts."""
-    from jaxkern.xpcs.correlators.results import empty_frames_warning
-
-    text = None if pairs is None else empty_frames_warning(pairs)
-    if text is not None:
-        print(f"warning: {text}", file=sys.stderr)

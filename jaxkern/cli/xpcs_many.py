@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,26 +60,23 @@ def correlate_many(chosen: argparse.Namespace, arguments: dict[str, Any]) -> int
             print(outcome, flush=True)
 
     try:
-        with warnings.catch_warnings():
-            # The report has these of all files.
-            warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)
-            found = correlate_files(
-                chosen.frames,
-                chosen.qmap,
-                chosen.output,
-                **arguments,
-                mask=chosen.mask,
-                blemish=chosen.blemish,
-                plots=chosen.plots,
-                plot_all=chosen.plot_all,
-                engine=None if chosen.engine in (None, "local") else chosen.engine,
-                scheduler=chosen.scheduler,
-                workers=chosen.workers,
-                retries=1 if chosen.retries is None else chosen.retries,
-                force=chosen.force,
-                progress=not chosen.quiet,
-                shown=shown,
-            )
+        found = correlate_files(
+            chosen.frames,
+            chosen.qmap,
+            chosen.output,
+            **arguments,
+            mask=chosen.mask,
+            blemish=chosen.blemish,
+            plots=chosen.plots,
+            plot_all=chosen.plot_all,
+            engine=None if chosen.engine in (None, "local") else chosen.engine,
+            scheduler=chosen.scheduler,
+            workers=chosen.workers,
+            retries=1 if chosen.retries is None else chosen.retries,
+            force=chosen.force,
+            progress=not chosen.quiet,
+            shown=shown,
+        )
     except KeyboardInterrupt:
         print("interrupted: the same command does what is not finished", file=sys.stderr)
         return INTERRUPTED
@@ -113,26 +109,9 @@ def _report(chosen: argparse.Namespace, found: CorrelatedFiles, table: Path) -> 
     for path, error in found.errors.items():
         print(f"failed: {path}: {error}", file=sys.stderr)
     rows = [row for row in found.table if row.get("bin") is not None]
-    if (text := _empty_frames(rows)) is not None:
-        print(f"warning: {text}; see empty_frames in {table}", file=sys.stderr)
     if rows and not chosen.json and all(row["frame_time"] is None for row in rows):
         print(
             "note: nothing says the time between frames, so that delays are in frames; a fit needs "
             "--frame-time",
             file=sys.stderr,
         )
-
-
-def _empty_frames(rows: list[dict[str, Any]]) -> str | None:
-    from jaxkern.xpcs.correlators.results import MOST_EMPTY
-
-    share = {k: (row["empty_frames"] or 0) / max(row["frames"], 1) for k, row in enumerate(rows)}
-    many = [k for k in share if share[k] > MOST_EMPTY]
-    if not many:
-        return None
-    worst = max(many, key=lambda k: share[k])
-    files = len({rows[k]["file"] for k in many})
-    return (
-        f"{len(many)} bins of {files} files have no counts in more than 1% of the frames, bin "
-        f"{rows[worst]['bin']} of {rows[worst]['file']} in {100 * share[worst]:.2g}%"
-    )

@@ -18,7 +18,6 @@ from jaxkern.cli.xpcs_correlate import (
     intensity_cut,
     numbers,
     print_warnings,
-    report_empty_frames,
     selection,
     sigterm_exits,
 )
@@ -218,20 +217,15 @@ class _Screen:
 
         began, config = time.monotonic(), watched.result.config
         names = ("begin", "end", "stride", "average")
-        with warnings.catch_warnings():
-            # The report at the end has it, of all frames.
-            warnings.filterwarnings("ignore", ".* no counts in", RuntimeWarning)
-            found = twotime(
-                self._frames,
-                watched.result.qmap,
-                bins=self._bins,
-                bad_frames=config["bad_frames"],
-                frame_time=time_between(
-                    self._chosen.frame_time, self._chosen.metadata, self._frames
-                ),
-                progress=False,
-                **{name: config[name] for name in names},
-            )
+        found = twotime(
+            self._frames,
+            watched.result.qmap,
+            bins=self._bins,
+            bad_frames=config["bad_frames"],
+            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
+            progress=False,
+            **{name: config[name] for name in names},
+        )
         self._next_fit = time.monotonic() + _REST * (time.monotonic() - began)
         return found
 
@@ -275,6 +269,8 @@ class _Screen:
 
     def report(self, end: Watched) -> int:
         """Prints how it ended; returns the exit code."""
+        of_pairs = () if self._pairs is None else self._pairs.warnings
+        doubts = list(dict.fromkeys((*end.result.warnings, *of_pairs)))
         if self._chosen.json:
             print_json(
                 {
@@ -283,15 +279,14 @@ class _Screen:
                     "frames_correlated": end.result.n_frames,
                     "interrupted": end.interrupted,
                     "hot_pixels": end.result.config.get("hot_pixels"),
-                    "warnings": list(end.result.warnings),
+                    "warnings": doubts,
                     "fit": self._fitted or None,
                     "success": self._success,
                 }
             )
         elif not self._chosen.quiet:
             print("wrote " + ", ".join(map(str, self._files)))
-        report_empty_frames(self._pairs)
-        print_warnings(end.result.warnings)
+        print_warnings(doubts)
         if not self._success:
             print(self._fitted, file=sys.stderr)
         return 0 if self._success else 1

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 
 import jaxkern as jk
 from jaxkern.cli import main
+from jaxkern.xpcs.analysis import correlation_plots
 from jaxkern.xpcs.files.prepare import correct_diagonal
+from jaxkern.xpcs.files.results_reader import read_two_time_doubts
 
 N, SHAPE = 300, (15, 20)
-QUIET = pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning")
+QUIET = pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning")
 
 
 def photons(mean, n=N, shape=SHAPE, seed=0):
@@ -56,7 +59,7 @@ def baseline(values, pairs):
 
 
 @QUIET
-@pytest.mark.parametrize("mean", [3, 1.5, 0.5])
+@pytest.mark.parametrize("mean", [3, 0.5])
 @pytest.mark.parametrize("kind", ["frames", "events"])
 def test_the_baseline_is_one(backend, kind, mean):
     frames = photons(mean)
@@ -156,10 +159,12 @@ def test_the_warning_names_the_bin_and_the_frames(recwarn):
     assert jk.xpcs.twotime(frames, qmap).n_empty.tolist() == [0, 2]
     assert not recwarn.list  # 1% is no more than 1%
     frames, qmap = two_bins(3)
-    with pytest.warns(RuntimeWarning, match=r"bin 2 .* 1\.5% .*\(3 of 200\)"):
-        jk.xpcs.twotime(frames, qmap)
+    with pytest.warns(jk.xpcs.CorrelationWarning, match=r"bin 2 .* 1\.5% .*\(3 of 200\)") as issued:
+        c = jk.xpcs.twotime(frames, qmap)
+    assert c.warnings == (str(issued[0].message),)
+    assert issued[0].filename == __file__
     frames[:90] = 0
-    with pytest.warns(RuntimeWarning, match=r"2 of 2 bins .* 1%.* bin 2 in 46%"):
+    with pytest.warns(jk.xpcs.CorrelationWarning, match=r"2 of 2 bins .* 1%.* bin 2 in 46%"):
         c = jk.xpcs.twotime(frames, qmap)
     assert c.n_empty.tolist() == [90, 92]
     # A frame that was left out anyway is not empty, and a sum of frames may have counts.
@@ -168,6 +173,9 @@ def test_the_warning_names_the_bin_and_the_frames(recwarn):
     assert lit.n_empty.tolist() == [0, 1]
     assert jk.xpcs.twotime(frames, qmap, begin=90, average=2).n_empty.tolist() == [0, 0]
     assert not recwarn.list
+    frames[...] = 0
+    with pytest.warns(jk.xpcs.CorrelationWarning, match=r" 100% .*\(200 of 200\)"):
+        jk.xpcs.twotime(frames, qmap, bins=[2])
 
 
 @QUIET
@@ -204,13 +212,24 @@ def test_files_keep_them(tmp_path):
 
 
 @QUIET
-def test_plots_draw_the_rest(tmp_path):
+def test_plots_draw_the_rest(tmp_path, monkeypatch):
     frames, qmap = two_bins(6, 40)
     frames[:, :, :3] = 0  # a bin that never has counts
     c = jk.xpcs.twotime(frames, qmap)
-    assert np.isnan(c.g2[:, 0]).all()
-    (path,) = jk.xpcs.plot_correlations(tmp_path, None, c)
-    assert path.stat().st_size > 1000
+    drawn = []
+    monkeypatch.setattr(
+        correlation_plots, "save_figure", lambda figure, path, dpi: drawn.append(figure) or path
+    )
+    correlation_plots.plot_twotime(tmp_path / "t.png", c)
+    maps = [axes.images[0] for axes in drawn[0].axes if axes.images]
+    curves = [axes.lines[0] for axes in drawn[0].axes if axes.lines]
+    assert len(maps) == len(curves) == 2
+    for k in range(2):
+        off = np.where(np.eye(40, dtype=bool), np.nan, c.c2[k])
+        np.testing.assert_array_equal(maps[k].get_array().filled(np.nan), off)
+        np.testing.assert_array_equal(curves[k].get_ydata(), c.g2[1:, k])
+    # The scale of colours is that of the values of C.
+    assert maps[1].get_clim() == tuple(np.nanpercentile(off, [1, 99]))
 
 
 def test_the_command_line_says_so_once(tmp_path, capsys):
@@ -224,7 +243,9 @@ def test_the_command_line_says_so_once(tmp_path, capsys):
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["empty_frames"] == [0, 20]
-    assert err.count("\n") == 1
+    (warning,) = json.loads(out)["warnings"]
+    assert err == f"warning: {warning}\n"
+    assert jk.xpcs.read_results(tmp_path / "r.hdf").twotime.warnings == (warning,)
     assert "bin 2" in err
     assert "(20 of 200)" in err
     # Of several files, and once more where they are finished.
@@ -232,9 +253,61 @@ def test_the_command_line_says_so_once(tmp_path, capsys):
     for _ in range(2):
         assert main(many) == 0
         err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert "2 bins of 2 files" in err
-        assert "10%" in err
+        assert err.count("\n") == 2  # a line for each file
+        for file in files:
+            assert f"{file}: bin 2 " in err
+        assert err.count("(20 of 200)") == 2
     table = (tmp_path / "many" / "results.csv").read_text().splitlines()
     column = table[0].split(",").index("empty_frames")
     assert [line.split(",")[column] for line in table[1:]] == ["0", "20"] * 2
+
+
+def test_watch_says_so_at_the_end(tmp_path, capsys):
+    frames, qmap = two_bins(20)
+    qmap.write(tmp_path / "qmap.h5")
+    (tmp_path / "run").mkdir()
+    np.save(tmp_path / "run" / "one.npy", frames)
+    given = ["--qmap", str(tmp_path / "qmap.h5"), "--output", str(tmp_path / "r.hdf")]
+    flags = ["--idle", "0.1", "--every", "0", "--twotime", "--json"]
+    assert main(["xpcs", "watch", str(tmp_path / "run"), *given, *flags]) == 0
+    out, err = capsys.readouterr()
+    (warning,) = json.loads(out)["warnings"]
+    assert "(20 of 200)" in warning
+    assert err == f"warning: {warning}\n"
+
+
+@QUIET
+def test_old_files_without_these_numbers(tmp_path):
+    """They store the pairs once for all bins, and no empty frames."""
+    frames, qmap = two_bins(0)
+    c = jk.xpcs.twotime(frames, qmap)
+    path = jk.xpcs.write_results(tmp_path / "r.hdf", jk.xpcs.multitau(frames, qmap), c)
+    with h5py.File(path, "r+") as file:
+        group = file["xpcs/twotime"]
+        for name in ("n_pairs", "n_pairs_segments", "n_empty"):
+            del group[name]
+        group["n_pairs"] = c.n_pairs[:, 0]
+    found = jk.xpcs.read_results(path, bins=[2]).twotime
+    np.testing.assert_array_equal(found.n_pairs, c.n_pairs[:, 1:])
+    assert found.n_pairs_parts is None
+    assert found.n_empty is None
+    assert read_two_time_doubts(path) == ({}, ())
+
+
+@QUIET
+def test_zeros_of_other_programs_are_read_as_nan(tmp_path):
+    """boost-corr stores 0 in rows and columns of frames without counts."""
+    frames, qmap = two_bins(20, 600)  # more frames than are read at a time
+    c = jk.xpcs.twotime(frames, qmap, frame_time=1e-3)
+    path = jk.xpcs.write_results(tmp_path / "r.hdf", twotime=c)
+    with h5py.File(path, "r+") as file:
+        for stored in file["xpcs/twotime/correlation_map"].values():
+            stored[...] = np.nan_to_num(stored[()])
+    np.testing.assert_array_equal(jk.xpcs.read_results(path).twotime.c2, c.c2)
+    np.testing.assert_array_equal(jk.xpcs.load_aps(path).c2, c.c2)
+    with jk.xpcs.ApsFile(path) as file:
+        np.testing.assert_array_equal(file.read(1, 290, 560), c.c2[1, 290:560])
+    # A diagonal that was removed says nothing of the frames.
+    upper = np.triu(np.ones((8, 8)), 1)
+    path = jk.xpcs.write_aps(tmp_path / "a.h5", (upper + upper.T)[None], q=0.01, phi=0)
+    np.testing.assert_array_equal(jk.xpcs.load_aps(path).c2[0], upper + upper.T)

@@ -24,7 +24,7 @@ from jaxkern.xpcs.detectors.events import EventFrames
 
 # `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning"),
     pytest.mark.filterwarnings("ignore:bins .* have no :jaxkern.xpcs.CorrelationWarning"),
 ]
 

@@ -24,7 +24,7 @@ from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
 # `test_empty_frames.py` tests the warning.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* no counts in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning"),
     pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning"),
 ]
 

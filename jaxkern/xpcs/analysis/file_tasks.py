@@ -20,7 +20,7 @@ from jaxkern.xpcs.analysis.results_table import Row, rows_of
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.made_of import read_made_of, why_again
-from jaxkern.xpcs.files.results_reader import read_empty_frames, read_multitau
+from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_doubts
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
 
 def _rows_of_results(path: Path) -> tuple[Row, ...]:
     found = read_multitau(path)
-    return () if found is None else tuple(rows_of(found, read_empty_frames(path)))
+    return () if found is None else tuple(rows_of(found, *read_two_time_doubts(path)))
 
 
 def sweep(tasks: Iterable[FileTask]) -> None:

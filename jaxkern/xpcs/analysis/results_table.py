@@ -45,14 +45,20 @@ Row = dict[str, Any]
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> list[Row]:
+def rows_of(
+    result: MultiTauResult,
+    empty_frames: Mapping[int, int] = _NONE,
+    two_time_warnings: Sequence[str] = (),
+) -> list[Row]:
     """A row for each bin: labels, frames, light, and g2 where it begins and ends.
 
     Args:
       empty_frames: of the bins with a two-time correlation, the number of frames without counts.
+      two_time_warnings: those of the two-time correlations.
     """
     bad = len(result.config.get("bad_frames", ()))
     hot = result.config.get("hot_pixels")
+    doubts = dict.fromkeys((*result.warnings, *two_time_warnings))
     means = _mean_counts(result)
     rows = []
     for k, number in enumerate(result.bins.tolist()):
@@ -77,7 +83,7 @@ def rows_of(result: MultiTauResult, empty_frames: Mapping[int, int] = _NONE) -> 
                 "g2_err": None if first is None else float(error[first]),
                 "baseline": baseline,
                 "contrast": None if baseline is None else float(curve[first]) - baseline,
-                "warnings": "; ".join(result.warnings) or None,
+                "warnings": "; ".join(doubts) or None,
             }
         )
     return rows

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.labels import BinLabels
+from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _SHOWN = 10  # bins that a message lists
+_MOST_EMPTY = 0.01  # share of a bin's frames that may have no counts without a message
 
 
 class CorrelationWarning(UserWarning):
@@ -110,6 +112,30 @@ def dark_bins(sums: BinSums, labels: BinLabels) -> list[str]:
     if not len(dark):
         return []
     return [f"bins {_listed(dark)} have no counts in any frame; their g2 is 0"]
+
+
+def empty_frames(result: TwoTimeResult) -> list[str]:
+    """Returns a message if more than 1% of the good frames have no counts in some bin."""
+    assert result.n_empty is not None
+    assert result.n_pairs is not None
+    frames = result.n_empty + result.n_pairs[0]
+    share = result.n_empty / np.maximum(frames, 1)
+    many = int((share > _MOST_EMPTY).sum())
+    if not many:
+        return []
+    k = int(np.argmax(share))
+    worst = f"{100 * share[k]:.3g}%"
+    numbers = f"({result.n_empty[k]:,} of {frames[k]:,})"
+    where = f"bin {result.bins[k]} has no counts in {worst} of the frames {numbers}"
+    if many > 1:
+        where = (
+            f"{many} of {len(result.bins)} bins have no counts in more than 1% of the frames, "
+            f"bin {result.bins[k]} in {worst} {numbers}"
+        )
+    return [
+        f"{where}: C(t1, t2) is NaN there, and averages leave these frames out; to have "
+        "fewer of them, sum neighbouring frames (average) or use larger bins"
+    ]
 
 
 def nan_bins(

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.detectors.qmap import QMap
 
-MOST_EMPTY = 0.01  # of a bin's frames without counts, above which a warning says so
-
 
 @dataclass(frozen=True, eq=False)
 class Overview:
@@ -206,33 +204,6 @@ class TwoTimeResult:
         dt = step * self.frame_time
         t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
         return TwoTimeFitData(np.asarray(self.c2[places]), float(ring), phi, t, dt)
-
-
-def empty_frames_warning(result: TwoTimeResult) -> str | None:
-    """Return a warning that names the bins in which many frames have no counts.
-
-    None if no bin has more than 1% of such frames.
-    """
-    if result.n_empty is None or result.n_pairs is None or not len(result.n_pairs):
-        return None
-    frames = result.n_empty + result.n_pairs[0]
-    share = result.n_empty / np.maximum(frames, 1)
-    many = int((share > MOST_EMPTY).sum())
-    if not many:
-        return None
-    k = int(np.argmax(share))
-    worst = f"{100 * share[k]:.2g}%"
-    numbers = f"({result.n_empty[k]:,} of {frames[k]:,})"
-    where = f"bin {result.bins[k]} has no counts in {worst} of the frames {numbers}"
-    if many > 1:
-        where = (
-            f"{many} of {len(result.bins)} bins have no counts in more than 1% of the frames, "
-            f"bin {result.bins[k]} in {worst} {numbers}"
-        )
-    return (
-        f"{where}: C(t1, t2) is NaN there, and averages leave these frames out; to have "
-        "fewer of them, sum neighbouring frames (average) or use larger bins"
-    )
 
 
 class TwoTimeFitData(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,6 +16,7 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators import two_time_products as products
 from jaxkern.xpcs.correlators.bin_checks import (
     check_empty_bins,
+    empty_frames,
     nan_bins,
     rows_and_columns,
     warn_of,
@@ -34,7 +34,7 @@ from jaxkern.xpcs.correlators.labels import BinLabels, time_step
 from jaxkern.xpcs.correlators.native_sums import native_module
 from jaxkern.xpcs.correlators.overview import OverviewSums
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
-from jaxkern.xpcs.correlators.results import TwoTimeResult, empty_frames_warning
+from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_products import Piece, Tiles
@@ -129,7 +129,8 @@ def twotime(
       MemoryError: where memory has no room for C.
 
     Warns:
-      RuntimeWarning: more than 1% of the good frames have no counts in a bin.
+      CorrelationWarning: bins without pixels, pixels with NaN, hot pixels, or a bin in which more
+        than 1% of the good frames have no counts. The result has the texts in `warnings`.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -196,8 +197,7 @@ def twotime(
         pairs = result.n_pairs.reshape(len(result.g2), -1)
         finite = (np.isfinite(result.g2) | (pairs == 0)).all(axis=0)
         notes += nan_bins(finite, labels, source, selection)
-        if (text := empty_frames_warning(result)) is not None:
-            warnings.warn(f"{source.name}: {text}", RuntimeWarning, stacklevel=2)
+        notes += empty_frames(result)
     if seen is not None and hot_pixels == "report":
         suspects = find_suspects(seen, source, selection, living)
     if suspects is not None:

@@ -15,7 +15,13 @@ from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import complete_rows, damage_told, open_hdf5
+from jaxkern.xpcs.files.aps import (
+    complete_rows,
+    damage_told,
+    find_empty_frames,
+    mark_empty_frames,
+    open_hdf5,
+)
 from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
     check_alike,
@@ -109,18 +115,23 @@ def read_multitau(path: Path) -> MultiTauResult | None:
         return _read_common(file, path)[2]
 
 
-def read_empty_frames(path: Path) -> dict[int, int]:
-    """Return the number of frames without counts of each bin with a two-time correlation."""
+def read_two_time_doubts(path: Path) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Return frames without counts by bin, and the warnings, of two-time correlations.
+
+    Both are empty if the file has no two-time correlations or does not store them.
+    """
+    empty_frames: dict[int, int] = {}
     with open_hdf5(path) as file, damage_told(path):
-        for analysis in _ANALYSES[1:]:
-            names = [f"xpcs/{analysis}/{name}" for name in ("processed_bins", "n_empty")]
-            if all(name in file for name in names):
-                bins = read_bins(file, names[0])
-                empty = _read_numbers(file, names[1], bins.shape)
-                return (
-                    {} if empty is None else dict(zip(bins.tolist(), empty.tolist(), strict=True))
-                )
-    return {}
+        analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
+        if analysis is None:
+            return empty_frames, ()
+        names = [f"xpcs/{analysis}/{name}" for name in ("processed_bins", "n_empty")]
+        if all(name in file for name in names):
+            bins = read_bins(file, names[0])
+            numbers = _read_numbers(file, names[1], bins.shape)
+            if numbers is not None:
+                empty_frames = dict(zip(bins.tolist(), numbers.tolist(), strict=True))
+        return empty_frames, read_warnings(file, analysis)
 
 
 def _read_common(
@@ -369,4 +380,5 @@ def _read_matrices(sets: list[h5py.Dataset]) -> Array:
         for first in range(0, n, _SLAB):
             rows = slice(first, first + _SLAB)
             matrix[rows] = complete_rows(whole[rows], whole[:, rows].T, first, stored.name)
+        mark_empty_frames(matrix, find_empty_frames(matrix), 0)
     return c2
