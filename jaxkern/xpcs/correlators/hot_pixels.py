@@ -235,8 +235,10 @@ def _gains(x: Array, y: Array, sizes: NDArray[np.int64], frames: int, whole: boo
     """[groups] counts of a photon: the median of variance over mean in time, of lit pixels."""
     variance = np.maximum(y - x**2 / frames, 0)
     ratio = np.divide(variance, x, where=x > 0, out=np.full(len(x), np.nan))
-    gain = np.nan_to_num(_quantiles(ratio, sizes, (0.5,))[0])
-    return np.maximum(gain, 1.0) if whole else gain
+    gain: Array = np.nan_to_num(_quantiles(ratio, sizes, (0.5,))[0])
+    if whole:
+        gain = np.maximum(gain, 1.0)
+    return gain
 
 
 def _quantiles(x: Array, sizes: NDArray[np.int64], at: tuple[float, ...]) -> Array:
