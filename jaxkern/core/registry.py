@@ -14,6 +14,7 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Library:
 
 _libraries: dict[tuple[str, str], Library] = {}
 _targets: dict[tuple[str, str], Library] = {}
+_checking_devices = threading.Lock()
 
 
 def libraries() -> list[Library]:
@@ -54,7 +56,10 @@ def libraries() -> list[Library]:
 def module(platform: str = "cpu") -> ModuleType | None:
     """jaxkern's own native module for a platform, or None where it is not usable."""
     library = _libraries.get((f"jaxkern._{platform}", platform))
-    return library.loaded if library is not None else None
+    if library is None:
+        return None
+    _check_devices(library)
+    return library.loaded
 
 
 @functools.cache
@@ -143,16 +148,12 @@ def _warn_not_used(library: Library) -> None:
 
 def missing(target: str, platform: str) -> str | None:
     """Why ``target`` has no handler on ``platform``; None where it has one."""
-    library = _targets.get((target, platform))
-    if library is not None and platform == "cuda":
+    of_platform = [library for library in libraries() if library.platform == platform]
+    for library in of_platform:
         _check_devices(library)
     if (target, platform) in _targets:
         return None
-    problems = [
-        f"{x.module}: {x.problem}"
-        for x in _libraries.values()
-        if x.platform == platform and x.problem is not None
-    ]
+    problems = [f"{x.module}: {x.problem}" for x in of_platform if x.problem is not None]
     return "; ".join([f"no library registered {target!r} for {platform}", *problems])
 
 
@@ -166,7 +167,7 @@ def export_targets() -> list[str]:
       >>> import jax, jaxkern as jk
       >>> checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in jk.export_targets()]
     """
-    return sorted({target for target, _ in _targets})
+    return sorted({target for target, _ in list(_targets)})
 
 
 def _abi_problem(built: tuple[int, int]) -> str | None:
@@ -215,27 +216,38 @@ def _check_devices(library: Library) -> None:
     initialize CUDA: children forked later could not use it, and `CUDA_VISIBLE_DEVICES` would be
     read before a program can set it.
     """
-    if library.devices_checked or "cuda" not in compat.started_backends():
+    if library.platform != "cuda":
         return
-    library.devices_checked = True
-    architectures = getattr(library.loaded, "architectures", None)
-    if library.loaded is None or architectures is None:
+    dropped = False
+    if not library.devices_checked:
+        # A second thread waits for the result: it must not compile for targets that are dropped.
+        with _checking_devices:
+            dropped = _drop_if_unusable(library)
+    if not library.devices_checked or library.problem is None:
         return
-    names, built = list(architectures()), int(library.loaded.cuda_runtime())
-    problems = (
-        device_code_problem(names, built, capability, cuda_driver_version() or built)
-        for capability in cuda_capabilities()
-    )
-    library.problem = next(filter(None, problems), None)
-    if library.problem is None:
-        return
-    _drop_targets(library)
-    library.loaded = None
     if library.module == "jaxkern._cuda" and "cuda" in _required():
         raise RuntimeError(
             f"JAXKERN_REQUIRE names 'cuda', but its kernels are not usable: {library.problem}"
         )
-    _warn_not_used(library)
+    if dropped:
+        _warn_not_used(library)
+
+
+def _drop_if_unusable(library: Library) -> bool:
+    """Checks a library's device code, the first time after CUDA has started; True if dropped."""
+    native = library.loaded
+    if library.devices_checked or native is None or "cuda" not in compat.started_backends():
+        return False
+    if hasattr(native, "architectures"):
+        names, built = list(native.architectures()), int(native.cuda_runtime())
+        driver = cuda_driver_version() or built
+        problems = (device_code_problem(names, built, c, driver) for c in cuda_capabilities())
+        library.problem = next(filter(None, problems), None)
+    if library.problem is not None:
+        _drop_targets(library)
+        library.loaded = None
+    library.devices_checked = True
+    return library.problem is not None
 
 
 def cuda_capabilities() -> list[tuple[int, int]]:
@@ -248,21 +260,27 @@ def cuda_capabilities() -> list[tuple[int, int]]:
 def device_code_problem(
     architectures: Iterable[str], built: int, capability: tuple[int, int], driver: int
 ) -> str | None:
-    """Why a GPU of this compute capability can run none of the code for ``architectures``.
+    """Return the reason that a GPU can run none of the code for ``architectures``, or None.
 
     ``sm_XY`` is machine code, which runs on the capabilities X.Y and later ones of the same X.
     ``compute_XY`` is PTX, which the driver compiles for X.Y and everything later; for that it must
-    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 alone.
+    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 alone, code for
+    ``100f`` on 10.0 and later ones of the same family. Nothing follows from other names, such as
+    CMake's ``native`` and ``all-major``: CUDA itself then reports kernels that it cannot run.
     """
     names = list(architectures)
     compiles = False
-    for kind, number, only in re.findall(r"\b(sm|compute)_(\d+)([a-z]?)\b", " ".join(names)):
-        target = (int(number) // 10, int(number) % 10)
-        if only and target != capability:
-            continue
-        if kind == "sm" and target[0] == capability[0] and target <= capability:
+    for name in names:
+        match = re.fullmatch(r"(sm|compute)_(\d+)([af]?)", name)
+        if match is None:
             return None
-        compiles |= kind == "compute" and target <= capability
+        target = divmod(int(match[2]), 10)
+        if target > capability or (match[3] == "a" and target != capability):
+            continue
+        same_major = target[0] == capability[0]
+        if match[1] == "sm" and same_major:
+            return None
+        compiles |= match[1] == "compute" and (same_major or match[3] != "f")
     gpu = f"a GPU of this process has compute capability {capability[0]}.{capability[1]}"
     if not compiles:
         return (

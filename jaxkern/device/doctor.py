@@ -111,13 +111,14 @@ def doctor() -> Diagnosis:
     from jaxkern import image  # noqa: F401, declares its ops
 
     forced = current_backend()
-    native, cuda = registry.module("cpu"), registry.module("cuda")
+    native = registry.module("cpu")
     problems = []
     try:
         default = _platform_name(start_backend())
     except BackendError as error:
         default = "none"
         problems.append(str(error))
+    cuda = registry.module("cuda")  # the started backend tells whether the GPUs can run it
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(problem)
     return Diagnosis(

@@ -132,7 +132,7 @@ def get_device_status() -> DeviceStatus:
       >>> 1 <= status.usable_cpus <= status.cpus
       True
     """
-    native, cuda = registry.module("cpu"), registry.module("cuda")
+    native = registry.module("cpu")
     problems = []
     devices: list[jax.Device] = []
     try:
@@ -145,6 +145,7 @@ def get_device_status() -> DeviceStatus:
     except BackendError as error:
         backend = "none"
         problems.append(str(error))
+    cuda = registry.module("cuda")  # the started backend tells whether the GPUs can run it
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(str(problem))
     problems += [

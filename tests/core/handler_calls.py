@@ -31,7 +31,7 @@ MISSING = object()
 
 @dataclasses.dataclass(frozen=True)
 class HandlerCall:
-    """What a custom call has. ``change`` says how it differs from a valid one."""
+    """A custom call. ``change`` tells how it differs from a valid one."""
 
     target: str
     operands: tuple[np.ndarray, ...]

@@ -389,7 +389,7 @@ CASES = [(name, check) for name, (_, rows) in _CASES.items() for check in rows]
 
 
 def case_arguments() -> dict[str, Callable[[], dict[str, Any]]]:
-    """What makes the arguments of each case, by name; the part before the first '-' is the op."""
+    """Return the argument factory of each case by name; the part before the first '-' is the op."""
     return {name: make for name, (make, _) in _CASES.items()}
 
 

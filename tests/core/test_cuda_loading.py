@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,11 +204,25 @@ def test_code_for_one_chip_alone() -> None:
     assert "compute_90" in str(registry.device_code_problem(["compute_90"], 13000, (8, 9), 13000))
 
 
+@pytest.mark.parametrize("kind", ["sm", "compute"])
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((10, 0), True), ((10, 3), True), ((12, 0), False), ((9, 0), False)]
+)
+def test_code_for_one_family(kind: str, capability: tuple[int, int], runs: bool) -> None:
+    found = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
+    assert (found is None) == runs, found
+
+
+@pytest.mark.parametrize("name", ["native", "all", "all-major"])
+def test_nothing_is_known_of_architectures_that_cmake_chooses(name: str) -> None:
+    assert registry.device_code_problem([name], 13000, (12, 0), 13000) is None
+
+
 _NEGATE = jk.Op("test.negate", version=1, abstract=lambda x: x, impl=lambda x: -x)
 
 
 def _native_on_cuda() -> bool:
-    """Whether a program lowered for CUDA calls the kernel of `_NEGATE`."""
+    """Return True if a program lowered for CUDA calls the kernel of `_NEGATE`."""
     lowered = jax.jit(lambda x: _NEGATE(x)).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
     return _NEGATE.target in lowered.as_text()
 
@@ -233,6 +249,7 @@ def _start_on(monkeypatch: pytest.MonkeyPatch, *capabilities: str) -> None:
 def test_before_jax_has_started_on_a_gpu_nothing_is_asked(
     cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compat, "started_backends", lambda: ("cpu",))  # also on a machine with GPUs
     monkeypatch.setattr(registry, "cuda_capabilities", lambda: pytest.fail("CUDA was started"))
     assert _native_on_cuda()
     assert cuda_library.problem is None
@@ -259,6 +276,39 @@ def test_another_gpu_gets_pure_jax_and_the_reason(
     assert "compute capability 7.5" in str(jk.doctor())
 
 
+def test_threads_that_compile_at_once_all_wait_for_the_check(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answer = threading.Event(), threading.Event()
+    warned: list[registry.Library] = []
+
+    def capabilities() -> list[tuple[int, int]]:
+        asking.set()
+        assert answer.wait(30)
+        return [(7, 5)]
+
+    _start_on(monkeypatch)
+    monkeypatch.setattr(registry, "cuda_capabilities", capabilities)
+    monkeypatch.setattr(registry, "_warn_not_used", warned.append)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(registry.missing, _NEGATE.target, "cuda")
+        assert asking.wait(30)
+        second = pool.submit(registry.missing, _NEGATE.target, "cuda")
+        wait([second], timeout=0.2)
+        answer.set()
+    assert "7.5" in str(first.result())
+    assert "7.5" in str(second.result())
+    assert warned == [cuda_library]
+
+
+def test_the_native_module_is_checked_too(
+    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start_on(monkeypatch, "7.5")
+    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5"):
+        assert registry.module("cuda") is None
+
+
 def test_a_required_library_is_an_error_there(
     cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,3 +316,5 @@ def test_a_required_library_is_an_error_there(
     _start_on(monkeypatch, "7.5")
     with pytest.raises(RuntimeError, match=r"compute capability 7\.5"):
         _native_on_cuda()
+    with pytest.raises(RuntimeError, match=r"compute capability 7\.5"):
+        _native_on_cuda()  # not pure JAX at the next attempt

@@ -155,7 +155,7 @@ def test_a_matrix_that_is_packed_whole_is_unpacked_once(tmp_path, chunk):
                 rows = file.read(angle, first, first + 3)
                 np.testing.assert_array_equal(rows, c2[angle, first : first + 3])
         reads = [item.reads for item in file._sets]
-    assert reads == ([1, 1] if chunk == N_T else [10, 10])
+    assert reads == ([1, 1] if chunk == N_T else [11, 11])  # five slabs twice, and the diagonal
 
 
 def test_some_entries_only(tmp_path):

@@ -184,10 +184,12 @@ def test_a_frame_without_light_is_no_empty_triangle(tmp_path):
     c2 = matrices(1)[0]
     c2[3], c2[:, 3] = 0, 0
     c2[0, 5] = c2[5, 0] = np.nan
+    read = c2.copy()
+    read[3], read[:, 3] = np.nan, np.nan
     for half in (np.triu(c2), c2, np.tril(c2)):
         with ApsFile(aps(tmp_path / "o.h5", [half], [1], [1], ["1"])) as file:
             rows = np.concatenate([file.read(0, k, k + 1) for k in range(N_T)])
-        np.testing.assert_array_equal(rows, c2)
+        np.testing.assert_array_equal(rows, read)
 
 
 @pytest.mark.parametrize("what", ["another number", "zero", "NaN below"])

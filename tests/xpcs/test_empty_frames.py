@@ -292,3 +292,22 @@ def test_old_files_without_these_numbers(tmp_path):
     assert found.n_pairs_parts is None
     assert found.n_empty is None
     assert read_two_time_doubts(path) == ({}, ())
+
+
+@QUIET
+def test_zeros_of_other_programs_are_read_as_nan(tmp_path):
+    """boost-corr stores 0 in rows and columns of frames without counts."""
+    frames, qmap = two_bins(20, 600)  # more frames than are read at a time
+    c = jk.xpcs.twotime(frames, qmap, frame_time=1e-3)
+    path = jk.xpcs.write_results(tmp_path / "r.hdf", twotime=c)
+    with h5py.File(path, "r+") as file:
+        for stored in file["xpcs/twotime/correlation_map"].values():
+            stored[...] = np.nan_to_num(stored[()])
+    np.testing.assert_array_equal(jk.xpcs.read_results(path).twotime.c2, c.c2)
+    np.testing.assert_array_equal(jk.xpcs.load_aps(path).c2, c.c2)
+    with jk.xpcs.ApsFile(path) as file:
+        np.testing.assert_array_equal(file.read(1, 290, 560), c.c2[1, 290:560])
+    # A diagonal that was removed says nothing of the frames.
+    upper = np.triu(np.ones((8, 8)), 1)
+    path = jk.xpcs.write_aps(tmp_path / "a.h5", (upper + upper.T)[None], q=0.01, phi=0)
+    np.testing.assert_array_equal(jk.xpcs.load_aps(path).c2[0], upper + upper.T)

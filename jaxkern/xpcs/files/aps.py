@@ -38,6 +38,8 @@ Array = NDArray[Any]
 
 # Rows that are read or written at a time where the whole matrix is wanted.
 _SLAB = 512
+# Frames whose part of the diagonal is read at a time; the side of a tile that `write_aps` stores.
+_DIAGONAL_BLOCK = 256
 # By how much the triangles of a matrix that is stored whole may differ: a matrix product on a GPU
 # is not mirrored to the last bit.
 _MIRRORED = 1e-5
@@ -48,7 +50,8 @@ class ApsData:
     """Two-time correlations in memory.
 
     Attributes:
-      c2: [n, n_t, n_t] in the file's dtype, both triangles, diagonal as measured.
+      c2: [n, n_t, n_t] in the file's dtype, both triangles, diagonal as measured; NaN in rows and
+        columns of frames without counts.
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
       dt: seconds between frames; None where the file does not say.
@@ -109,6 +112,7 @@ class ApsFile:
         self.shape = (len(self._sets), n_t, n_t)
         self.dtype = np.dtype(self._sets[0].dtype)
         self._kept: tuple[int, Array] | None = None
+        self._empty: dict[int, NDArray[np.bool_]] = {}
 
     def read(self, angle: int, first_row: int, stop_row: int) -> Array:
         """Rows ``first_row`` to ``stop_row`` of matrix ``angle``: [stop_row - first_row, n_t]."""
@@ -120,9 +124,13 @@ class ApsFile:
             matrix = self._matrix(angle)
             rows = matrix[first_row:stop_row, :]
             columns = matrix[:, first_row:stop_row].T
+            if angle not in self._empty:
+                self._empty[angle] = find_empty_frames(matrix)
         except OSError as error:
             raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
-        return complete_rows(rows, columns, first_row, f"{self.path}: {stored.name}")
+        whole = complete_rows(rows, columns, first_row, f"{self.path}: {stored.name}")
+        mark_empty_frames(whole, self._empty[angle], first_row)
+        return whole
 
     def _matrix(self, angle: int) -> Any:
         """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
@@ -180,6 +188,35 @@ def complete_rows(rows: Array, columns: Array, first_row: int, what: str) -> Arr
             "matrix"
         )
     return np.asarray(upper if stored_above else lower)
+
+
+def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
+    """Return [n], true for frames without counts in C [n, n], an array or data set.
+
+    Their C is 0 on the diagonal; that of frames with counts is not, being a mean of squares. A
+    diagonal of zeros only was removed, and floating-point numbers alone can be marked as NaN.
+    """
+    n = matrix.shape[0]
+    if matrix.dtype.kind != "f":
+        return np.zeros(n, bool)
+    diagonal = np.ones(n)
+    for first in range(0, n, _DIAGONAL_BLOCK):
+        block = slice(first, first + _DIAGONAL_BLOCK)
+        # Reading the rows of a damaged block raises this error.
+        with contextlib.suppress(OSError):
+            diagonal[block] = np.diagonal(matrix[block, block])
+    empty: NDArray[np.bool_] = (diagonal == 0) & np.any(diagonal)
+    return empty
+
+
+def mark_empty_frames(rows: Array, empty: NDArray[np.bool_], first_row: int) -> None:
+    """Replace 0 by NaN in rows [m, n] and columns of frames without counts, in place.
+
+    boost-corr stores 0 there, which averages and fits would count as a measured C of 0.
+    """
+    if empty.any():
+        undefined = empty | empty[first_row : first_row + len(rows), None]
+        rows[undefined & (rows == 0)] = np.nan
 
 
 def load_aps(

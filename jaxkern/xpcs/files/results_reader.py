@@ -15,7 +15,13 @@ from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.delays import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import complete_rows, damage_told, open_hdf5
+from jaxkern.xpcs.files.aps import (
+    complete_rows,
+    damage_told,
+    find_empty_frames,
+    mark_empty_frames,
+    open_hdf5,
+)
 from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
     check_alike,
@@ -374,4 +380,5 @@ def _read_matrices(sets: list[h5py.Dataset]) -> Array:
         for first in range(0, n, _SLAB):
             rows = slice(first, first + _SLAB)
             matrix[rows] = complete_rows(whole[rows], whole[:, rows].T, first, stored.name)
+        mark_empty_frames(matrix, find_empty_frames(matrix), 0)
     return c2

@@ -298,7 +298,7 @@ class _AnglePart:
         shape, place = (units, cells), unit * cells + cell
         return cls(
             angle,
-            np.bincount(place, z, minlength=units * cells).reshape(shape),
+            np.bincount(place, z, minlength=units * cells).astype(np.float64).reshape(shape),
             np.bincount(place, minlength=units * cells).reshape(shape).astype(np.float64),
             np.stack([np.bincount(cell, row, minlength=cells) for row in jacobian]),
             np.stack([np.bincount(unit, row * z, minlength=units) for row in jacobian], axis=1),
