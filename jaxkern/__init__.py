@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxkern.core import forking as _forking  # noqa: F401 (registers functions that fork calls)
 from jaxkern.core import registry as _registry
 from jaxkern.core.backend import backend as backend
 from jaxkern.core.cost import Cost as Cost

@@ -252,10 +252,12 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   index = wanted();
   if (!done) return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_slot(index), index};
   std::vector<BlockRef> blocks;
-  Failures::node_type failure;
+  Failures::node_type failure = std::move(spare_failure_);
   try {
-    Failures made;
-    failure = made.extract(made.emplace(index, Failure{}).first);
+    if (failure.empty()) {
+      Failures made;
+      failure = made.extract(made.emplace(index, Failure{}).first);
+    }
     blocks = take_blocks();
   } catch (const std::bad_alloc&) {
     wake_producers();  // the turn is another one's
@@ -272,6 +274,7 @@ Status Ring::acquire(int64_t index, Deadline deadline, Slot* slot) {
   slot->index_ = index;
   slot->blocks_ = std::move(blocks);
   slot->failure_ = std::move(failure);
+  slot->failure_.key() = index;
   return {Outcome::kOk, {}, index};
 }
 
@@ -290,6 +293,7 @@ Status Ring::commit(Slot&& slot) {
   target.state = State::kReady;
   --filling_;
   ++ready_;
+  if (spare_failure_.empty()) spare_failure_ = std::move(slot.failure_);
   const bool wake = index == next_ && waiting_take_ > 0;
   lock.unlock();
   ++changes_;  // unlocked, so that who sees it need not wait for the mutex
@@ -361,11 +365,7 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   batch->release();
   // Allocated before anything changes: what follows needs no memory, or a batch would be lost.
   auto held = std::make_shared<Held>(shared_from_this(), leaves_.size());
-  Returns::node_type place;
-  if (returnable) {
-    Returns made;
-    place = made.extract(made.emplace(0, Returned{}).first);
-  }
+  Returns place(returnable ? 1 : 0);
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
@@ -375,12 +375,13 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   }
   if (closed_) return ring_closed();
   if (!returned_.empty()) {
-    Returns::node_type again = returned_.extract(returned_.begin());
-    Status status = std::move(again.mapped().status);
+    Returns again;
+    again.splice(again.end(), returned_, returned_.begin());
+    Status status = std::move(again.front().status);
     count(status, 1);
     if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
     lock.unlock();
-    batch->held_ = std::move(again.mapped().held);
+    batch->held_ = std::move(again.front().held);
     batch->place_ = std::move(place);
     return status;
   }
@@ -417,14 +418,16 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
 
 void Ring::put_back(Status&& status, Batch&& batch) {
   const std::shared_ptr<Held> held = std::move(batch.held_);  // freed after the lock
-  Returns::node_type place = std::move(batch.place_);
+  Returns place = std::move(batch.place_);
   if (forked()) return;
   Lock lock(mutex_);
   if (closed_ || place.empty()) return;
   count(status, -1);
-  place.key() = status.index;
-  place.mapped() = {std::move(status), held};
-  returned_.insert(std::move(place));
+  const auto after = std::find_if(returned_.begin(), returned_.end(), [&](const Returned& each) {
+    return each.status.index > status.index;
+  });
+  place.front() = {std::move(status), held};
+  returned_.splice(after, place);
   wake_consumers();
   lock.unlock();
   ++changes_;

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -119,12 +120,12 @@ struct Failure {
 };
 using Failures = std::map<int64_t, Failure>;
 
-// A batch, or a failure, that was taken and put back, by index.
+// A batch, or a failure, that was taken and put back.
 struct Returned {
   Status status;
   std::shared_ptr<Held> held;  // null for a failure
 };
-using Returns = std::map<int64_t, Returned>;
+using Returns = std::list<Returned>;  // spliced from list to list without memory
 
 // A producer's slot. Destroyed without a commit it is given back, and its index is free again.
 class Slot {
@@ -186,6 +187,9 @@ class Lease {
 // A delivered batch; leaves that were not leased go back with it.
 class Batch {
  public:
+  Batch() = default;
+  Batch(Batch&&) = default;  // not copied: it is put back at most once
+  Batch& operator=(Batch&&) = default;
   explicit operator bool() const { return held_ != nullptr; }
   int64_t index() const { return held_->index; }
   size_t size() const { return held_->blocks.size(); }
@@ -194,7 +198,7 @@ class Batch {
   std::unique_ptr<Lease> lease(size_t i) const { return std::make_unique<Lease>(held_, i); }
   void release() {
     held_.reset();
-    place_ = {};
+    place_.clear();
   }
   // It is the consumer's for good: a leaf is given back when its last lease ends.
   void settle() {
@@ -204,7 +208,7 @@ class Batch {
  private:
   friend class Ring;
   std::shared_ptr<Held> held_;
-  Returns::node_type place_;  // where it can be put back without memory; empty: nowhere
+  Returns place_;  // one element, in which it can be put back without memory, or none
 };
 
 class Ring : public std::enable_shared_from_this<Ring> {
@@ -308,7 +312,8 @@ class Ring : public std::enable_shared_from_this<Ring> {
   std::multiset<int64_t> waited_indices_;  // of producers that wait for a given index
   std::vector<Entry> entries_;             // [capacity]: index % capacity
   Failures failures_;
-  Returns returned_;
+  Failures::node_type spare_failure_;        // the last committed slot's, for the next one
+  Returns returned_;                         // by index, ascending
   std::vector<std::vector<BlockRef>> free_;  // [leaf], `capacity` reserved; none once it is closed
   int64_t next_;                             // the next index to deliver
   int64_t next_put_;                         // the index after the highest that was named

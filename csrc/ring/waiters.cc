@@ -24,15 +24,15 @@ struct Waiters {
   std::mutex mutex;
   std::condition_variable work, all_ended;
   std::deque<std::function<void()>> tasks;
-  Threads threads, ended;  // `ended` wait to be joined: they have nothing left to do
+  Threads threads, ended;  // `ended`: the last one that ended; it joins the one before it
   size_t idle = 0;
-  bool ending = false;
+  int joining = 0;  // callers of join_waiters
 
   void serve(Threads::iterator self) {
     std::unique_lock<std::mutex> lock(mutex);
-    while (!tasks.empty() || (!ending && idle < kIdleWaiters)) {
+    while (!tasks.empty() || (joining == 0 && idle < kIdleWaiters)) {
       ++idle;
-      work.wait(lock, [this] { return ending || !tasks.empty(); });
+      work.wait(lock, [this] { return joining > 0 || !tasks.empty(); });
       --idle;
       if (tasks.empty()) continue;
       std::function<void()> task = std::move(tasks.front());
@@ -45,8 +45,12 @@ struct Waiters {
       task = nullptr;  // it may be a ring's last owner, which frees memory
       lock.lock();
     }
+    Threads before;
+    before.swap(ended);
     ended.splice(ended.end(), threads, self);
     if (threads.empty()) all_ended.notify_all();
+    lock.unlock();
+    join(before);  // not in run_waiting, which CUDA's callback calls and which must not block
   }
 
   void start() {
@@ -64,23 +68,17 @@ struct Waiters {
 
 void run_waiting(std::function<void()> task) {
   auto& all = of_this_process<Waiters>();
-  Threads ended;
-  {
-    std::lock_guard<std::mutex> lock(all.mutex);
-    ended.swap(all.ended);
-    all.tasks.push_back(std::move(task));
-    try {
-      // Every queued task has an idle thread of its own, since a task may wait for the next one.
-      if (all.idle < all.tasks.size()) all.start();
-    } catch (...) {
-      task = std::move(all.tasks.back());  // destroyed after the lock
-      all.tasks.pop_back();
-      ended.swap(all.ended);  // nothing has ended meanwhile; the next task joins them
-      throw;
-    }
-    all.work.notify_one();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.tasks.push_back(std::move(task));
+  try {
+    // Every queued task has an idle thread of its own, since a task may wait for the next one.
+    if (all.idle < all.tasks.size()) all.start();
+  } catch (...) {
+    task = std::move(all.tasks.back());  // destroyed after the lock
+    all.tasks.pop_back();
+    throw;
   }
-  join(ended);
+  all.work.notify_one();
 }
 
 bool join_waiters(Deadline deadline) {
@@ -89,7 +87,7 @@ bool join_waiters(Deadline deadline) {
   bool none = false;
   {
     std::unique_lock<std::mutex> lock(all.mutex);
-    all.ending = true;
+    ++all.joining;
     all.work.notify_all();
     const auto left = [&] { return all.threads.empty(); };
     if (deadline == kNoDeadline) {
@@ -98,7 +96,7 @@ bool join_waiters(Deadline deadline) {
     } else {
       none = all.all_ended.wait_until(lock, deadline, left);
     }
-    all.ending = false;
+    --all.joining;
     ended.swap(all.ended);
   }
   join(ended);

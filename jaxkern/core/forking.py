@@ -12,12 +12,16 @@ import atexit
 import ctypes
 import os
 import sys
+import threading
 from typing import Any
 
 from jaxkern.core import compat
 
-_held: list[Any] = []  # in a child; of the parent only while it forks
+# JAX's objects, by the thread that forks; empty in the parent before and after. Threads may fork
+# at the same time, so that none may clear the objects of another.
+_held: dict[int, list[Any]] = {}
 _forked = False
+_PACKAGES = ("jax", "jaxlib", "jaxkern")  # their modules refer to C++ objects
 
 
 def check_not_forked(what: str) -> None:
@@ -38,12 +42,16 @@ def check_not_forked(what: str) -> None:
 def _before() -> None:
     # In the parent, where no thread can have left a lock of JAX behind.
     if not _forked:
-        _held.extend(compat.running_objects())
+        _held[threading.get_ident()] = compat.running_objects()
+
+
+def _in_parent() -> None:
+    _held.pop(threading.get_ident(), None)
 
 
 def _in_child() -> None:
     global _forked
-    if _forked or not _held:
+    if _forked or not _held.get(threading.get_ident()):
         return
     _forked = True
     compat.unregister_exit_functions()
@@ -51,8 +59,12 @@ def _in_child() -> None:
 
 
 def _end() -> None:
-    """Keeps what modules hold when the interpreter clears them, and skips destructors of C++."""
-    values = [[*vars(module).values()] for module in [*sys.modules.values()]]
+    """Keep the objects of JAX's modules alive, and skip C++ destructors of static objects.
+
+    Objects of other modules are deleted, so that open files write their buffers.
+    """
+    modules = [m for name, m in [*sys.modules.items()] if name.split(".")[0] in _PACKAGES]
+    values = [[*vars(module).values()] for module in modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(values))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's atexit whose functions are given the status
@@ -61,4 +73,4 @@ def _end() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_held.clear, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

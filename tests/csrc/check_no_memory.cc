@@ -394,6 +394,21 @@ void waiters() {
   while (waiter_threads() > kIdleWaiters && Clock::now() < deadline) std::this_thread::yield();
   expect(waiter_threads() <= kIdleWaiters, "more idle threads than are kept");
   expect(join_waiters(soon()) && waiter_threads() == 0, "idle threads were not joined");
+  // A caller whose deadline passes does not stop another caller from joining.
+  open = false;
+  running = ran = 0;
+  run_waiting(task);
+  wait_for([&] { return running == 1; }, "the task did not start");
+  bool joined = false;
+  std::thread joiner([&] { joined = join_waiters(soon()); });
+  expect(!join_waiters(Clock::now() + std::chrono::milliseconds(50)), "the task still waits");
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    open = true;
+    changed.notify_all();
+  }
+  joiner.join();
+  expect(joined && waiter_threads() == 0, "a second caller's deadline ended the join");
   for (int64_t first = 0, fired = 1; fired && first < 50; ++first) {
     size_t mine = 0;
     bool refused = false;

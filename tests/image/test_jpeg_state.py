@@ -83,8 +83,10 @@ def mixture():
     return files, np.stack(pixels), np.array(good)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("backend", ["native", "jax"])
+@pytest.mark.parametrize(
+    ("backend", "threads"),
+    [("native", 1), pytest.param("native", 2, marks=pytest.mark.slow), ("native", 8), ("jax", 1)],
+)
 def test_the_op(mixture, backend, threads):
     files, pixels, good = mixture
     buffer, offsets = np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
@@ -120,7 +122,9 @@ def as_images(ragged):
     return [buffer[o : o + h * w * 3].reshape(h, w, 3) for o, h, w in numbers]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize(
+    "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))]
+)
 @pytest.mark.parametrize("decoder", ["native threads", "libjpeg-turbo", "simplejpeg", "Pillow"])
 def test_pipelines(mixture, decoder, workers, monkeypatch):
     """Of native threads, and of worker threads with each of the libraries."""

@@ -1,8 +1,8 @@
 """Children of fork after pipelines ran in the parent.
 
 Would catch: a child that hangs or aborts when it leaves, because a destructor waits for threads
-that it does not have; one that leaves with another status or without its functions of `atexit`; one
-that waits for ever for a program to be compiled.
+that it does not have; one that leaves with another status, without its functions of `atexit`, or
+without writing the buffers of its files; one that waits for ever for a program to be compiled.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ def main(leave):
     child = os.fork()
     if child == 0:
         atexit.register(print, "after", leave)
+        for pipe in [*kept, *pipelines()]:
+            try:
+                print(len(list(pipe)))
+            except RuntimeError as error:
+                print("fork" in str(error) and "'spawn' or 'forkserver'" in str(error))
+        global file
+        file = open(sys.argv[2], "w")
+        file.write("written")
         print("buffered", leave)
         if leave == "sys.exit":
             sys.exit(7)
@@ -61,21 +69,40 @@ def main(leave):
 main(sys.argv[1])
 """
 
-READING = """
-kept = [*pipelines()]
-len(kept[0]), kept[0].element_spec
-if sys.argv[1] == "after":
-    for pipe in kept:
-        list(pipe)
-child = os.fork()
-if child == 0:
-    for pipe in [*kept, *pipelines()]:
+# While another thread forks, and before it is done, this one does.
+THREADS = """
+import threading
+from jaxkern.core import compat
+jax.block_until_ready(jax.numpy.ones(3))
+running_objects = compat.running_objects
+started, done = threading.Event(), threading.Event()
+
+def fork():
+    child = os.fork()
+    if child == 0:
         try:
-            print(len(list(pipe)))
-        except RuntimeError as error:
-            print("fork" in str(error) and "'spawn' or 'forkserver'" in str(error))
-    sys.exit(0)
-print(status_of(child), flush=True)
+            list(jk.from_source({"x": np.arange(8)}, 2))
+        except RuntimeError:
+            os._exit(3)
+        os._exit(4)
+    return status_of(child)
+
+def running():
+    objects = running_objects()
+    if threading.current_thread() is not threading.main_thread():
+        started.set()
+        done.wait()
+    return objects
+
+compat.running_objects = running
+statuses = []
+thread = threading.Thread(target=lambda: statuses.append(fork()))
+thread.start()
+started.wait()
+statuses.append(fork())
+done.set()
+thread.join()
+print(statuses, flush=True)
 os._exit(0)
 """
 
@@ -102,15 +129,19 @@ def run(code, *arguments):
         ),
     ],
 )
-def test_a_child_leaves_with_its_status(leave, status):
-    done = run(LEAVING, leave)
+def test_a_child_reads_nothing_and_leaves_with_its_status(leave, status, tmp_path):
+    written = tmp_path / "written.txt"
+    done = run(LEAVING, leave, str(written))
     assert done.stdout.splitlines() == [
+        *["True"] * 6,
         *(f"{word} {leave}" for word in ("buffered", "after", "before")),
         f"{leave} {status}",
     ]
     assert "pthread_join" not in done.stderr
     assert ("an error" in done.stderr) == (leave == "error")
+    assert written.read_text() == "written"
 
 
-def test_a_child_does_not_read():
-    assert run(READING, "after").stdout.split() == [*["True"] * 6, "0"]
+@pytest.mark.slow  # another start of Python and JAX
+def test_threads_fork_at_the_same_time():
+    assert run(THREADS).stdout == "[3, 3]\n"

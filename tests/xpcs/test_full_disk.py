@@ -1,18 +1,23 @@
 """A disk that becomes full while HDF5 files are written: would catch a process that crashes at its
 end since HDF5 could not close a file, files that are left and are in the way of the next call, and
-results that are there and are replaced by half of new ones."""
+results that are there and are replaced by half of new ones. The same for Ctrl-C during a write."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 import jaxkern as jk
 from jaxkern.core.paths import replaced_whole
+from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
 
 
 def test_every_writer_at_every_size(tmp_path):
@@ -54,3 +59,43 @@ def test_a_writer_whose_block_fails_leaves_the_old_file(tmp_path):
         write_rows_of_a_wrong_length(path)
     assert path.read_bytes() == whole
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_metadata_of_the_newest_format_are_copied(tmp_path):
+    source, path = tmp_path / "metadata.hdf", tmp_path / "results.hdf"
+    with h5py.File(source, "w", libver="latest") as file:  # as detectors write files for readers
+        file.create_dataset("entry/log", data=np.arange(8.0), maxshape=(None,), chunks=(4,))
+    qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01], phi=[0.0])
+    frames = np.random.default_rng(0).poisson(1.0, (20, 4, 4)).astype("u1")
+    jk.xpcs.write_results(path, jk.xpcs.multitau(frames, qmap), metadata=source)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["entry/log"], np.arange(8.0))
+
+
+def write_until_interrupted(path):
+    with new_hdf5(path) as file:
+        file["a"] = np.arange(10_000)
+        file.flush()
+        while True:
+            time.sleep(0.01)
+
+
+def test_ctrl_c_while_hdf5_writes_arrives_after_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"before")
+    before, write = signal.getsignal(signal.SIGINT), os.pwrite
+    written = []
+
+    def interrupted_write(*args):
+        if not written:
+            signal.raise_signal(signal.SIGINT)
+        written.append(write(*args))
+        return written[-1]
+
+    monkeypatch.setattr(os, "pwrite", interrupted_write)
+    with pytest.raises(KeyboardInterrupt):
+        write_until_interrupted(path)
+    assert len(written) > 1
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+    assert signal.getsignal(signal.SIGINT) is before

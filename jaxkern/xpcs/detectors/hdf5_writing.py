@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jaxkern.core.paths import replaced_whole
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     """Open a new HDF5 file, which gets its name when the block ends without an error.
 
-    The format is that of HDF5 1.8 (2008), in which headers have checksums.
+    The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
+    copied from files of a newer format keep it.
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists.
@@ -37,15 +41,47 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     with (
         replaced_whole(path, overwrite) as temporary,
         temporary.open("rb+", buffering=0) as raw,
+        _interrupts_outside_hdf5(),
     ):
         medium = _Medium(raw)
         try:
-            with h5py.File(medium, "w", libver=("v108", "v108")) as file:
+            with h5py.File(medium, "w", libver=("v108", "latest")) as file:
                 yield file
         except Exception:  # HDF5 may have missed what was not written
             medium.check(path)
             raise
         medium.check(path)
+
+
+@contextlib.contextmanager
+def _interrupts_outside_hdf5() -> Iterator[None]:
+    """Delays Ctrl-C while HDF5 is calling a `_Medium`, where an exception is a failed write.
+
+    Python runs signal handlers in the main thread, at the first Python code after the signal. If
+    that is a method of `_Medium`, the signal is sent again 10 ms later.
+    """
+    before, main = signal.getsignal(signal.SIGINT), threading.main_thread()
+    if threading.current_thread() is not main or not callable(before):
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller is not None:
+            if caller.f_code in codes:
+                threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
+                return
+            caller = caller.f_back
+        before(number, frame)
+
+    codes = {method.__code__ for method in vars(_Medium).values() if hasattr(method, "__code__")}
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # of a writer that is closed by another thread
+            if signal.getsignal(signal.SIGINT) is handler:
+                signal.signal(signal.SIGINT, before)
 
 
 class _Medium:
