@@ -166,12 +166,11 @@ def test_an_angle_of_nothing_is_drawn_blank(tmp_path):
 
 
 def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
-    """A frame of NaN at one angle, which the fit leaves out at all; and an angle of zeros."""
+    """A frame of NaN at one angle, which the fit leaves out there; and an angle of zeros."""
     t = 0.1 * np.arange(40)
     phi = [0.0, 30.0, 60.0]
     model = xpcs.Static(xpcs.Geometry(q=0.0054, gap=None, dt=0.1, t=t, phi=phi))
     data = xpcs.simulate(model, model.defaults, 0.3, 1.0, noise=0.01)
-    data[:, 7] = data[:, :, 7] = 9.0
     data[1, 7] = data[1, :, 7] = np.nan
     data[2] = 0
     xpcs.write_aps(tmp_path / "s.h5", data, q=np.full(3, 0.0054), phi=phi, dt=0.1)
@@ -185,10 +184,11 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     assert said.out.count("left out: angle 2") == said.out.count("frames 7 ") == 1
     assert "frame 0 of the fit is number 1" in said.err
     assert len(drawn) == 6
-    counts = ~np.eye(40, dtype=bool)
-    counts[7] = counts[:, 7] = False
     for view in drawn:
-        assert np.array_equal(np.isfinite(view.data), counts & (view.phi < 60))
+        counts = ~np.eye(40, dtype=bool) & (view.phi < 60)
+        if view.phi == 30:
+            counts[7] = counts[:, 7] = False
+        assert np.array_equal(np.isfinite(view.data), counts)
     assert all(view.residual_counts.sum() == 0 for view in drawn if view.phi == 60)
 
 
