@@ -86,7 +86,7 @@ class FitData:
         candidates = frames_without_numbers(self.sample)
         if not candidates.size:
             return ()
-        searched = np.isfinite(self.sample.values).any((1, 2))
+        searched: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(self.sample.values), (1, 2))
         numbers = np.array([self._numbers_in(int(k)) for k in candidates]) | ~searched
         empty = [int(k) for k in candidates[~numbers.all(axis=1)]]
         if not empty:
@@ -98,7 +98,7 @@ class FitData:
             )
         keep = np.tile(self.frames, (len(searched), 1))
         keep[:, candidates] &= numbers.T
-        frames = keep[searched].any(axis=0)
+        frames: NDArray[np.bool_] = np.logical_or.reduce(keep[searched], axis=0)
         if int(frames.sum()) < 3:
             raise BadDataError(f"{len(empty)} frames hold no finite number; fewer than 3 are left")
         keep[~searched] = frames
