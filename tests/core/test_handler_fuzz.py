@@ -7,6 +7,7 @@ whose death is a failure that names the call.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def run_fuzz(folder: Path, extent: str, seed: int, count: int) -> None:
             text=True,
             timeout=500,
             check=False,
+            # PYTHONSAFEPATH, which `make test` sets, leaves the script's folder out of the path.
+            env=os.environ | {"PYTHONPATH": str(script.parent)},
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"a call does not return: {_last_call(log)}")
