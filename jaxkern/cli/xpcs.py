@@ -17,7 +17,7 @@ from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.run import OpenMeasurement
-    from jaxkern.xpcs.analysis.schema import Config
+    from jaxkern.xpcs.analysis.settings import Config
 
 # Flags that stand for a setting: (flag, setting, metavar).
 _FLAGS = (
@@ -116,7 +116,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _config(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.analysis.config import template
+    from jaxkern.xpcs.analysis.settings import template
 
     if chosen.path.exists() and not chosen.force:
         raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
@@ -132,7 +132,7 @@ def _settings(chosen: argparse.Namespace) -> Config:
     """The file's settings with the flags' on top; threads and memory take effect here."""
     from jaxkern import performance
     from jaxkern.core.paths import home_path
-    from jaxkern.xpcs.analysis.config import ConfigError, load_config
+    from jaxkern.xpcs.analysis.settings import ConfigError, load_config
 
     overrides: dict[str, Any] = {}
     for _, setting, _ in _FLAGS:
@@ -163,7 +163,7 @@ def _settings(chosen: argparse.Namespace) -> Config:
 
 def _parsed(name: str, text: str) -> Any:
     """What a flag's text means as YAML."""
-    from jaxkern.xpcs.analysis.config import parse_yaml
+    from jaxkern.xpcs.analysis.settings import parse_yaml
 
     shown = text if len(text) <= 60 else text[:57] + "..."
     return parse_yaml(text, f"{name} is {shown!r}, which")

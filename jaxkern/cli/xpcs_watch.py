@@ -23,7 +23,7 @@ from jaxkern.cli.xpcs_correlate import (
 )
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.schema import Config
+    from jaxkern.xpcs.analysis.settings import Config
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
     from jaxkern.xpcs.detectors.growing import GrowingFrames
@@ -78,8 +78,8 @@ def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
-    from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
-    from jaxkern.xpcs.correlators.labels import BinLabels
+    from jaxkern.xpcs.correlators.checks import CorrelationWarning
+    from jaxkern.xpcs.correlators.bins import BinLabels
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
     from jaxkern.xpcs.detectors.mask_files import masked_map
@@ -133,7 +133,7 @@ def _settings(chosen: argparse.Namespace) -> Config | None:
     """The settings of fits, of the file that is written."""
     if chosen.config is None:
         return None
-    from jaxkern.xpcs.analysis.config import load_config
+    from jaxkern.xpcs.analysis.settings import load_config
 
     return load_config(chosen.config, {"data_files.file": str(chosen.output.absolute())})
 

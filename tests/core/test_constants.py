@@ -65,7 +65,7 @@ PYTHON: dict[str, Any] = {
     "ring.kLastIndex": ring._LAST,
     "tokens.Method": positions(get_args(packing.Method)),
     "tokens.Overlong": positions(get_args(packing.Overlong)),
-    "correlators.kMostDelays": delays.MOST_DELAYS,
+    "correlators.kMostDelays": delays.MAX_DELAYS,
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
     "xpcs.kMaxTables": ops._MOST_TABLES,

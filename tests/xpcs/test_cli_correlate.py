@@ -18,7 +18,7 @@ from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.cli.xpcs_correlate import form, numbers
 from jaxkern.xpcs.analysis import correlation_plots
-from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.native import CorrelationProgress
 from jaxkern.xpcs.correlators.results import Overview
 
 
@@ -190,7 +190,7 @@ def test_files_that_are_there_stay(folder, tmp_path, capsys):
 def test_the_bar_tells_rates_and_the_time_left(monkeypatch):
     """Frames, bytes of frames and seconds left, of a clock that a test sets."""
     now = [100.0]
-    monkeypatch.setattr("jaxkern.xpcs.correlators.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("jaxkern.xpcs.correlators.native.time.monotonic", lambda: now[0])
     told = []
     bar = CorrelationProgress(False, "multi-tau")
     monkeypatch.setattr(bar, "update", lambda *given, text="": told.append((given, text)))

@@ -13,7 +13,7 @@ import pytest
 from jaxkern.cli import main
 from jaxkern.xpcs import ConfigError, write_aps
 from jaxkern.xpcs.analysis import run as analysis
-from jaxkern.xpcs.analysis.config import parse_config
+from jaxkern.xpcs.analysis.settings import parse_config
 
 N = 12
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from jaxkern.xpcs.analysis import config as cf
-from jaxkern.xpcs.analysis.schema import Optimization
+from jaxkern.xpcs.analysis.settings import Optimization
 
 TEXT = """
 data_files: {file: run7.h5, q: 0.0054, layout: aps-u}

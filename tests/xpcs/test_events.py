@@ -402,7 +402,7 @@ def test_words_of_a_mapped_file(tmp_path):
         same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), wanted)
         np.testing.assert_array_equal(words, words_of(events))
         source = Words(np.asarray(words), 3000)
-        assert EventMemory.of(source).mapped == (mode == "r")
+        assert EventMemory.from_source(source).mapped == (mode == "r")
 
 
 def test_native_calls_check_what_python_gives():

@@ -17,7 +17,7 @@ from correlated_files import NAMES, called, correlate, files_of_frames, listed, 
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis import file_tasks
-from jaxkern.xpcs.files.made_of import read_made_of
+from jaxkern.xpcs.files.results_entries import read_provenance
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_files_behind_links_count(tmp_path, data):
         file["entry/data/data_000001"] = h5py.ExternalLink("part.h5", "frames")
     how = {"qmap": data / "qmap.h5", "folder": tmp_path / "results"}
     xpcs.correlate_files(tmp_path / "master.h5", **how)
-    said = read_made_of(tmp_path / "results" / "master.hdf")
+    said = read_provenance(tmp_path / "results" / "master.hdf")
     assert list(said["linked"]) == ["part.h5"]
     (skipped,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
     assert (skipped.status, skipped.again) == ("skipped", "")

@@ -11,7 +11,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern import xpcs
-from jaxkern.xpcs.correlators.hot_pixels import suspect_pixels
+from jaxkern.xpcs.correlators.checks import suspect_pixels
 from jaxkern.xpcs.correlators.results import Overview
 
 SHAPE = (20, 30)

@@ -19,7 +19,7 @@ from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import file_tasks
 from jaxkern.xpcs.files import results_writer
-from jaxkern.xpcs.files.made_of import NAME
+from jaxkern.xpcs.files.results_entries import NAME
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxkern as jk
-from jaxkern.xpcs.correlators import two_time, two_time_products, two_time_reduction
+from jaxkern.xpcs.correlators import two_time, two_time_dense, two_time_reduction
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
@@ -144,16 +144,16 @@ def test_matrices_of_whole_counts_are_exact(most, pixels):
     frames = draw.integers(0, most, (10, 1, pixels), dtype, endpoint=True)
     frames[2:5] = most
     frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
-    tiles = two_time_products.Tiles.of(10)
+    tiles = two_time_dense.Tiles.for_frames(10)
     with jax.enable_x64(True):
-        (piece,) = two_time_products.stage(
+        (piece,) = two_time_dense.stage(
             ArrayFrames(frames),
             FrameSelection(10),
             None,
             [np.arange(pixels, dtype=np.int32)],
             tiles,
         )
-        found = two_time_products.multiply(piece.tiles[0], piece.tiles[0], piece.product)
+        found = two_time_dense.multiply(piece.tiles[0], piece.tiles[0], piece.product)
     whole = frames.reshape(10, pixels).astype(object)
     wanted = whole @ whole.T
     found = np.asarray(found)[:10, :10]
@@ -180,7 +180,7 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     assert reader.frames_read == 61
     for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
-    monkeypatch.setattr(two_time_products, "TILE", 16)
+    monkeypatch.setattr(two_time_dense, "TILE", 16)
     tiled = jk.xpcs.twotime(frames, qmap, **how)
     if dtype == "uint8":
         monkeypatch.setattr(two_time, "_PIECE", 30)
@@ -201,20 +201,20 @@ def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
     frames = counts((50, 20, 20), "uint8", 9)
     qmap = jk.xpcs.QMap(np.ones((20, 20), int))
     wanted = jk.xpcs.twotime(frames, qmap)
-    stage, sizes = two_time_products.stage, []
+    stage, sizes = two_time_dense.stage, []
 
     def seen(source, selection, divisor, pixels, tiles):
         sizes.extend(map(len, pixels))
         return stage(source, selection, divisor, pixels, tiles)
 
-    monkeypatch.setattr(two_time_products, "stage", seen)
+    monkeypatch.setattr(two_time_dense, "stage", seen)
     monkeypatch.setattr(two_time, "_PIECE_BYTES", 100 * 50)
     np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, wanted.c2)
     assert sizes == [100, 100, 100, 100]
 
 
 def test_matrices_are_mirrored_to_the_bit(monkeypatch):
-    monkeypatch.setattr(two_time_products, "TILE", 16)
+    monkeypatch.setattr(two_time_dense, "TILE", 16)
     dynamic, static = bins_of((6, 8), 2, 3)
     c = jk.xpcs.twotime(counts((50, 6, 8), "uint8", 9), jk.xpcs.QMap(dynamic, static))
     np.testing.assert_array_equal(c.c2, c.c2.transpose(0, 2, 1))
@@ -285,7 +285,7 @@ def test_bad_frames_are_nan_and_counted():
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])
 def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(two_time_products, "TILE", 16)
+    monkeypatch.setattr(two_time_dense, "TILE", 16)
     dynamic, _ = bins_of((3, 5), 2, 1)
     dynamic[dynamic == 1] = 0  # a bin without pixels
     frames, qmap = counts((35, 3, 5), "uint8", 5), jk.xpcs.QMap(dynamic, dynamic)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.config import ConfigError
-from jaxkern.xpcs.analysis.schema import Config, DataFiles, Experiment
+from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.prepare import same_direction, select_q
 
 # What `simulate` takes where the settings say nothing; a measurement is never guessed.

@@ -15,22 +15,21 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import whole_number
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
-from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
-from jaxkern.xpcs.correlators.delays import MOST_DELAYS
+from jaxkern.xpcs.correlators.bins import BinLabels, check_frame_time
+from jaxkern.xpcs.correlators.checks import CorrelationWarning, HotPixels, check_hot_pixels
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
-from jaxkern.xpcs.correlators.hot_pixels import HotPixels, check_hot_pixels
-from jaxkern.xpcs.correlators.labels import BinLabels, asked_time
+from jaxkern.xpcs.correlators.g2 import MAX_DELAYS
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.correlators.two_time_reduction import check_form, check_smoothing, form_edges
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
-from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
+from jaxkern.xpcs.detectors.hdf5 import detector_metadata
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.opening import open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.made_of import file_told, links_told
+from jaxkern.xpcs.files.results_entries import file_stamp, link_stamps
 from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.fitting.checkpoint import digest
 
@@ -67,13 +66,13 @@ class CorrelationChoices:
 
     def check(self, qmap: QMap) -> None:
         """Raises, before any frame is read, for what cannot be whatever the frames are."""
-        whole_number("dpl", self.dpl, 1, MOST_DELAYS)
+        whole_number("dpl", self.dpl, 1, MAX_DELAYS)
         for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
             whole_number(name, getattr(self, name), least)
         if self.end is not None:
             whole_number("end", self.end, self.begin)
         if self.frame_time is not None:
-            asked_time(self.frame_time)
+            check_frame_time(self.frame_time)
         intensity_limits(self.intensity_cut)
         check_hot_pixels(self.hot_pixels)
         BinLabels(qmap, self.bins)
@@ -86,7 +85,7 @@ class CorrelationChoices:
         """What results say that they were made of, besides the files of frames."""
         told = {field.name: _told(getattr(self, field.name)) for field in fields(self)}
         if self.metadata is not None:
-            told["metadata"] = file_told(self.metadata)
+            told["metadata"] = file_stamp(self.metadata)
         labels = [x for x in (qmap.q, qmap.phi) if x is not None]
         return {
             "qmap": digest(qmap.dynamic, qmap.static, qmap.mask, *labels),
@@ -138,14 +137,14 @@ def correlate_file(
     Raises:
       ValueError, OSError: see `open_frames`, `multitau`, `twotime` and `write_results`.
     """
-    made_of = {"file": file_told(path), **choices.told(qmap)}
+    made_of = {"file": file_stamp(path), **choices.told(qmap)}
     began = time.monotonic()
     with (
         open_frames(path, qmap.shape, choices.dataset) as source,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", CorrelationWarning)  # they are in the results
-        made_of["linked"] = links_told(path, source.linked)
+        made_of["linked"] = link_stamps(path, source.linked)
         common: dict[str, Any] = {
             name: getattr(choices, name)
             for name in ("begin", "end", "stride", "average", "bad_frames")
@@ -207,7 +206,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
       ValueError: for a file that has no group /entry.
     """
     with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
-        if not hasattr(look(file, "entry"), "keys"):
+        if not hasattr(find_object(file, "entry"), "keys"):
             raise DetectorFileError(f"{path}: there is no group /entry; wanted a file of metadata")
         return detector_metadata(file)
 

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.figures import label_axes, new_figure, percentiles, save_figure
+from jaxkern.xpcs.analysis.fit_plots import label_axes, new_figure, percentiles, save_figure
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
 

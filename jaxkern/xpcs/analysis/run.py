@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path, write_whole
-from jaxkern.xpcs.analysis import plot
+from jaxkern.xpcs.analysis import fit_plots
 from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
-from jaxkern.xpcs.analysis.config import ConfigError, as_tree
-from jaxkern.xpcs.analysis.schema import Config
+from jaxkern.xpcs.analysis.settings import Config, ConfigError, as_tree
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -196,10 +195,10 @@ def plot_measurement(
         "dpi": config.output.dpi,
     }
     return [
-        plot.plot_maps(output / "maps.png", views, **how),
-        plot.plot_cuts(output / "cuts.png", views, **how),
-        plot.plot_residuals(output / "residuals.png", views, **how),
-        plot.plot_parameters(
+        fit_plots.plot_maps(output / "maps.png", views, **how),
+        fit_plots.plot_cuts(output / "cuts.png", views, **how),
+        fit_plots.plot_residuals(output / "residuals.png", views, **how),
+        fit_plots.plot_parameters(
             output / "parameters.png",
             model,
             arrays["physics"],
@@ -208,7 +207,7 @@ def plot_measurement(
             arrays["pcov"],
             **how,
         ),
-        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **how),
+        fit_plots.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **how),
     ]
 
 

@@ -13,7 +13,7 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 
 #: frames and pixels are numbered in int32
-MOST = 2**31 - 1
+MAX_INDEX = 2**31 - 1
 
 
 class EventFrames(FrameSource):
@@ -54,8 +54,8 @@ class EventFrames(FrameSource):
             raise DetectorFileError(f"{name} holds {lengths} numbers; wanted as many of each")
         last = int(arrays["frame"].max(initial=0)) if lengths["frame"] else -1
         n = last + 1 if n_frames is None else int(n_frames)
-        if not 0 <= n <= MOST:
-            raise DetectorFileError(f"{name} has {n} frames; wanted 0 to {MOST}")
+        if not 0 <= n <= MAX_INDEX:
+            raise DetectorFileError(f"{name} has {n} frames; wanted 0 to {MAX_INDEX}")
         _check_bounds(name, "pixel", arrays["pixel"], height * width)
         _check_bounds(name, "frame", arrays["frame"], n)
         _check_bounds(name, "count", arrays["count"], 2**32)
@@ -80,7 +80,7 @@ class EventFrames(FrameSource):
         return Events(self.pixel[begin:end], self.frame[begin:end], self.count[begin:end])
 
 
-class GivenEvents(FrameSource):
+class RawEvents(FrameSource):
     """Events in memory or in memory maps that stay as they are; correlators check them.
 
     Args:
@@ -134,9 +134,9 @@ def check_frame_shape(name: str, given: Any) -> tuple[int, int]:
         raise DetectorFileError(
             f"{name} has frames of the shape {given!r:.80}; wanted (H, W)"
         ) from None
-    if height < 1 or width < 1 or height * width > MOST:
+    if height < 1 or width < 1 or height * width > MAX_INDEX:
         raise DetectorFileError(
-            f"{name} has frames of {height} x {width} pixels; wanted 1 to {MOST} pixels"
+            f"{name} has frames of {height} x {width} pixels; wanted 1 to {MAX_INDEX} pixels"
         )
     return height, width
 

@@ -9,6 +9,7 @@ another NeXus master, also in other files; the data set that ``signal`` names in
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -17,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MOST, EventFrames, shape_of_events
-from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
+from jaxkern.xpcs.detectors.events import MAX_INDEX, EventFrames, shape_of_events
+from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource, sentinel_pixels
 from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
+    find_object,
     hdf5_errors,
     linked_files,
-    look,
     open_hdf5,
 )
-from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata, pixel_mask
-from jaxkern.xpcs.detectors.sentinels import sentinel_pixels
 
 if TYPE_CHECKING:
     import h5py
@@ -95,9 +94,9 @@ class Hdf5Frames(FrameSource):
                     f"of {first.name}"
                 )
             total += part.shape[0]
-            if total > MOST or not 1 <= part.shape[1] * part.shape[2] <= MOST:
+            if total > MAX_INDEX or not 1 <= part.shape[1] * part.shape[2] <= MAX_INDEX:
                 raise DetectorFileError(
-                    f"{where}; wanted at most {MOST} frames and 1 to {MOST} pixels"
+                    f"{where}; wanted at most {MAX_INDEX} frames and 1 to {MAX_INDEX} pixels"
                 )
             check_filters(self.name, part)
             check_virtual(self.name, part)
@@ -160,14 +159,14 @@ def hdf5_frames(
 def _holds_events(file: h5py.File, name: str) -> bool:
     import h5py
 
-    group = look(file, name)
+    group = find_object(file, name)
     return isinstance(group, h5py.Group) and {"pixel", "frame"} <= set(group)
 
 
 def _read_events(
     name: str, group: h5py.Group, file: h5py.File, frame_shape: tuple[int, int] | None
 ) -> EventFrames:
-    columns = {key: look(group, key) for key in ("pixel", "frame", "count")}
+    columns = {key: find_object(group, key) for key in ("pixel", "frame", "count")}
     for key, column in columns.items():
         if column is not None:
             shape, dtype = getattr(column, "shape", None), getattr(column, "dtype", None)
@@ -180,7 +179,7 @@ def _read_events(
             check_filters(name, column)
     arrays = [None if column is None else column[()] for column in columns.values()]
     said = group.attrs.get("shape")
-    if said is None and (stored := look(group, "shape")) is not None:
+    if said is None and (stored := find_object(group, "shape")) is not None:
         if getattr(stored, "shape", None) != (3,):
             raise DetectorFileError(
                 f"{name}: {stored.name} does not hold the shape; wanted the numbers N, H and W"
@@ -196,7 +195,7 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     import h5py
 
     if dataset is not None:
-        found = look(file, dataset)
+        found = find_object(file, dataset)
         if isinstance(found, h5py.Dataset):
             return [found]
         if isinstance(found, h5py.Group) and (parts := _parts_of(found)):
@@ -205,18 +204,20 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
             f"{name} has no data set {dataset!r}, and no group of that name with data_000001, ...; "
             f"it has {_shown(file)}"
         )
-    if isinstance(found := look(file, _FIXED[0]), h5py.Dataset):
+    if isinstance(found := find_object(file, _FIXED[0]), h5py.Dataset):
         return [found]
     for place in _PARTS:
-        group = look(file, place)
+        group = find_object(file, place)
         if isinstance(group, h5py.Group):
             if parts := _parts_of(group):
                 return parts
             signal = group.attrs.get("signal")
-            if isinstance(signal, str) and isinstance(found := look(group, signal), h5py.Dataset):
+            if isinstance(signal, str) and isinstance(
+                found := find_object(group, signal), h5py.Dataset
+            ):
                 return [found]
     for place in _FIXED[1:]:
-        if isinstance(found := look(file, place), h5py.Dataset):
+        if isinstance(found := find_object(file, place), h5py.Dataset):
             return [found]
     scans = list(_of_scans(file))
     if len(scans) == 1:
@@ -243,7 +244,7 @@ def _parts_of(group: h5py.Group) -> list[h5py.Dataset]:
                 f"{group.file.filename}: {group.name}/{key} follows on number {before}; wanted "
                 f"parts {numbered[0][0]} to {numbered[-1][0]} once each"
             )
-    found = [look(group, key) for _, key in numbered]
+    found = [find_object(group, key) for _, key in numbered]
     return [part for part in found if isinstance(part, h5py.Dataset)]
 
 
@@ -253,9 +254,9 @@ def _of_scans(file: h5py.File) -> Iterator[h5py.Dataset]:
 
     for scan in file:
         if _SCAN.fullmatch(scan):
-            group = look(file, f"{scan}/measurement")
+            group = find_object(file, f"{scan}/measurement")
             for key in group if isinstance(group, h5py.Group) else ():
-                found = look(group, key)
+                found = find_object(group, key)
                 if isinstance(found, h5py.Dataset) and found.ndim == 3:
                     yield found
 
@@ -273,3 +274,135 @@ def _shown(file: h5py.File) -> str:
 
     file.visititems(visit)
     return ", ".join(found) or f"no data set of three axes, and at the top {sorted(file)[:20]}"
+
+
+#: wavelength in Angstrom times energy in keV
+ANGSTROM_KEV = 12.398419843320026
+
+_DETECTORS = ("entry/instrument/detector_1/", "entry/instrument/detector/")
+# LIMA's detectors, each in a group of its own name.
+_LIMA = "entry_0000/instrument"
+_UNITS = {
+    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
+    "length": {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "um": 1e-6},
+    "energy": {"kev": 1.0, "ev": 1e-3},
+    "wavelength": {"angstrom": 1.0, "a": 1.0, "nm": 10.0, "m": 1e10},
+}
+# name -> places, the kind of its unit, and the unit where the file names none.
+_NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "frame_time": (
+        (*(f"{place}frame_time" for place in _DETECTORS), "entry/instrument/detector/frame_period"),
+        "time",
+        "s",
+    ),
+    "count_time": (
+        tuple(f"{place}count_time" for place in _DETECTORS),
+        "time",
+        "s",
+    ),
+    "distance": (
+        tuple(
+            f"{place}{name}" for place in _DETECTORS for name in ("distance", "detector_distance")
+        ),
+        "length",
+        "m",
+    ),
+    "pixel_size": (tuple(f"{place}x_pixel_size" for place in _DETECTORS), "length", "m"),
+}
+_ENERGIES = (
+    ("entry/instrument/incident_beam/incident_energy", "kev"),
+    ("entry/instrument/beam/incident_energy", "ev"),
+    ("entry/instrument/detector/detectorSpecific/photon_energy", "ev"),
+)
+_WAVELENGTHS = (
+    "entry/instrument/beam/incident_wavelength",
+    "entry/instrument/monochromator/wavelength",
+)
+_STARTS = ("entry/start_time", "entry_0000/start_time")
+MASKS = tuple(
+    f"{place}{name}"
+    for place in _DETECTORS
+    for name in ("pixel_mask", "detectorSpecific/pixel_mask")
+)
+
+
+def detector_metadata(file: h5py.File) -> dict[str, Any]:
+    """What `FrameSource.metadata` has, as far as the file says it and it makes sense."""
+    told: dict[str, Any] = {}
+    for name, (places, kind, unit) in _NUMBERS.items():
+        for place in places:
+            if (value := _quantity(file, place, kind, unit)) is not None:
+                told[name] = value
+                break
+    for name, value in _lima_times(file).items():
+        told.setdefault(name, value)
+    for place, unit in _ENERGIES:
+        if "energy" not in told and (value := _quantity(file, place, "energy", unit)) is not None:
+            told["energy"] = value
+    for place in _WAVELENGTHS:
+        if "energy" not in told:
+            if (value := _quantity(file, place, "wavelength", "angstrom")) is not None:
+                told["energy"] = ANGSTROM_KEV / value
+    for place in _STARTS:
+        value = _scalar(file, place)
+        if "start_time" not in told and isinstance(value, bytes | str) and len(value) < 100:
+            told["start_time"] = (
+                value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            )
+    return told
+
+
+def _lima_times(file: h5py.File) -> dict[str, float]:
+    """Of the first of LIMA's detectors: a frame takes its exposure and the latency behind it."""
+    group = _optional(file, _LIMA)
+    for detector in group if hasattr(group, "keys") else ():
+        place = f"{_LIMA}/{detector}/acquisition/"
+        exposure = _quantity(file, place + "exposure_time", "time", "s")
+        if exposure is not None:
+            latency = _quantity(file, place + "latency_time", "time", "s")
+            return {"count_time": exposure, "frame_time": exposure + (latency or 0.0)}
+    return {}
+
+
+def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """[H, W], true where the file's mask of pixels has a reason not to use one; None without."""
+    for place in MASKS:
+        stored = _optional(file, place)
+        if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
+            if tuple(stored.shape) != tuple(shape):
+                raise DetectorFileError(
+                    f"{file.filename}: {stored.name} has the shape {stored.shape}; wanted {shape}, "
+                    "that of a frame"
+                )
+            found: NDArray[np.bool_] = stored[()] != 0
+            return found
+    return None
+
+
+def _optional(file: h5py.File, place: str) -> Any:
+    """What is there; what cannot be reached counts as not there."""
+    try:
+        return find_object(file, place)
+    except DetectorFileError:
+        return None
+
+
+def _scalar(file: h5py.File, place: str) -> Any:
+    stored = _optional(file, place)
+    if getattr(stored, "size", None) != 1:
+        return None
+    return stored[()].reshape(-1)[0] if stored.shape else stored[()]
+
+
+def _quantity(file: h5py.File, place: str, kind: str, unit: str) -> float | None:
+    """A number above 0 in the unit of `FrameSource.metadata`."""
+    value = _scalar(file, place)
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    stored = _optional(file, place)
+    said = stored.attrs.get("units", unit)
+    said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    factor = _UNITS[kind].get(said.lower() if isinstance(said, str) else unit)
+    if factor is None or not math.isfinite(value) or value <= 0:
+        return None
+    return float(value) * factor

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.detectors.events import MOST
+from jaxkern.xpcs.detectors.events import MAX_INDEX
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 
 _HEADER = np.dtype(
@@ -51,10 +51,10 @@ class ImmFrames(FrameSource):
         header = self._header(0)
         height, width = int(header["rows"]), int(header["columns"])
         self.is_sparse = int(header["compression"]) == _EVENTS
-        if height < 1 or width < 1 or height * width > MOST:
+        if height < 1 or width < 1 or height * width > MAX_INDEX:
             raise DetectorFileError(
                 f"{self.name}: the first header says {height} rows and {width} columns; wanted 1 "
-                f"to {MOST} pixels. Is it an IMM file?"
+                f"to {MAX_INDEX} pixels. Is it an IMM file?"
             )
         if not self.is_sparse and int(header["bytes"]) != 2:
             raise DetectorFileError(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
-from jaxkern.xpcs.detectors.hdf5_metadata import MASKS
+from jaxkern.xpcs.detectors.hdf5 import MASKS
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
 
 #: endings of files that `read_mask` reads
@@ -113,11 +113,11 @@ def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
 
     with open_hdf5(name) as file, hdf5_errors(name):
         for place in _IN_HDF5:
-            stored = look(file, place.format(kind=kind))
+            stored = find_object(file, place.format(kind=kind))
             if isinstance(stored, h5py.Dataset):
                 return np.asarray(stored[()])
         for place in MASKS:
-            stored = look(file, place)
+            stored = find_object(file, place)
             if isinstance(stored, h5py.Dataset):
                 return np.asarray(stored[()] == 0)
         found: list[Any] = []

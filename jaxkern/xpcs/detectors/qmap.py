@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
-from jaxkern.xpcs.detectors.qmap_files import made_layout, read_qmap, write_layout
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
+from jaxkern.xpcs.detectors.qmap_files import default_layout, read_qmap, write_layout
 from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
 
 
@@ -255,7 +255,7 @@ class QMap:
         if self._layout is not None:
             layout = {key: value for key, value in self._layout.items() if value is not None}
         else:
-            layout = made_layout(self.dynamic, self.static, self.mask, self.q, self.phi)
+            layout = default_layout(self.dynamic, self.static, self.mask, self.q, self.phi)
         if self.blemish is not None:
             layout["blemish"] = self.blemish.astype(np.uint8)
         return layout

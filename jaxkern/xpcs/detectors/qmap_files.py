@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MOST
+from jaxkern.xpcs.detectors.events import MAX_INDEX
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 
 if TYPE_CHECKING:
     import h5py
@@ -34,7 +34,9 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
     name = os.fspath(path)
     with open_hdf5(name) as file, hdf5_errors(name):
         places = _GROUPS if group is None else (group,)
-        found = next((at for place in places if hasattr(at := look(file, place), "keys")), None)
+        found = next(
+            (at for place in places if hasattr(at := find_object(file, place), "keys")), None
+        )
         if found is None:
             raise DetectorFileError(
                 f"{name} has no group {' or '.join('/' + p.strip('/') for p in places)}; it has "
@@ -47,7 +49,7 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
         raise DetectorFileError(
             f"{name}: {where}/dynamic_roi_map is not there; found {sorted(layout)[:20]}"
         )
-    q, phi = labels_of(name, layout, "dynamic")
+    q, phi = bin_labels(name, layout, "dynamic")
     return {
         "dynamic": maps["dynamic_roi_map"],
         "static": maps["static_roi_map"],
@@ -61,7 +63,7 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
 
 def _value(name: str, group: h5py.Group, key: str) -> Any:
     """An array, a number, a text or a list of texts; of groups and other types nothing."""
-    stored = look(group, key)
+    stored = find_object(group, key)
     shape, dtype = getattr(stored, "shape", None), getattr(stored, "dtype", None)
     if shape is None or dtype is None:
         return None
@@ -69,7 +71,7 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     if is_map:
         # Older files have the axis of a single image in front.
         squeezed = tuple(n for n in shape if n != 1) if len(shape) > 2 else tuple(shape)
-        if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MOST:
+        if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MAX_INDEX:
             raise DetectorFileError(
                 f"{name}: {stored.name} is {dtype} of the shape {shape}; wanted numbers [H, W]"
             )
@@ -84,7 +86,7 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     return texts if shape else texts[0]
 
 
-def labels_of(
+def bin_labels(
     name: str, layout: Mapping[str, Any], kind: str
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """q and phi of the bins 1, 2, ... of a kind, "dynamic" or "static"; None where there are none.
@@ -126,7 +128,7 @@ def labels_of(
     return q, phi
 
 
-def made_layout(
+def default_layout(
     dynamic: NDArray[Any],
     static: NDArray[Any],
     mask: NDArray[Any],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import real_number, whole_number
 from jaxkern.xpcs.detectors.events import check_frame_shape
-from jaxkern.xpcs.detectors.hdf5_metadata import ANGSTROM_KEV
+from jaxkern.xpcs.detectors.hdf5 import ANGSTROM_KEV
 
 
 def q_and_phi(

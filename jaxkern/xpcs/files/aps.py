@@ -101,7 +101,7 @@ class ApsFile:
         self.path = Path(path)
         self._file = open_hdf5(self.path)
         try:
-            with damage_told(self.path):
+            with format_errors(self.path):
                 self.layout = find_layout(self._file, layout)
                 entries = read_entries(self._file, self.layout)
         except BaseException:
@@ -270,7 +270,7 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 @contextlib.contextmanager
-def damage_told(path: Path) -> Iterator[None]:
+def format_errors(path: Path) -> Iterator[None]:
     """Errors with the path, also what h5py raises where groups, links or headers cannot be read."""
     try:
         yield

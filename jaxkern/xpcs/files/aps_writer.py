@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 from jaxkern.xpcs.files.aps_entries import LAYOUTS
 
 # Side of HDF5's tiles, so that both a slab of rows and one of columns are read in few pieces, and

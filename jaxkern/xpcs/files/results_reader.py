@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.g2 import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import (
     complete_rows,
-    damage_told,
     find_empty_frames,
+    format_errors,
     mark_empty_frames,
     open_hdf5,
 )
@@ -96,22 +96,22 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
     """
     path = home_path(path)
     with open_hdf5(path) as file:
-        with damage_told(path):
+        with format_errors(path):
             qmap, overview, multitau = _read_common(file, path)
             analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
             stored = None if analysis is None else _find_matrices(file, analysis, qmap)
         twotime = None
         if analysis is not None and stored is not None:
             picked = _picked(stored, bins, path)
-            with damage_told(path):
+            with format_errors(path):
                 twotime = _read_twotime(file, analysis, stored, picked, qmap, overview)
-        with damage_told(path):
+        with format_errors(path):
             return CorrelationResults(multitau, twotime, read_metadata(file))
 
 
 def read_multitau(path: Path) -> MultiTauResult | None:
     """g2 of a file of results, or None; its two-time correlations are not read."""
-    with open_hdf5(path) as file, damage_told(path):
+    with open_hdf5(path) as file, format_errors(path):
         return _read_common(file, path)[2]
 
 
@@ -121,7 +121,7 @@ def read_two_time_doubts(path: Path) -> tuple[dict[int, int], tuple[str, ...]]:
     Both are empty if the file has no two-time correlations or does not store them.
     """
     empty_frames: dict[int, int] = {}
-    with open_hdf5(path) as file, damage_told(path):
+    with open_hdf5(path) as file, format_errors(path):
         analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
         if analysis is None:
             return empty_frames, ()

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.frames import FrameSource
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import damage_told, open_hdf5
+from jaxkern.xpcs.files.aps import format_errors, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
-from jaxkern.xpcs.files.made_of import NAME as MADE_OF
+from jaxkern.xpcs.files.results_entries import NAME as MADE_OF
 
 if TYPE_CHECKING:
     import h5py
@@ -171,7 +171,7 @@ def _step(result: MultiTauResult | TwoTimeResult, name: str) -> int:
 def _copy_entry(path: Path, entry: h5py.Group) -> None:
     import h5py
 
-    with open_hdf5(path) as source, damage_told(path):
+    with open_hdf5(path) as source, format_errors(path):
         found = source.get("entry")
         if not isinstance(found, h5py.Group):
             raise ApsFormatError(f"there is no group /entry; wanted a file of metadata ({path})")

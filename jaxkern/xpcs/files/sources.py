@@ -227,7 +227,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return np.asarray(room[start : start + size].view(dtype).reshape(shape))
 
 
-def lies_ready(rows: NDArray[Any]) -> bool:
+def is_zero_copy(rows: NDArray[Any]) -> bool:
     """Whether XLA takes rows as they lie: contiguous, aligned, in a dtype that kernels read."""
     aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
     return aligned and rows.dtype == kernel_dtype(rows.dtype)
@@ -253,7 +253,7 @@ class RowBuffers:
         With `upper_from`, the number of the first row, a copy holds only what a kernel reads of the
         upper triangle: in each block of `row_block` rows the columns from the block's first row on.
         """
-        if lies_ready(rows):
+        if is_zero_copy(rows):
             if self._touch and rows.size:
                 # Page faults belong here, in the reading thread, and not inside the kernel.
                 rows.reshape(-1).view(np.uint8)[::4096].max()
