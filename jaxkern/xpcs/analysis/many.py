@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.paths import home_path, remove_leftovers
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.version import __version__
@@ -377,7 +377,7 @@ def correlate_files(
         # Workers have folders of their own.
         metadata=None if metadata is None else home_path(metadata).absolute(),
     )
-    whole_number("retries", retries, 0)
+    check_integer("retries", retries, 0)
     opened = _engine(engine, scheduler, workers)
     given = [] if choices.metadata is None else [choices.metadata]
     if not isinstance(qmap, QMap):

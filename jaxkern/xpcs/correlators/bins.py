@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import real_number
+from jaxkern.core.arguments import check_number
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -47,7 +47,7 @@ def check_frame_time(frame_time: float) -> float:
     Raises:
       ValueError: it is not above 0, or not finite.
     """
-    step = real_number("frame_time", frame_time, 0.0)
+    step = check_number("frame_time", frame_time, 0.0)
     if not 0 < step < math.inf:
         raise ValueError(f"frame_time: expected a finite time above 0 s, got {frame_time!r}")
     return step
@@ -107,7 +107,7 @@ class BinnedPixels:
         while begin < len(self):
             fitting = ends[(ends > begin) & (ends <= begin + max_pixels)]
             end = int(fitting[-1] if len(fitting) else ends[ends > begin][0])
-            arrays = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
-            parts.append(BinnedPixels(*arrays, self.n_static, self.n_dynamic))
+            pixel, static, dynamic = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
+            parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
             begin = end
         return parts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import real_number
+from jaxkern.core.arguments import check_number
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
@@ -124,8 +124,8 @@ def intensity_limits(cut: Any) -> Limits | None:
             "intensity_cut: expected (low, high), factors of the counts of the median frame or "
             f"None, got {cut!r:.80}"
         )
-    low = 0.0 if cut[0] is None else real_number("intensity_cut's low", cut[0], 0)
-    high = np.inf if cut[1] is None else real_number("intensity_cut's high", cut[1], low)
+    low = 0.0 if cut[0] is None else check_number("intensity_cut's low", cut[0], 0)
+    high = np.inf if cut[1] is None else check_number("intensity_cut's high", cut[1], low)
     return low, high
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels, time_step
 from jaxkern.xpcs.correlators.checks import (
@@ -139,9 +139,9 @@ def multitau(
         frames_and_map(frames, qmap, mask) as (source, masked),
         CorrelationProgress(progress, "multi-tau") as bar,
     ):
-        whole_number("dpl", dpl, 1, MAX_DELAYS)
+        check_integer("dpl", dpl, 1, MAX_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
-        least = 2 * max(whole_number("parts", parts, 0), 1)
+        least = 2 * max(check_integer("parts", parts, 0), 1)
         if selection.n < least:
             per_part = f" (2 for each of {parts} parts)" if parts > 1 else ""
             raise ValueError(
@@ -249,7 +249,7 @@ def multitau_events(
       >>> r
       MultiTauResult(1 bins of 64 pixels, 34 delays to 768 frames, 1000 frames)
     """
-    n_frames = whole_number("n_frames", n_frames, 0, MAX_INDEX)
+    n_frames = check_integer("n_frames", n_frames, 0, MAX_INDEX)
     return multitau(
         RawEvents(pixel, frame, count, qmap.shape, n_frames),
         qmap,

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxkern.core.backend import current_backend
 from jaxkern.core.progress import ProgressBar
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 from jaxkern.core.registry import missing as why_missing
 from jaxkern.core.registry import module
 from jaxkern.core.threads import num_threads
@@ -40,7 +40,8 @@ class CorrelationProgress(ProgressBar):
         seconds = max(self._total - self._done, 0) / max(rate, 1e-9)
         self.update(
             round(self._done),
-            text=f"{self._name}: {rate:,.0f} frames/s, {scaled(rate * self._bytes, 'B/s')}, "
+            text=f"{self._name}: {rate:,.0f} frames/s, "
+            f"{format_quantity(rate * self._bytes, 'B/s')}, "
             f"{timedelta(seconds=round(min(seconds, 1e9)))} left",
         )
 

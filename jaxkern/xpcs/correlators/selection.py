@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -39,10 +39,10 @@ class FrameSelection:
     ):
         end = total if end is None else end
         self.total = total
-        self.begin = whole_number("begin", begin, 0)
-        self.end = whole_number("end", end, 0)
-        self.stride = whole_number("stride", stride, 1)
-        self.average = whole_number("average", average, 1)
+        self.begin = check_integer("begin", begin, 0)
+        self.end = check_integer("end", end, 0)
+        self.stride = check_integer("stride", stride, 1)
+        self.average = check_integer("average", average, 1)
         if not self.begin <= self.end <= total:
             raise ValueError(
                 f"begin, end: expected 0 <= begin <= end <= {total}, the number of frames, got "

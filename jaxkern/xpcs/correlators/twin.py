@@ -69,9 +69,8 @@ def _update(
     delays = g.shape[0]
     # The last level may have fewer than dpl delays. Rows of zeros complete it.
     more = (levels + 1) * dpl - delays
-    unpack, pack = counts.unpacked, counts.packed
-    if len(others) == 1:
-        unpack, pack = counts.narrow, counts.packed_narrow
+    unpack: Any = counts.narrow if len(others) == 1 else counts.unpacked
+    pack: Any = counts.packed_narrow if len(others) == 1 else counts.packed
     state = (
         counts.unpacked(total),
         tuple(_padded(x, more) for x in counts.unpacked(g)),

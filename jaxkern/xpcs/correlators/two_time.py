@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.bins import BinLabels, time_step
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
@@ -250,7 +250,7 @@ def twotime_events(
       >>> c.c2.shape, c.g2.shape
       ((1, 2, 17), (200, 1))
     """
-    n_frames = whole_number("n_frames", n_frames, 0, MAX_INDEX)
+    n_frames = check_integer("n_frames", n_frames, 0, MAX_INDEX)
     return twotime(
         RawEvents(pixel, frame, count, qmap.shape, n_frames),
         qmap,

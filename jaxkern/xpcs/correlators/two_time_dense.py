@@ -45,6 +45,10 @@ TILE = 512  # largest number of frames along a side of a product
 _CHUNK = 2048  # pixels of a product whose operands fit into the caches
 _FEWEST = 128  # least number of pixels for which float32 is faster than float64
 _FLOAT_CHUNK = 128
+_PIECE = 16384  # largest number of pixels in one product
+_PIECE_BYTES = 2**30  # largest size of their counts
+_STAGED_BYTES = 2**30  # largest size of the counts in memory between products
+_PAIRS = 16  # tiles per batch; a batch is reduced while the next one is computed
 _BLOCK_BYTES = 2**22
 
 
@@ -243,18 +247,6 @@ def divide(total: jax.Array, rows: Any, columns: Any, pixels: float) -> jax.Arra
 def pairs(tiles: Tiles) -> Iterator[tuple[int, int]]:
     """Return the tiles on and above the diagonal, row by row."""
     return ((i, j) for i in range(tiles.count) for j in range(i, tiles.count))
-
-
-_PIECE = 16384  # pixels at most that are multiplied in one call
-
-
-_PIECE_BYTES = 2**30  # of their counts, at most
-
-
-_STAGED_BYTES = 2**30  # of counts that are kept between products
-
-
-_PAIRS = 16  # tiles that are made at a time, and taken in while the next ones are
 
 
 class _Bin:
