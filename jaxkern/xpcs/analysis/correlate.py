@@ -29,7 +29,7 @@ from jaxkern.xpcs.detectors.hdf5 import detector_metadata
 from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.opening import open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.results_entries import file_stamp, link_stamps
+from jaxkern.xpcs.files.provenance import file_stamp, link_stamps
 from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.fitting.checkpoint import digest
 

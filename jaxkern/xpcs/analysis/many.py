@@ -26,7 +26,7 @@ from jaxkern.xpcs.correlators.checks import HotPixels
 from jaxkern.xpcs.detectors.mask_files import masked_map
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.results_entries import read_provenance, rerun_reason
+from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
 from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_doubts
 
 

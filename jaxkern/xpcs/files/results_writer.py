@@ -19,7 +19,6 @@ from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import format_errors, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
-from jaxkern.xpcs.files.results_entries import NAME as MADE_OF
 
 if TYPE_CHECKING:
     import h5py
@@ -126,7 +125,7 @@ def write_results(
         if twotime is not None:
             _write_twotime(file["xpcs"], twotime)
         if made_of is not None:
-            file[MADE_OF] = json.dumps(dict(made_of))
+            file[PROVENANCE] = json.dumps(dict(made_of))
     return path
 
 

@@ -24,7 +24,7 @@ from support.xpcs.correlated_files import (
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis import many
-from jaxkern.xpcs.files.results_entries import read_provenance
+from jaxkern.xpcs.files.provenance import read_provenance
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import many
 from jaxkern.xpcs.files import results_writer
-from jaxkern.xpcs.files.results_entries import NAME
+from jaxkern.xpcs.files.provenance import NAME
 
 
 @pytest.fixture
