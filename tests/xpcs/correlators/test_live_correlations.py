@@ -60,7 +60,7 @@ def test_a_result_of_what_came_so_far():
 
 def settled(frames):
     """All that is there, whenever the next look is due."""
-    frames._next_look = 0.0
+    frames._next_search = 0.0
     return frames.poll()
 
 
