@@ -27,7 +27,7 @@ from jaxkern.xpcs.detectors.mask_files import masked_map
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
-from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_doubts
+from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_warnings
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
 
 def _rows_of_results(path: Path) -> tuple[Row, ...]:
     found = read_multitau(path)
-    return () if found is None else tuple(rows_of(found, *read_two_time_doubts(path)))
+    return () if found is None else tuple(rows_of(found, *read_two_time_warnings(path)))
 
 
 def sweep(tasks: Iterable[FileTask]) -> None:

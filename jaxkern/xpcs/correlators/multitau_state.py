@@ -278,21 +278,21 @@ def _exact_sums(
     if whole:
         check_totals(total, numbers)
     total = total.astype(np.int64 if whole else np.float64)
-    delay, kept = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
+    delay, depth = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
     sums = np.zeros((3, len(delay), len(total)), total.dtype)
     pairs = np.zeros(len(delay), np.int64)
-    for level in range(len(history) // kept):
-        ring = history[level * kept : (level + 1) * kept]
+    for level in range(len(history) // depth):
+        ring = history[level * depth : (level + 1) * depth]
         n = seen >> level
         tail = np.zeros_like(total)
         before = state.dpl if level else 0  # shorter delays belong to the level before
-        for t in range(1, min(kept, n - 1) + 1):
-            tail += ring[(n - t) % kept][which]
+        for t in range(1, min(depth, n - 1) + 1):
+            tail += ring[(n - t) % depth][which]
             tau = state.dpl * level + t - 1
             if t <= before or tau >= len(delay):
                 continue
             sums[:, tau] = g[tau], total - tail, total - head[tau][which]
             pairs[tau] = n - t
         if n % 2:
-            total = total - ring[(n - 1) % kept][which].astype(total.dtype)
+            total = total - ring[(n - 1) % depth][which].astype(total.dtype)
     return *sums, pairs

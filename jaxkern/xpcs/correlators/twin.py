@@ -64,8 +64,8 @@ def _update(
             "kernel, or frames of an integer dtype"
         )
     counts = _Reals() if real else _Counts()
-    kept = 2 * dpl
-    levels = history.shape[0] // kept
+    depth = 2 * dpl
+    levels = history.shape[0] // depth
     delays = g.shape[0]
     # The last level may have fewer than dpl delays. Rows of zeros complete it.
     more = (levels + 1) * dpl - delays
@@ -74,7 +74,7 @@ def _update(
     state = (
         counts.unpacked(total),
         tuple(_padded(x, more) for x in counts.unpacked(g)),
-        tuple(x.reshape(levels, kept, *x.shape[1:]) for x in counts.narrow(history)),
+        tuple(x.reshape(levels, depth, *x.shape[1:]) for x in counts.narrow(history)),
         *(tuple(_padded(x, more) for x in unpack(other)) for other in others),
     )
 
@@ -83,7 +83,7 @@ def _update(
         s = counts.values(frames[i])
         total = counts.plus(total, counts.widened(s))
         k = seen + i
-        rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, kept)
+        rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, depth)
 
         def more_levels(carry: Any) -> Any:
             level, odd = carry[0], carry[-1]
@@ -101,7 +101,7 @@ def _update(
     return (
         counts.packed(total),
         counts.packed(tuple(x[:delays] for x in g)),
-        counts.packed_narrow(tuple(x.reshape(levels * kept, *x.shape[2:]) for x in history)),
+        counts.packed_narrow(tuple(x.reshape(levels * depth, *x.shape[2:]) for x in history)),
         [pack(tuple(x[:delays] for x in array)) for array in arrays],
     )
 
@@ -116,9 +116,9 @@ def _level(
     """
     g, history, *others = rest
     ring = tuple(lax.dynamic_index_in_dim(h, level, 0, keepdims=False) for h in history)
-    kept = ring[0].shape[0]
+    depth = ring[0].shape[0]
     t = first + jnp.arange(delays, dtype=jnp.int32)
-    earlier = tuple(h[(k - t) % kept] for h in ring)  # zeros before the first sum
+    earlier = tuple(h[(k - t) % depth] for h in ring)  # zeros before the first sum
     now = tuple(x[None] for x in s)
 
     def add_rows(array: Any, terms: Any) -> Any:
@@ -148,8 +148,8 @@ def _level(
             add_rows(past, counts.product(earlier, tuple(x[:, -1:] for x in now))),
             add_rows(future, counts.product(now, tuple(x[:, -1:] for x in earlier))),
         ]
-    before = tuple(h[(k - 1) % kept] for h in ring)
-    history = tuple(h.at[level, k % kept].set(v) for h, v in zip(history, s, strict=True))
+    before = tuple(h[(k - 1) % depth] for h in ring)
+    history = tuple(h.at[level, k % depth].set(v) for h, v in zip(history, s, strict=True))
     both = tuple(x + y for x, y in zip(before, s, strict=True))
     return [g, history, *others], both, k % 2 == 1
 

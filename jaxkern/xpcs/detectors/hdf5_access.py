@@ -1,4 +1,4 @@
-"""HDF5 files of detectors: opening, links, plugins of filters; errors name the place."""
+"""Opening and writing of HDF5 files: links, filter plugins, errors with paths, full disks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_hdf5(name: str) -> h5py.File:
 
 
 @contextlib.contextmanager
-def hdf5_errors(name: str, place: str | None = None) -> Iterator[None]:
+def hdf5_errors(name: str, path: str | None = None) -> Iterator[None]:
     """Convert h5py's errors about groups, links, headers and data to errors with the path."""
     try:
         yield
@@ -51,7 +51,7 @@ def hdf5_errors(name: str, place: str | None = None) -> Iterator[None]:
         OverflowError, AttributeError,
     ) as error:  # fmt: skip
         reason = error.args[0] if error.args else error
-        where = name if place is None else f"{name}: {place}"
+        where = name if path is None else f"{name}: {path}"
         raise DetectorFileError(
             f"{where} cannot be read; the file is damaged, or has a broken link: {reason}"
         ) from error
@@ -146,7 +146,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists.
-      OSError: the disk is full or fails; what was written is removed.
+      OSError: the disk is full or fails; the incomplete file is removed.
     """
     import h5py
 
@@ -161,7 +161,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
         try:
             with h5py.File(medium, "w", libver=("v108", "latest")) as file:
                 yield file
-        except Exception:  # HDF5 may have missed what was not written
+        except Exception:  # a failed write may be the cause, which HDF5 does not see
             medium.check(path)
             raise
         medium.check(path)

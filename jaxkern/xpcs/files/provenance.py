@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-NAME = "xpcs/made_of"
+NAME = "xpcs/provenance"
 
 
 def file_stamp(path: Path) -> list[Any]:
-    """A file's name, size and time of its last change in ns; without these where it is gone."""
+    """Return a file's name, size and time of its last change in ns; the name alone if missing."""
     try:
         status = path.stat()
     except OSError:
@@ -26,49 +26,52 @@ def file_stamp(path: Path) -> list[Any]:
 
 
 def link_stamps(path: Path, others: Iterable[str]) -> dict[str, list[Any]]:
-    """The files that `path` links to, which are absolute or relative to its folder."""
+    """Return the stamps of files that `path` links to, which may be relative to its folder."""
     folder = path.absolute().parent
     places = [folder / other for other in others]
     return {os.path.relpath(place, folder): file_stamp(place) for place in places}
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:
-    """What a file says that it was made of; None where it says nothing or cannot be read."""
+    """Return the provenance that a file stores; None if it stores none or cannot be read."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            said = json.loads(file[NAME].asstr()[()])
-    # Of any file: h5py's errors have no kind in common.
+            stored = json.loads(file[NAME].asstr()[()])
+    # h5py's errors about arbitrary files have no common class.
     except Exception:
         return None
-    return said if isinstance(said, dict) else None
+    return stored if isinstance(stored, dict) else None
 
 
-def rerun_reason(path: Path, told: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
-    """Why results that are there are not those of the file at `path`; None where they are.
+def rerun_reason(
+    path: Path, provenance: Mapping[str, Any], stored: Mapping[str, Any]
+) -> str | None:
+    """Return the differences between stored and new results of a file; None if there are none.
 
     Args:
-      told: what results of it say if they are made now, besides the files of frames.
-      there: what those that are there say.
+      path: the file of frames.
+      provenance: provenance of new results, without the files of frames.
+      stored: provenance of the stored results.
     """
-    # Through JSON, so that both sides went the same way.
-    here = json.loads(json.dumps({"file": file_stamp(path), **told}))
-    linked = there.get("linked")
-    here["linked"] = link_stamps(path, linked if isinstance(linked, dict) else ())
+    # Convert by JSON, as the stored provenance was.
+    current = json.loads(json.dumps({"file": file_stamp(path), **provenance}))
+    linked = stored.get("linked")
+    current["linked"] = link_stamps(path, linked if isinstance(linked, dict) else ())
     differing = [
-        f"{name} (there {_shown(there.get(name))}, here {_shown(here.get(name))})"
-        for name in (*here, *(name for name in there if name not in here))
-        if here.get(name) != there.get(name)
+        f"{name} (stored {_format(stored.get(name))}, now {_format(current.get(name))})"
+        for name in (*current, *(name for name in stored if name not in current))
+        if current.get(name) != stored.get(name)
     ]
     return ", ".join(differing) or None
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
-        return ", ".join(map(_shown, value.values())) or "none"
+        return ", ".join(map(_format, value.values())) or "none"
     if _is_stamp(value):
         changed = datetime.fromtimestamp(value[2] / 1e9)
         return f"{value[0]}, {value[1]:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f}"
@@ -77,8 +80,8 @@ def _shown(value: Any) -> str:
 
 
 def _is_stamp(value: Any) -> bool:
-    """True for what `file_stamp` returns of a file that is there."""
+    """True for a stamp of an existing file."""
     if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
         return False
-    # Years 1970 to 9000: another file may say anything.
+    # Accept the years 1970 to 9000, since a file may store anything.
     return all(type(n) is int and n >= 0 for n in value[1:]) and value[2] < 2 * 10**20

@@ -150,7 +150,7 @@ def test_counts_that_do_not_fit():
 
 def test_refused():
     state = jk.xpcs.multitau_init(24, 150, np.uint16)
-    with pytest.raises(ValueError, match="wanted uint16"):
+    with pytest.raises(ValueError, match="uint16"):
         jk.xpcs.multitau_update(state, np.ones((3, 24), np.int32))
     with pytest.raises(ValueError, match="total is"):
         jk.xpcs.multitau_update(state, np.ones((3, 23), np.uint16))

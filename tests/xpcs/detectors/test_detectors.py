@@ -40,7 +40,7 @@ def check_source(source, frames):
         np.testing.assert_array_equal(events.count[order], frames[first:stop][frame, row, column])
         assert events.pixel.dtype == events.frame.dtype == np.int32
     for first, stop in ((-1, 2), (2, 1), (0, n + 1)):
-        with pytest.raises(IndexError, match=f"{n} frames"):
+        with pytest.raises(IndexError, match=f"0 to {n}"):
             source.read(first, stop)
 
 
@@ -74,7 +74,7 @@ def test_events_of_one_pixel_add_up(tmp_path):
     path.write_bytes(2 * rigaku_bytes(np.full((1, 1, 2), 3)))
     assert jk.xpcs.open_frames(path, (1, 2)).read(0, 1).tolist() == [[[6, 6]]]
     path.write_bytes(17 * rigaku_bytes(np.full((1, 1, 1), 4095)))
-    with pytest.raises(jk.xpcs.DetectorFileError, match="add up to more than uint16"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match="uint16"):
         jk.xpcs.open_frames(path, (1, 1)).read(0, 1)
 
 
@@ -215,7 +215,7 @@ def test_numbers_below_zero_mark_dead_pixels_or_are_refused(tmp_path):
         stored[3, 0, 5] = -7
     with jk.xpcs.open_frames(path) as source:
         source.read(0, 3)
-        with pytest.raises(jk.xpcs.DetectorFileError, match="frame 3 has the count -7 in row 0, c"):
+        with pytest.raises(jk.xpcs.DetectorFileError, match="frame.*3.*row.*0.*count.*-7"):
             source.read(1, 5)
 
 
@@ -225,7 +225,7 @@ def test_a_data_set_is_named_where_there_are_several(tmp_path):
     with h5py.File(path, "w") as file:
         file["1.1/measurement/eiger"], file["2.1/measurement/eiger"] = frames, frames + 1
         file["processed/other"] = frames + 2
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"/1.1/measurement/eiger.*/2.1/.*name one"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"1\.1.*2\.1"):
         jk.xpcs.open_frames(path)
     check_source(jk.xpcs.open_frames(path, dataset="2.1/measurement/eiger"), frames + 1)
     check_source(jk.xpcs.open_frames(path, dataset="/processed/other"), frames + 2)

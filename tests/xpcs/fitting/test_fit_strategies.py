@@ -13,7 +13,8 @@ from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.files.sources import RowBuffers, aligned_empty
+from jaxkern.core.alignment import aligned_array
+from jaxkern.xpcs.files.sources import RowBuffers
 from jaxkern.xpcs.fitting import strategy as strategies
 from jaxkern.xpcs.fitting.starting import (
     estimate_contrast_offset,
@@ -80,7 +81,7 @@ def test_chunks_that_do_not_fit_the_blocks(whole, case):
 
 def at_offset(array, offset):
     """A copy that begins `offset` bytes after an aligned address."""
-    room = aligned_empty((array.nbytes + 64,), np.uint8)
+    room = aligned_array((array.nbytes + 64,), np.uint8)
     copy = room[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[:] = array
     return copy
@@ -200,10 +201,10 @@ def test_own_source_is_read_ahead_by_another_thread(case, whole):
 
 def test_buffers_copy_only_what_they_must():
     buffers = RowBuffers()
-    rows = aligned_empty((4, 8), np.float32)
+    rows = aligned_array((4, 8), np.float32)
     rows[:] = 1
     assert buffers.ready(rows) is rows
-    shifted = aligned_empty((33,), np.float64)[1:].reshape(4, 8)
+    shifted = aligned_array((33,), np.float64)[1:].reshape(4, 8)
     shifted[:] = 2
     copy = buffers.ready(shifted)
     assert copy.ctypes.data % 64 == 0
