@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from jaxkern.core.paths import home_path, write_atomically
 from jaxkern.xpcs.analysis import fit_plots
 from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
-from jaxkern.xpcs.analysis.settings import Config, ConfigError, as_tree
+from jaxkern.xpcs.analysis.settings import Config, ConfigError
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -121,7 +122,7 @@ def fit_measurement(
 ) -> FitResult:
     """Fits with the settings; checkpoints go to ``output/checkpoints`` unless they say where."""
     start, how = config.initial_parameters, config.optimization
-    streaming = vars(how.streaming) | {
+    streaming = dataclasses.asdict(how.streaming) | {
         "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints"
     }
     return fit(
@@ -150,7 +151,7 @@ def save(
 ) -> list[Path]:
     """Writes the result with the settings, and the fitted g2 where they ask for it: the paths."""
     model = measurement.model
-    paths = list(save_result(output, result, model.geometry, as_tree(config)))
+    paths = list(save_result(output, result, model.geometry, dataclasses.asdict(config)))
     if config.output.fitted_c2:
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)

@@ -158,7 +158,7 @@ def test_the_template_is_read_back_and_every_key_has_its_comment(tmp_path):
 def test_a_config_that_was_changed_is_written_as_it_is(tmp_path):
     config = _load(tmp_path, TEXT)
     assert _load(tmp_path, cf.template(config)) == config
-    assert cf.parse_config(cf.as_tree(config)) == config
+    assert cf.parse_config(dataclasses.asdict(config)) == config
     assert dataclasses.asdict(config)["scaling"] == "individual"
 
 

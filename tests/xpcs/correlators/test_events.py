@@ -289,9 +289,9 @@ def test_a_run_of_very_many_frames_takes_memory_for_its_events_alone():
                                    {"overview": True}])  # fmt: skip
 def test_numbers_of_very_many_frames_need_memory(asked, monkeypatch):
     monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
-    with pytest.raises(MemoryError, match="2.*147.*frames.*fewer"):
+    with pytest.raises(MemoryError, match=r"2.*147.*frames.*fewer"):
         jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
-    with pytest.raises(MemoryError, match="frames.*fewer"):
+    with pytest.raises(MemoryError, match=r"frames.*fewer"):
         jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
 
 

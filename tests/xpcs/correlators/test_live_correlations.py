@@ -49,7 +49,7 @@ def _static_means(counts, qmap, begin, numbers, average):
 def test_a_result_of_what_came_so_far():
     counts, qmap = made.frames(40), made.qmap()
     live = xpcs.LiveMultiTau(qmap, 10_000)
-    with pytest.raises(ValueError, match="frames.*0"):
+    with pytest.raises(ValueError, match=r"frames.*0"):
         live.result()
     for n in (2, 17, 33, 40):
         live.update(xpcs.as_frames(counts[:n]))
@@ -133,7 +133,7 @@ def test_a_file_of_events_that_grows(tmp_path):
     np.testing.assert_array_equal(found.g2, wanted.g2)
     np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
     path.write_bytes(path.read_bytes()[:800])
-    with pytest.raises(DetectorFileError, match="20 frames.* 7$"):
+    with pytest.raises(DetectorFileError, match=r"20 frames.* 7$"):
         settled(frames)
 
 

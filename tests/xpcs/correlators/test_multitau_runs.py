@@ -78,7 +78,7 @@ def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
     )
     r = jk.xpcs.multitau(tmp_path / "run.h5", QMAP)
     check_g2(r, EXPECTED)
-    with pytest.raises(ValueError, match="bins.*dynamic"):
+    with pytest.raises(ValueError, match=r"bins.*dynamic"):
         jk.xpcs.multitau(str(tmp_path / "run.h5"), QMAP, bins=[9])
     for source in opened:
         with pytest.raises((ValueError, OSError)):
@@ -210,7 +210,7 @@ def test_wrong_arguments_are_refused(asked, message):
 
 
 def test_wrong_frames_are_refused(backend):
-    with pytest.raises(ValueError, match="4.*pixels.*5"):
+    with pytest.raises(ValueError, match=r"4.*pixels.*5"):
         jk.xpcs.multitau(FRAMES[:, :, :4].copy(), QMAP)
     below = FRAMES.astype(np.int32)
     below[4, 1, 1] = -1
@@ -276,7 +276,7 @@ def test_a_readers_error_is_told():
         def read(self, first, stop):
             return super().read(first, stop)[:-1]
 
-    with pytest.raises(ValueError, match="60.*4.*5.*shape.*59"):
+    with pytest.raises(ValueError, match=r"60.*4.*5.*shape.*59"):
         jk.xpcs.multitau(Short(FRAMES), QMAP)
     assert not [t for t in threading.enumerate() if t.name.startswith("jaxkern-frames")]
 

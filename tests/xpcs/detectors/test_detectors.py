@@ -215,7 +215,7 @@ def test_numbers_below_zero_mark_dead_pixels_or_are_refused(tmp_path):
         stored[3, 0, 5] = -7
     with jk.xpcs.open_frames(path) as source:
         source.read(0, 3)
-        with pytest.raises(jk.xpcs.DetectorFileError, match="frame.*3.*row.*0.*count.*-7"):
+        with pytest.raises(jk.xpcs.DetectorFileError, match=r"frame.*3.*row.*0.*count.*-7"):
             source.read(1, 5)
 
 

@@ -155,7 +155,7 @@ def test_geometry_in_wrong_units(change, message):
 
 
 def test_rings_beyond_the_detector_are_told():
-    with pytest.warns(UserWarning, match="3 of 5 rings .* 1/nm"):
+    with pytest.warns(UserWarning, match=r"3 of 5 rings .* 1/nm"):
         jk.xpcs.QMap.from_geometry(
             (64, 64), **{**FLAT, "q_edges": [1e-3, 2e-3, 4e-3, 8e-3, 1e-2, 2e-2]}
         )
@@ -291,7 +291,7 @@ def test_maps_that_are_refused(tmp_path, change, message):
 def test_files_without_a_map(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["other"] = 1
-    with pytest.raises(jk.xpcs.DetectorFileError, match="group.*/qmap.*/xpcs/qmap"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"group.*/qmap.*/xpcs/qmap"):
         jk.xpcs.QMap.read(tmp_path / "x.h5")
     with pytest.raises(FileNotFoundError):
         jk.xpcs.QMap.read(tmp_path / "none.h5")

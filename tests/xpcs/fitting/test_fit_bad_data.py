@@ -131,7 +131,7 @@ class Flaky:
 @pytest.mark.parametrize("strategy", ["STREAMING", "CHUNKED", "STANDARD"])
 def test_rows_that_cannot_be_read_are_left_out(case, without_blocks, strategy):
     source = Flaky(case.data, 1, (50, 70))
-    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks .* cannot be read"):
+    with pytest.warns(RuntimeWarning, match=r"2 of 9 row blocks .* cannot be read"):
         found = jk.xpcs.fit(
             model_of(case), source, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
         )

@@ -105,7 +105,7 @@ def test_an_angle_of_zeros_is_left_out_and_named(strategy, scaling):
     case = problems.simulate(N, seed=52, same_scales=True)
     data = case.data.copy()
     data[2] = 0
-    with pytest.warns(RuntimeWarning, match="3 of 9 row blocks .* angle 2 has the value 0") as told:
+    with pytest.warns(RuntimeWarning, match=r"3 of 9 row blocks .* angle 2 has the value 0") as told:
         found = jk.xpcs.fit(
             model_of(case), data, scaling=scaling, strategy=strategy, streaming=streaming(), **TIGHT
         )
