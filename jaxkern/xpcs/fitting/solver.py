@@ -61,7 +61,7 @@ class Solution:
       status, message: as in `scipy.optimize.least_squares`.
       nfev: evaluated points.
       costs: of these, in order.
-      sums: `NormalPoint.sums` at x; None for a solution that was read from a checkpoint.
+      point: the normal equations at x; None for a solution that was read from a checkpoint.
     """
 
     x: Array
@@ -70,7 +70,7 @@ class Solution:
     message: str
     nfev: int
     costs: tuple[float, ...]
-    sums: Any = None
+    point: NormalPoint | None = None
 
 
 def normalized(jtj: Array) -> tuple[Array, Array]:
@@ -211,7 +211,7 @@ def solve(
         message=str(optimum.message),
         nfev=len(problem.costs),
         costs=tuple(problem.costs),
-        sums=problem.accepted.sums,
+        point=problem.accepted,
     )
 
 
