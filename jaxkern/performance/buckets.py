@@ -1,4 +1,4 @@
-"""Varying sizes rounded up to a few, so that a function is compiled for those few only."""
+"""Padding of varying sizes to a few bucket sizes, so that a function is compiled only for those."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from jaxkern.core.axes import flat_axes, rows_on
 
 
 class Buckets:
-    """The sizes that arrays are padded to.
+    """Sizes that arrays are padded to.
 
     Args:
-      sizes: rising; None: geometric, ``start * growth**k`` rounded up to a multiple of ``start``.
-      start: the least size of geometric buckets.
-      growth: their ratio, above 1. Between sizes ``start`` and ``n`` there are at most
-        ``2 + log(n / start) / log(growth)`` buckets, and padding is less than a factor ``growth``
-        plus ``start``.
+      sizes: increasing sizes; None for geometric ones, ``start * growth**k`` rounded up to a
+        multiple of ``start``.
+      start: smallest size of geometric buckets.
+      growth: ratio of successive sizes, above 1. There are at most
+        ``2 + log(n / start) / log(growth)`` buckets for sizes up to ``n``.
 
     Raises:
-      ValueError: for sizes that do not rise or are below 1, a start below 1 or a growth up to 1.
+      ValueError: if the sizes do not increase or are below 1, ``start`` is below 1, or ``growth``
+        is not a finite number above 1.
 
     Example:
       >>> from jaxkern import performance
@@ -41,47 +42,49 @@ class Buckets:
         self.sizes = None if sizes is None else tuple(int(n) for n in sizes)
         self.start, self.growth = start, growth
         if self.sizes is not None:
-            rising = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
-            if not self.sizes or self.sizes[0] < 1 or not rising:
-                raise ValueError(f"buckets is {sizes!r}; wanted rising sizes of 1 or more")
+            increasing = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+            if not self.sizes or self.sizes[0] < 1 or not increasing:
+                raise ValueError(f"buckets: expected increasing sizes of at least 1, got {sizes!r}")
         elif start < 1 or not growth > 1 or not math.isfinite(growth):
             raise ValueError(
-                f"start is {start} and growth {growth}; wanted 1 or more, and more than 1"
+                f"expected start >= 1 and a finite growth > 1, got start {start} and growth "
+                f"{growth}"
             )
 
     def size(self, n: int) -> int:
-        """The bucket of a size: the least that holds it.
+        """Return the smallest bucket of at least ``n``.
 
-        Raises: ValueError when the size is beyond the largest bucket.
+        Raises:
+          ValueError: if ``n`` exceeds the largest bucket.
         """
         if self.sizes is not None:
-            place = bisect.bisect_left(self.sizes, n)
-            if place == len(self.sizes):
+            index = bisect.bisect_left(self.sizes, n)
+            if index == len(self.sizes):
                 raise ValueError(
-                    f"size {n} is beyond the largest bucket, {self.sizes[-1]}; wanted a larger "
-                    "bucket, or a batch cut into parts"
+                    f"size {n} exceeds the largest bucket, {self.sizes[-1]}; add a larger bucket "
+                    "or split the batch"
                 )
-            return self.sizes[place]
-        wanted, k = self.start, 0
-        while wanted < n:
+            return self.sizes[index]
+        size, k = self.start, 0
+        while size < n:
             k += 1
             grown = math.ceil(self.start * self.growth**k / self.start) * self.start
-            wanted = max(grown, wanted + self.start)
-        return wanted
+            size = max(grown, size + self.start)
+        return size
 
 
 def pad_to(x: Any, size: int, axis: int = 0, value: Any = 0) -> Any:
-    """An array padded behind its end; NumPy's stay on the host, so that they cost no compilation.
+    """Pad an array at its end; a NumPy array stays on the host and needs no compilation.
 
     Args:
-      x: an array with ``size`` or fewer rows on ``axis``.
+      x: array with at most ``size`` rows on ``axis``.
 
     Raises:
-      ValueError: when it has more.
+      ValueError: if it has more rows.
     """
     rows = x.shape[axis]
     if rows > size:
-        raise ValueError(f"the array has {rows} rows on axis {axis}; wanted {size} or fewer")
+        raise ValueError(f"expected at most {size} rows on axis {axis}, got {rows}")
     if rows == size:
         return x
     if isinstance(x, np.ndarray):
@@ -105,33 +108,33 @@ def bucket_shapes(
     pad_value: Any = 0,
     mask_argument: str | None = "mask",
 ) -> Callable[..., Any]:
-    """``fn`` jitted for a few sizes: arguments are padded, a mask passed, results cut back.
+    """Jit ``fn`` for a few sizes: pad its arguments, pass a mask, and slice its results.
 
-    Called with arrays of any number of rows n, it compiles once for each bucket that occurs (for
-    each dtype and shape of the rest): at most ``len(buckets)`` times, or
-    ``2 + log2(n_max / 16)`` with the default ones. Padding is done on the host, where an
-    operation for each new size would otherwise be compiled: arrays of a device are brought there
-    when they must be padded (free on the CPU); give NumPy arrays to accelerators.
+    The result accepts arrays with any number of rows and compiles once for each bucket that occurs
+    (for each dtype and shape of the other axes). Padding is done on the host, where it needs no
+    compilation. JAX arrays are copied to the host if they need padding, so pass NumPy arrays when
+    running on an accelerator.
 
-    The function must use the mask where rows meet (sums, means, softmax): padded rows hold
-    ``pad_value``.
+    The function must apply the mask wherever rows are combined (sums, means, softmax), because
+    padded rows hold ``pad_value``.
 
     Args:
-      fn: ``fn(*args, mask=mask)``, mask being a bool array [bucket], True for the rows that were
-        given. Jitted or not.
-      axis: of the rows in each array of the arguments.
-      in_axes: as in ``jax.vmap``: a tree prefix of the arguments with an axis or None (not
+      fn: function ``fn(*args, mask=mask)``, jitted or not. The mask is a bool array [bucket] that
+        is True for the original rows.
+      axis: axis of the rows in every array argument.
+      in_axes: axes as in ``jax.vmap``, a tree prefix of the arguments with an axis or None (not
         padded); None for ``axis`` everywhere.
-      out_axes: the same for the results: None for those without rows, such as sums.
-      buckets: sizes, or a `Buckets`; None for geometric ones (16, 32, 64 ...).
-      pad_value: of the rows that are added.
-      mask_argument: the keyword of the mask; None for a function that takes none.
+      out_axes: the same for the results; None for results without rows, such as sums.
+      buckets: sizes, or a `Buckets`; None for 16, 32, 64 and so on.
+      pad_value: value of the added rows.
+      mask_argument: keyword of the mask; None for a function without a mask.
 
     Returns:
-      A function; its ``buckets`` and its jitted ``padded`` are attributes.
+      A function with the attributes ``buckets`` and ``padded`` (the jitted function).
 
     Raises:
-      ValueError: when the arrays differ in their rows, have none, or are beyond the last bucket.
+      ValueError: if the arrays differ in their numbers of rows, have none, or exceed the largest
+        bucket.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np
@@ -148,21 +151,21 @@ def bucket_shapes(
     @functools.wraps(fn)
     def bucketed(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
-        axes = _flat(axis if in_axes is None else in_axes, args, "in_axes")
-        rows = _rows(args, axes)
+        axes = _flat_axes("in_axes", axis if in_axes is None else in_axes, args)
+        rows = _count_rows(args, axes)
         size = chosen.size(rows)
-        for place, (leaf, along) in enumerate(zip(leaves, axes, strict=True)):
-            if along is not None and size != rows:
-                leaves[place] = pad_to(_host(leaf), size, along, pad_value)
+        for index, (leaf, leaf_axis) in enumerate(zip(leaves, axes, strict=True)):
+            if leaf_axis is not None and size != rows:
+                leaves[index] = pad_to(_to_host(leaf), size, leaf_axis, pad_value)
         if mask_argument is not None:
             kwargs[mask_argument] = np.arange(size) < rows
         result = padded(*jax.tree.unflatten(tree, leaves), **kwargs)
         if size == rows:
             return result
         values, out_tree = jax.tree.flatten(result)
-        cuts = _flat(out_axes, result, "out_axes")
+        cuts = _flat_axes("out_axes", out_axes, result)
         return jax.tree.unflatten(
-            out_tree, [_cut(x, a, rows, size) for x, a in zip(values, cuts, strict=True)]
+            out_tree, [_slice(x, a, rows, size) for x, a in zip(values, cuts, strict=True)]
         )
 
     bucketed.buckets = chosen  # type: ignore[attr-defined]
@@ -170,48 +173,45 @@ def bucket_shapes(
     return bucketed
 
 
-def _host(leaf: Any) -> Any:
-    """Padding in JAX is a program for each size; in NumPy it is none."""
-    if isinstance(leaf, jax.core.Tracer):
-        return leaf
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        return leaf
-    return np.asarray(leaf)
+def _to_host(leaf: Any) -> Any:
+    """Convert to NumPy where possible: padding in JAX would compile a program for each size."""
+    keys = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return leaf if keys or isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
 
 
-def _cut(x: Any, axis: int | None, rows: int, size: int) -> Any:
+def _slice(x: Any, axis: int | None, rows: int, size: int) -> Any:
     if axis is None:
         return x
     shape = jnp.shape(x)
     if not -len(shape) <= axis < len(shape) or shape[axis] != size:
         raise ValueError(
-            f"a result has shape {shape}; wanted {size} rows on axis {axis}, or None in out_axes "
-            "for a result without rows"
+            f"out_axes: expected a result with {size} rows on axis {axis}, got shape {shape}; use "
+            "None for a result without rows"
         )
-    where = (slice(None),) * (axis % len(shape)) + (slice(rows),)
+    index = (slice(None),) * (axis % len(shape)) + (slice(rows),)
     if isinstance(x, jax.core.Tracer) or len(getattr(x, "devices", lambda: [0])()) > 1:
-        return x[where]
-    # Slicing in JAX would be a program for each size.
-    place = x.sharding if getattr(x, "committed", False) else None
-    return jax.device_put(np.asarray(x)[where], place)
+        return x[index]
+    # Slicing in JAX would compile a program for each size.
+    sharding = x.sharding if getattr(x, "committed", False) else None
+    return jax.device_put(np.asarray(x)[index], sharding)
 
 
-def _flat(axes: Any, tree: Any, name: str) -> list[int | None]:
+def _flat_axes(name: str, axes: Any, tree: Any) -> list[int | None]:
     return flat_axes(
         axes,
         tree,
-        f"{name} is {axes!r}; wanted an axis or None for each argument or result (or a prefix of "
-        "their trees)",
+        f"{name}: expected an axis or None for each argument or result (or a tree prefix), got "
+        f"{axes!r}",
     )
 
 
-def _rows(args: Any, axes: list[int | None]) -> int:
-    sizes: dict[int, str] = {}
+def _count_rows(args: Any, axes: list[int | None]) -> int:
+    names: dict[int, str] = {}
     for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
         if axis is not None:
             name = f"args{jax.tree_util.keystr(path)}"
-            sizes.setdefault(rows_on(name, leaf, axis), name)
-    if len(sizes) != 1:
-        found = ", ".join(f"{name}: {size}" for size, name in sizes.items()) or "no array"
-        raise ValueError(f"rows: {found}; wanted the same number in each array with rows")
-    return next(iter(sizes))
+            names.setdefault(rows_on(name, leaf, axis), name)
+    if len(names) != 1:
+        counts = ", ".join(f"{name}: {rows}" for rows, name in names.items()) or "no array"
+        raise ValueError(f"expected the same number of rows in each array, got {counts}")
+    return next(iter(names))
