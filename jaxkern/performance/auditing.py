@@ -172,7 +172,8 @@ def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
     for eqn, _, source in _equations(jaxpr, 1):
         if any(_is_double(getattr(v, "aval", None)) for v in eqn.invars) or inner_programs(eqn):
             continue
-        for aval in (variable.aval for variable in eqn.outvars):
+        avals: list[Any] = [variable.aval for variable in eqn.outvars]
+        for aval in avals:
             # A Python number is a weakly typed scalar and does not promote its operands.
             if not _is_double(aval) or (aval.weak_type and aval.size == 1):
                 continue

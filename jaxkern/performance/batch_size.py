@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import real_number, whole_number
-from jaxkern.core.failures import described, note
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.failures import describe_exception, note
 from jaxkern.core.progress import ProgressBar
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 from jaxkern.performance.batch_trials import (
     MAX_RECORDS,
     BatchMeasurement,
@@ -72,13 +72,13 @@ class BatchSizeRecommendation:
             f"{'size':>10} {'ms per batch':>18} {'examples':>12} {'memory':>10} {'compile':>12}",
         ]
         for m in self.measurements:
+            total = format_quantity(m.total_bytes, "B")
             took, rate = "not run" if m.total_bytes <= self.memory_limit else "too large", ""
             if m.seconds is not None and m.spread is not None:
                 took = f"{1e3 * m.seconds:.4g} +- {1e3 * m.spread:.2g}"
-                rate = scaled(m.examples_per_second, "/s")
+                rate = format_quantity(m.examples_per_second, "/s")
             lines.append(
-                f"{m.batch_size:>10} {took:>18} {rate:>12} {scaled(m.total_bytes, 'B'):>10} "
-                f"{m.compile_seconds:>10.2f} s"
+                f"{m.batch_size:>10} {took:>18} {rate:>12} {total:>10} {m.compile_seconds:>10.2f} s"
             )
         return "\n".join([*lines, *self.reasons])
 
@@ -164,7 +164,7 @@ def get_batch_size_recommendation(
     """
     from jaxkern.pipeline import Pipeline
 
-    if real_number("seconds", seconds, 0) == 0:
+    if check_number("seconds", seconds, 0) == 0:
         raise ValueError(f"seconds: expected a number above 0, got {seconds!r}")
     if memory_limit is not None and not isinstance(memory_limit, int | float):
         raise TypeError(f"memory_limit: expected a number of bytes or None, got {memory_limit!r}")
@@ -194,7 +194,7 @@ def get_batch_size_recommendation(
 
 
 def _check_sizes(sizes: Sequence[int], trial: Trial) -> list[int]:
-    listed = sorted({whole_number("sizes", size, 1) for size in sizes})
+    listed = sorted({check_integer("sizes", size, 1) for size in sizes})
     if not listed:
         raise ValueError("sizes: expected at least one batch size, or None, got an empty sequence")
     if any(size % trial.multiple for size in listed):
@@ -239,7 +239,7 @@ class Search:
         noises = {size: self._noise(size, best) for size in rates}
         optimal = min(s for s in rates if rates[s] >= (1 - noises[s]) * rates[best])
         least = min(s for s in rates if rates[s] >= _WORTHWHILE_SHARE * rates[best])
-        shown = {size: scaled(rate, "examples/s") for size, rate in rates.items()}
+        shown = {size: format_quantity(rate, "examples/s") for size, rate in rates.items()}
         if optimal == max(rates) and len(rates) > 1:
             ended += "; throughput was still growing, so a larger size may be better"
         not_run = "" if largest in rates else ", compiled but not run"
@@ -250,11 +250,12 @@ class Search:
                 f"{optimal} is the smallest size whose throughput, {shown[optimal]}, is within the "
                 f"noise ({noises[optimal]:.0%}) of the best, {shown[best]} at {best}."
             )
+        limit = format_quantity(self._limit, "B")
         reasons = (
             chosen,
             f"{least} is the smallest size with at least {_WORTHWHILE_SHARE:.0%} of the best: "
             f"{shown[least]}.",
-            f"{largest} is the largest known to fit in {scaled(self._limit, 'B')}: it needs "
+            f"{largest} is the largest known to fit in {limit}: it needs "
             f"{measured[largest]}{not_run}; {why}.",
             f"Sizes above {max(rates)} were not timed: {ended}.",
             f"Times are medians over {rounds} interleaved rounds{few}.",
@@ -330,7 +331,7 @@ class Search:
                     error, "batch size {}, the smallest, failed; sizes=(...) starts elsewhere", size
                 )
                 raise
-            text = described(error)
+            text = describe_exception(error)
             full = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
             kind = "ran out of memory" if full else f"raised {type(error).__name__}"
             line = text.partition(": ")[2].strip().split("\n")[0][:160]

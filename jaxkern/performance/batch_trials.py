@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from jaxkern.core import memory
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.client import default_device
 from jaxkern.core.programs import compile_program, memory_analysis
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 from jaxkern.core.timing import call_seconds
 
 if TYPE_CHECKING:
@@ -61,10 +61,11 @@ class BatchMeasurement:
 
     def __str__(self) -> str:
         arguments, outputs, temporaries = (
-            scaled(n, "B") for n in (self.argument_bytes, self.output_bytes, self.temporary_bytes)
+            format_quantity(n, "B")
+            for n in (self.argument_bytes, self.output_bytes, self.temporary_bytes)
         )
         return (
-            f"{scaled(self.total_bytes, 'B')} (arguments {arguments}, outputs {outputs}, "
+            f"{format_quantity(self.total_bytes, 'B')} (arguments {arguments}, outputs {outputs}, "
             f"temporaries {temporaries})"
         )
 
@@ -205,7 +206,7 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
         axis = axes[index]
         if axis is not None:
             name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-            rows.setdefault(rows_on(name, leaf, axis), name)
+            rows.setdefault(axis_size(name, leaf, axis), name)
             axes[index] = axis % len(leaf.shape)
     if len(rows) != 1 or 0 in rows:
         counts = " and ".join(f"{name} has {count} rows" for count, name in rows.items())

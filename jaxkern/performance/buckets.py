@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.axes import axis_size, flat_axes
 
 
 class Buckets:
@@ -210,7 +210,7 @@ def _count_rows(args: Any, axes: list[int | None]) -> int:
     for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
         if axis is not None:
             name = f"args{jax.tree_util.keystr(path)}"
-            names.setdefault(rows_on(name, leaf, axis), name)
+            names.setdefault(axis_size(name, leaf, axis), name)
     if len(names) != 1:
         counts = ", ".join(f"{name}: {rows}" for rows, name in names.items()) or "no array"
         raise ValueError(f"expected the same number of rows in each array, got {counts}")

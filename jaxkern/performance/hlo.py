@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-COLLECTIVES = frozenset(
-    "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all "
-    "reduce-scatter".split()  # noqa: SIM905
+_COLLECTIVE = re.compile(
+    "all-(gather|reduce|to-all)|collective-(broadcast|permute)|ragged-all-to-all|reduce-scatter"
 )
 # Instructions whose computations run as part of them, not fused into a parent.
 CONTROL_FLOW = ("while", "conditional", "call", "async-start")
@@ -46,7 +45,7 @@ class Instruction:
     def collective(self) -> str | None:
         """Kind of collective, such as ``"all-gather"``; None for ``-done`` instructions."""
         kind = self.opcode.removesuffix("-start")
-        return kind if kind in COLLECTIVES else None
+        return kind if _COLLECTIVE.fullmatch(kind) else None
 
     @property
     def target(self) -> str | None:

@@ -8,6 +8,7 @@ multiplied by its length, the subtraction is undone, and the cost model of each 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +25,10 @@ from jaxkern.performance.op_uses import OpUse, constants_as_inputs, op_uses
 
 # Matrix products and convolutions of GPU libraries, which XLA's analysis does include.
 _KNOWN_CALLS = ("__cublas", "__cudnn")
-_MOVES = frozenset(
-    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice "
-    "gather iota pad reshape rev slice squeeze transpose".split()  # noqa: SIM905
+# Equations without arithmetic.
+_MOVES = re.compile(
+    "broadcast_in_dim|concatenate|convert_element_type|copy|dynamic_slice|dynamic_update_slice|"
+    "gather|iota|pad|reshape|rev|slice|squeeze|transpose"
 )
 
 
@@ -228,7 +230,7 @@ def _collect_work(jaxpr: Jaxpr, count: float, work: dict[str, float]) -> None:
         for part in inner:
             _collect_work(part.jaxpr, count * (part.times or 1), work)
         dtype = _widest([*eqn.invars, *eqn.outvars])
-        if inner or dtype is None or eqn.primitive.name in _MOVES:
+        if inner or dtype is None or _MOVES.fullmatch(eqn.primitive.name):
             continue
         elements = float(sum(math.prod(_struct(v).shape) for v in eqn.outvars))
         call = op_call(eqn)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxkern.core.ceilings import Ceilings
-from jaxkern.core.quantities import duration, scaled
+from jaxkern.core.quantities import format_duration, format_quantity
 
 Bottleneck = Literal["compute", "memory"]
 
@@ -148,13 +148,13 @@ class Roofline(Placement):
         where = f"{self.devices} devices" if self.devices > 1 else self.ceilings.platform
         ridge = rates.flops(self.dtype) / rates.bandwidth
         figures = {
-            "time": f"{duration(self.time)} ({self.statistic} of {len(self.times)})",
-            "operations": scaled(self.flops, "FLOP"),
-            "bytes": scaled(self.bytes, "B"),
+            "time": f"{format_duration(self.time)} ({self.statistic} of {len(self.times)})",
+            "operations": format_quantity(self.flops, "FLOP"),
+            "bytes": format_quantity(self.bytes, "B"),
             "intensity": f"{_number(self.intensity)} FLOP/B; ridge point at {ridge:.3g}",
             "bottleneck": self.bottleneck,
-            "achieved": scaled(self.achieved, self.unit),
-            "ceiling": scaled(self.ceiling, self.unit),
+            "achieved": format_quantity(self.achieved, self.unit),
+            "ceiling": format_quantity(self.ceiling, self.unit),
             "efficiency": _percent(self.efficiency),
             "counted by": self.counted,
         }
@@ -172,10 +172,10 @@ class Roofline(Placement):
                 [
                     row.name,
                     "unknown" if row.count is None else str(row.count),
-                    duration(row.seconds),
+                    format_duration(row.seconds),
                     _percent(row.share),
                     _number(row.intensity),
-                    scaled(row.achieved, row.unit),
+                    format_quantity(row.achieved, row.unit),
                     _percent(row.efficiency),
                     row.bottleneck,
                     "native" if row.reason is None else "in pure JAX",
