@@ -6,7 +6,6 @@ from jaxkern.performance.allocator import tune_host_allocator
 from jaxkern.performance.auditing import Audit, Finding, audit
 from jaxkern.performance.batch_size import BatchSizeRecommendation, get_batch_size_recommendation
 from jaxkern.performance.batch_trials import BatchMeasurement
-from jaxkern.performance.buckets import Buckets, bucket_shapes, pad_to
 from jaxkern.performance.cache import (
     CacheReport,
     disable_persistent_cache,
@@ -16,18 +15,12 @@ from jaxkern.performance.compiles import Change, CompileWatch, FunctionCompiles,
 from jaxkern.performance.memory import Collective, MemoryReport, memory_report
 from jaxkern.performance.roofline import roofline_analysis
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline
-from jaxkern.performance.runtime import (
-    ProfileServer,
-    num_threads,
-    set_num_threads,
-    start_profile_server,
-)
+from jaxkern.performance.threads import num_threads, set_num_threads
 
 __all__ = [
     "Audit",
     "BatchMeasurement",
     "BatchSizeRecommendation",
-    "Buckets",
     "CacheReport",
     "Ceilings",
     "Change",
@@ -38,22 +31,18 @@ __all__ = [
     "MemoryReport",
     "OpRow",
     "Placement",
-    "ProfileServer",
     "Rates",
     "Roofline",
     "audit",
-    "bucket_shapes",
     "ceilings",
     "disable_persistent_cache",
     "enable_persistent_cache",
     "get_batch_size_recommendation",
     "memory_report",
     "num_threads",
-    "pad_to",
     "roofline_analysis",
     "set_memory_fraction",
     "set_num_threads",
-    "start_profile_server",
     "tune_host_allocator",
     "watch_compiles",
 ]

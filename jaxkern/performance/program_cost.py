@@ -8,8 +8,6 @@ multiplied by its length, the subtraction is undone, and the cost model of each 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +23,6 @@ from jaxkern.performance.op_uses import OpUse, constants_as_inputs, op_uses
 
 # Matrix products and convolutions of GPU libraries, which XLA's analysis does include.
 _KNOWN_CALLS = ("__cublas", "__cudnn")
-# Equations without arithmetic.
-_MOVES = re.compile(
-    "broadcast_in_dim|concatenate|convert_element_type|copy|dynamic_slice|dynamic_update_slice|"
-    "gather|iota|pad|reshape|rev|slice|squeeze|transpose"
-)
 
 
 @dataclass
@@ -39,7 +32,7 @@ class ProgramCost:
     Attributes:
       xla_flops, xla_bytes: XLA's counts, loops multiplied.
       op_flops, op_bytes: cost models of the ops that run natively.
-      dtype: precision of most operations, ``"f64"`` or ``"f32"`` (which includes half types).
+      dtype: precision of most inputs and outputs, ``"f64"`` or ``"f32"`` (including half types).
       calls: every call of an op in the trace.
       uses: distinct calls of the compiled program, with counts.
       notes: what the counts do not include.
@@ -214,38 +207,11 @@ def _scale(value: float | None, count: int | None) -> float | None:
 
 
 def _main_dtype(jaxpr: Jaxpr) -> str:
-    """Return the precision of most of the work.
-
-    The work of an equation is the number of its results' elements, times the contracted size of a
-    product, in the widest real dtype of its inputs and results.
-    """
-    work = {"f32": 0.0, "f64": 0.0}
-    _collect_work(jaxpr, 1.0, work)
-    return "f64" if work["f64"] > work["f32"] else "f32"
-
-
-def _collect_work(jaxpr: Jaxpr, count: float, work: dict[str, float]) -> None:
-    for eqn in jaxpr.eqns:
-        inner = inner_programs(eqn)
-        for part in inner:
-            _collect_work(part.jaxpr, count * (part.times or 1), work)
-        dtype = _widest([*eqn.invars, *eqn.outvars])
-        if inner or dtype is None or _MOVES.fullmatch(eqn.primitive.name):
-            continue
-        elements = float(sum(math.prod(_struct(v).shape) for v in eqn.outvars))
-        call = op_call(eqn)
-        if call is not None:
-            elements = float(call.cost.flops or elements)
-        elif eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            shape = _struct(eqn.invars[0]).shape
-            elements *= 2 * math.prod(shape[axis] for axis in contracted)
-        work[dtype] += count * elements
-
-
-def _widest(variables: Sequence[Any]) -> str | None:
-    dtypes = [getattr(v.aval, "dtype", None) for v in variables]
-    real = [d for d in dtypes if d is not None and jnp.issubdtype(d, np.inexact)]
-    if not real:
-        return None
-    return "f64" if any(d in (np.float64, np.complex128) for d in real) else "f32"
+    """Return the precision of most floating-point elements of the program's inputs and outputs."""
+    elements = {"f32": 0, "f64": 0}
+    for aval in (v.aval for v in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)):
+        dtype = getattr(aval, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, np.inexact):
+            double = dtype in (np.float64, np.complex128)
+            elements["f64" if double else "f32"] += math.prod(getattr(aval, "shape", ()))
+    return "f64" if elements["f64"] > elements["f32"] else "f32"

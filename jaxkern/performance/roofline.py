@@ -50,7 +50,7 @@ def roofline_analysis(
       flops_per_sample: operations per sample, instead of the counted ones.
       bytes_per_sample: bytes per sample, instead of the counted ones.
       samples: number of samples in one call of the function; by default the size of the first axis
-        of its first array (1 if there is none).
+        of its first array, or 1 without one.
       num_batches: maximum number of timed batches of a pipeline, after one that is not timed.
       ceilings: ceilings to use instead of this machine's.
 
