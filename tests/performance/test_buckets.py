@@ -105,7 +105,7 @@ def test_bad_input():
         fn(np.zeros(5), np.zeros(5))
     with pytest.raises(ValueError, match=r"args\[0\]: 2, args\[1\]: 3; wanted the same"):
         fn(np.zeros(2), np.zeros(3))
-    with pytest.raises(ValueError, match=r"args\[1\] has shape \(\); wanted rows on axis 0"):
+    with pytest.raises(ValueError, match=r"args\[1\] has shape \(\).* axis 0"):
         fn(np.zeros(2), 3)
     with pytest.raises(ValueError, match=r"a result has shape \(\); wanted 4 rows.*None in out"):
         fn(np.zeros(2), np.zeros(2))
