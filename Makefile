@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTFLAGS ?=
-# What `make test` runs below tests/: TESTS="core xpcs/test_aps.py".
+# What `make test` runs below tests/: TESTS="core xpcs/files/test_aps.py".
 TESTS ?= .
 # Kernels without which the tests fail at once: JAXKERN_REQUIRE=cpu,jpeg wants the JPEG decoder too.
 JAXKERN_REQUIRE ?= cpu

@@ -14,7 +14,7 @@ from importlib import metadata
 
 import pytest
 from matplotlib.figure import Figure
-from short_probes import shorten
+from support.core.short_probes import shorten
 
 import jaxkern as jk
 from jaxkern.benchmarking.plots import bar_chart

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from native_library import build
-from recipe_cases import CASES, SCALE, case
+from support.core.native_library import build
+from support.core.recipe_cases import CASES, SCALE, case
 
 import jaxkern as jk
 

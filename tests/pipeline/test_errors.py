@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from batches import arrays
+from support.pipeline.batches import arrays
 
 import jaxkern as jk
 from jaxkern.pipeline import Probabilistic, Rebatch
