@@ -153,7 +153,7 @@ def test_plans_are_checked_natively():
         ({**step, "kernel": [2, 1]}, "'kernel'.* 2"),
         ({**step, "steps": [2]}, "1 codes"),
         ({"segments": [-1]}, "'segments', 'steps'"),
-        ({"segments": [1] * 9}, "9 stages"),
+        ({"segments": [1] * 9}, "describe 9, 1 and 1"),
         (alone, "'segments' of stage 0"),
     ):
         with pytest.raises(ValueError, match=problem):
