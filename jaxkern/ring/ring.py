@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.failures import described, type_name
+from jaxkern.core.failures import describe_exception, exception_name
 from jaxkern.ring import errors
 from jaxkern.ring.delivery import Delivery, one_device
 from jaxkern.ring.statistics import RingStats
@@ -364,9 +364,9 @@ class Ring:
             raise TypeError(f"error is {error!r}; wanted an exception")
         raised: BaseException | None = None
         try:
-            message = described(error)
+            message = describe_exception(error)
         except BaseException as interrupt:  # raised once the failure is reported
-            message, raised = type_name(error), interrupt
+            message, raised = exception_name(error), interrupt
         with self._errors_lock:  # the consumer looks the error up under the same lock
             if slot is None:
                 status = self._native.fail(index, message)
