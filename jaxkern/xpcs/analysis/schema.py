@@ -93,9 +93,9 @@ class Multistart:
 
 @dataclass(frozen=True)
 class Optimization:
-    strategy: Literal[
-        "auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"
-    ] = _key("auto: by size and memory limit", "auto")
+    strategy: Literal["auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"] = (
+        _key("auto: by size and memory limit", "auto")
+    )
     loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] = _key(
         "how residuals count", "linear"
     )

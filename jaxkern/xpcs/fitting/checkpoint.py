@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import remove_leftovers, write_whole
+from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.passes import BadBlocks
 from jaxkern.xpcs.fitting.sampling import rows_of
@@ -78,7 +78,7 @@ class Checkpoint:
             "starts": {str(k): asdict(start) for k, start in self.starts.items()},
         }
         text = json.dumps(content).encode()
-        write_whole(self._path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        write_atomically(self._path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
 
     def remove(self) -> None:
         """Delete the file, and temporary files of killed processes."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import GIB, memory_limit
 from jaxkern.xpcs.model.twin import LOSSES
 
@@ -60,10 +60,10 @@ class SolverOptions:
         _check_choice("loss", self.loss, LOSSES)
         if not self.f_scale > 0:
             raise ValueError(f"f_scale: expected a number > 0, got {self.f_scale!r}")
-        whole_number("multistart", self.multistart, 1)
-        whole_number("seed", self.seed, 0)
+        check_integer("multistart", self.multistart, 1)
+        check_integer("seed", self.seed, 0)
         if self.max_nfev is not None:
-            whole_number("max_nfev", self.max_nfev, 1)
+            check_integer("max_nfev", self.max_nfev, 1)
         if not isinstance(self.x_scale, str):
             object.__setattr__(self, "x_scale", np.array(self.x_scale, np.float64))
 
@@ -151,10 +151,10 @@ class StreamingOptions:
             parse_strategy(self.strategy)
         _check_choice("symmetric", self.symmetric, ("auto", True, False))
         if self.chunk_points is not None:
-            whole_number("chunk_points", self.chunk_points, 1)
+            check_integer("chunk_points", self.chunk_points, 1)
         _check_choice("on_bad_chunk", self.on_bad_chunk, ("exclude", "raise"))
-        whole_number("retries", self.retries, 0)
-        whole_number("checkpoint_frequency", self.checkpoint_frequency, 1)
+        check_integer("retries", self.retries, 0)
+        check_integer("checkpoint_frequency", self.checkpoint_frequency, 1)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
