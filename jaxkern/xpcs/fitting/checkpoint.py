@@ -1,8 +1,7 @@
 """The checkpoint of a fit: the best point of each start, in a small file.
 
-The file is a SHA-256 and a JSON object: a fingerprint of the fit, the excluded row blocks and the
-state of each start. A resumed fit starts the solver at the stored point, and converges to the same
-minimum.
+The file is a SHA-256 and a JSON object with a fingerprint of the fit, the excluded row blocks and
+the state of each start. A resumed fit starts at the stored point and converges to the same minimum.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.archives import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.passes import BadBlocks
@@ -44,8 +44,9 @@ class StartState:
         """Return the solution of a finished solver."""
         if self.status is None:
             return None
-        x, costs = np.array(self.x), (self.cost,)
-        return Solution(x, self.cost, self.status, self.message, self.passes, costs)
+        return Solution(
+            np.array(self.x), self.cost, self.status, self.message, self.passes, (self.cost,)
+        )
 
 
 class Checkpoint:
@@ -89,9 +90,9 @@ class Checkpoint:
     def _load(self, n_free: int) -> None:
         checksum, _, text = self._path.read_bytes().partition(b"\n")
         damaged = f"{self._path} is damaged or not a checkpoint; delete it to start again"
-        if hashlib.sha256(text).hexdigest().encode() != checksum:
-            raise CheckpointError(f"{damaged} (its checksum does not match)")
         try:
+            if hashlib.sha256(text).hexdigest().encode() != checksum:
+                raise ValueError("its checksum does not match")
             content = json.loads(text)
             fingerprint = dict(content["fingerprint"])
             excluded = {(int(angle), int(block)) for angle, block in content["excluded"]}
@@ -99,10 +100,9 @@ class Checkpoint:
             starts = {int(k): StartState(**state) for k, state in content["starts"].items()}
             shapes = {np.array(state.x, np.float64).shape for state in starts.values()}
         except Exception as error:  # JSON, lookups and conversions share no type of error
-            raise CheckpointError(f"{damaged} ({error!r})") from error
-        ours, theirs = self._fingerprint, fingerprint
-        names = sorted(ours.keys() | theirs.keys())
-        differing = [name for name in names if not _equal(ours.get(name), theirs.get(name))]
+            raise CheckpointError(f"{damaged} ({error})") from error
+        ours = self._fingerprint
+        differing = [name for name in ours if not _equal(ours[name], fingerprint.get(name))]
         if differing:
             raise CheckpointError(
                 f"{self._path} belongs to another fit; it differs in {', '.join(differing)}. Pass "
@@ -116,10 +116,9 @@ class Checkpoint:
 
 
 def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
-    """Return what distinguishes fits, as JSON data.
+    """Return JSON data that identify a fit.
 
-    Sampled rows represent the data, and projections of the tables at the start represent the model,
-    because a user's function cannot be compared.
+    Sampled rows identify the data, and projections of the tables at the start identify the model.
     """
     model, data, layout, solver = problem.model, problem.data, problem.layout, problem.solver
     sample, sigma = data.sample, problem.noise.per_angle
@@ -146,13 +145,3 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
     return bool(a == b)
-
-
-def digest(*arrays: Any) -> str:
-    """Return a short hash of the bytes, shapes and dtypes of arrays."""
-    total = hashlib.sha256()
-    for array in arrays:
-        value = np.ascontiguousarray(array)
-        total.update(f"{value.dtype.str}{value.shape}".encode())
-        total.update(value.tobytes())
-    return total.hexdigest()[:32]
