@@ -280,12 +280,12 @@ def test_threads_have_what_the_caller_has_set_in_jax():
     mesh = jax.make_mesh((1,), ("i",), devices=[device])
     with jax.default_matmul_precision("highest"), jax.default_device(device), jax.debug_nans(True):
         with jax.enable_x64(True), jax.set_mesh(mesh), ex.execution_options(timeout_seconds=60):
-            wanted = seen()
-            assert op(0) == wanted
-            assert set(ex.pmap(seen, 2, host=True)(np.arange(3))) == {wanted}
+            expected = seen()
+            assert op(0) == expected
+            assert set(ex.pmap(seen, 2, host=True)(np.arange(3))) == {expected}
             assert ex.jit(lambda x: x + 1)(np.ones(2)).devices() == {device}
         contexts = ThreadContexts()
-        wanted = seen()
-    assert seen() != wanted
+        expected = seen()
+    assert seen() != expected
     with jax.enable_x64(True), contexts.enter():
-        assert seen() == wanted
+        assert seen() == expected

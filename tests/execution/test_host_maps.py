@@ -50,9 +50,9 @@ def test_axes_are_those_of_jax():
 
     args = ({"a": X[0].T.copy().T, "b": np.float32(2)}, y)
     axes = ({"a": 0, "b": None}, None)
-    wanted = jax.vmap(f, axes)(*args)
-    np.testing.assert_allclose(ex.vmap(f, axes)(*args), wanted)
-    np.testing.assert_allclose(ex.vmap(f, axes, host=True)(*args), wanted)
+    expected = jax.vmap(f, axes)(*args)
+    np.testing.assert_allclose(ex.vmap(f, axes)(*args), expected)
+    np.testing.assert_allclose(ex.vmap(f, axes, host=True)(*args), expected)
     two = ex.vmap(lambda x: x * 2, in_axes=-1, out_axes=1, host=True)(X)
     np.testing.assert_allclose(two, jax.vmap(lambda x: x * 2, -1, 1)(X))
 
@@ -73,9 +73,9 @@ def test_kernels_are_mapped_by_both():
     crop = jax.jit(jk.image.Compose([jk.image.RandomCrop(4)]))
     images = np.random.default_rng(0).integers(0, 256, (4, 2, 6, 6, 3), np.uint8)
     keys = jk.random.record_keys(0, 0, np.arange(8)).reshape(4, 2)
-    wanted = jax.vmap(crop)(keys, images)
-    np.testing.assert_array_equal(ex.pmap(crop, 2)(keys, images), wanted)
-    np.testing.assert_array_equal(ex.pmap(crop, 2, host=True)(keys, images), wanted)
+    expected = jax.vmap(crop)(keys, images)
+    np.testing.assert_array_equal(ex.pmap(crop, 2)(keys, images), expected)
+    np.testing.assert_array_equal(ex.pmap(crop, 2, host=True)(keys, images), expected)
 
 
 def test_an_error_has_its_index():
@@ -122,8 +122,8 @@ def test_no_items_of_jax_functions_give_what_jax_gives(make):
         (ex.vmap(jnp.sum), jax.vmap(jnp.sum), (2, 0, 3)),
     ]:
         for x in (np.ones(shape, np.float32), jnp.ones(shape)):
-            result, wanted = make(fn)(x), jax.vmap(plain)(x)
-            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+            result, expected = make(fn)(x), jax.vmap(plain)(x)
+            assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     assert ex.pmap(jnp.sin, 2)(np.ones((0, 2))).shape == (0, 2)
     keys = jax.random.split(jax.random.key(0), 3)[:0]
     assert make(jax.random.normal)(keys).shape == (0,)

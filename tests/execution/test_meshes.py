@@ -17,8 +17,8 @@ X = np.arange(32.0, dtype=np.float32).reshape(4, 8)
 def test_a_mesh_is_one_of_jax():
     four, names = jax.devices()[:4], ("i", "j")
     for shape in ((2, 2), np.array([2, 2]), (-1, 2), (2, -1)):
-        wanted = jax.sharding.Mesh(np.array(four).reshape(2, 2), names)
-        assert ex.DeviceMesh(shape, names, four) == wanted
+        expected = jax.sharding.Mesh(np.array(four).reshape(2, 2), names)
+        assert ex.DeviceMesh(shape, names, four) == expected
     for shape, size in ((np.int64(2), 2), (-1, jax.device_count())):
         assert dict(ex.DeviceMesh(shape).shape) == {"axis0": size}
 

@@ -43,9 +43,9 @@ def test_equal_to_the_sequential_result(devices, count):
 def test_and_its_gradient():
     run = ex.pipeline_parallel(STAGES, ex.DeviceMesh((2, 2), ("data", "stage")), 4, axis="stage")
     gradient = lambda f: jax.jit(jax.grad(lambda s, x: (f(s, x) ** 2).sum(), (0, 1)))  # noqa: E731
-    got, wanted = gradient(run.apply)(STAGES, X), gradient(sequential)(STAGES, X)
-    assert jax.tree.structure(got) == jax.tree.structure(wanted)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    got, expected = gradient(run.apply)(STAGES, X), gradient(sequential)(STAGES, X)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         # A gradient near 0 is what is left of terms as large as the others: float32 of those.
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5 * float(jax.numpy.abs(w).max()))
 
