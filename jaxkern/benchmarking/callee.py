@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkern.core.timing import call_seconds
-from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit import JitFunction
 from jaxkern.execution.operator import Operator
 
 
@@ -81,15 +81,15 @@ def _donated_by_name(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
       ValueError: it donates the operator that is called, of which there is only the caller's.
     """
     method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
-    if isinstance(fn, Jitted):
-        jitted, wanted = fn, [fn.donated(i) for i in range(len(args))]
-    elif isinstance(method, Jitted):
-        jitted, wanted = method, [method.donated(1 + i) for i in range(len(args))]
-    elif isinstance(fn, Operator) and isinstance(forward, Jitted):
-        jitted, wanted = forward, [forward.donated("inputs")]
+    if isinstance(fn, JitFunction):
+        jitted, wanted = fn, [fn.donated_name(i) for i in range(len(args))]
+    elif isinstance(method, JitFunction):
+        jitted, wanted = method, [method.donated_name(1 + i) for i in range(len(args))]
+    elif isinstance(fn, Operator) and isinstance(forward, JitFunction):
+        jitted, wanted = forward, [forward.donated_name("inputs")]
     else:
         return None
-    if jitted is not fn and (owner := jitted.donated(0)):
+    if jitted is not fn and (owner := jitted.donated_name(0)):
         raise ValueError(
             f"{name_of(fn)} donates the operator that it belongs to ({owner!r} is in "
             "donate_argnames), so that there can be no second call; wanted donate_argnames of "
