@@ -17,7 +17,7 @@ import jax
 from jaxkern.core import registry
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
-from jaxkern.core.paths import home_path, write_whole
+from jaxkern.core.paths import home_path, write_atomically
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 
@@ -340,7 +340,7 @@ def _write(path: Path | None, identity: dict[str, Any], found: Ceilings) -> Ceil
     problem = "this user has no home folder; set XDG_CACHE_HOME"
     if path is not None:
         try:
-            write_whole(path, json.dumps(content, indent=1).encode())
+            write_atomically(path, json.dumps(content, indent=1).encode())
             return found
         except OSError as error:
             problem = f"{error}; make {path.parent} writable or set XDG_CACHE_HOME"

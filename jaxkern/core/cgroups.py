@@ -14,7 +14,7 @@ def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
     Innermost first, with all above it up to the root of its hierarchy.
     """
     folders = []
-    for line in told(membership).splitlines():
+    for line in read_text_or_empty(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         base = root
         if controllers:  # version 1
@@ -30,7 +30,7 @@ def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
     return folders or [root, root / controller]
 
 
-def told(path: Path) -> str:
+def read_text_or_empty(path: Path) -> str:
     """What a file of the system says; nothing where there is none."""
     try:
         return path.read_text().strip()

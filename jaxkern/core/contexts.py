@@ -19,7 +19,7 @@ class ThreadContexts:
     >>> import jax
     >>> with jax.enable_x64(True):
     ...     contexts = ThreadContexts()
-    >>> with contexts.entered():
+    >>> with contexts.enter():
     ...     jax.numpy.arange(3).dtype
     dtype('int64')
     """
@@ -28,7 +28,7 @@ class ThreadContexts:
         self._backend, self._mesh = current_backend(), current_mesh()
         self._options = thread_options()
 
-    def entered(self) -> contextlib.ExitStack[bool | None]:
+    def enter(self) -> contextlib.ExitStack[bool | None]:
         """The same contexts in this thread, from now to the end of the ``with``."""
         # A generator's context manager writes to the exceptions that pass it; some refuse that.
         with contextlib.ExitStack() as stack:

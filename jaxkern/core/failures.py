@@ -7,16 +7,16 @@ from typing import Any
 _LONGEST = 2000  # characters: an exception may hold the bytes that it could not read
 
 
-def described(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Type and text of an exception, which any encoder takes, cut off where they are long.
 
     An exception of its own text's is swallowed where it is an ``Exception``; others, as Ctrl-C in
     the middle, are raised.
 
-    >>> described(ValueError("name \\udcff"))
+    >>> describe_exception(ValueError("name \\udcff"))
     'ValueError: name \\\\udcff'
     """
-    name = type_name(error)
+    name = exception_name(error)
     try:
         text = str.__getitem__(str(error), slice(_LONGEST))
         encoded: bytes = str.encode(f"{name}: {text}", "utf-8", "backslashreplace")
@@ -25,7 +25,7 @@ def described(error: BaseException) -> str:
         return name
 
 
-def type_name(error: BaseException) -> str:
+def exception_name(error: BaseException) -> str:
     """The name of its class, where its metaclass does not get in the way."""
     try:
         name: str = type.__dict__["__name__"].__get__(type(error))

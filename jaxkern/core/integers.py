@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree import leaves
 
 
-def narrowable(value: Any, name: str) -> Any:
+def check_narrowing(value: Any, name: str) -> Any:
     """``value``, after a look at whether JAX's type holds all of it where it is host integers.
 
     Raises:
@@ -25,11 +25,11 @@ def narrowable(value: Any, name: str) -> Any:
         return value
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept != array.dtype:
-        checked_range(array, kept, name, "; or jax.config.update('jax_enable_x64', True)")
+        check_range(array, kept, name, "; or jax.config.update('jax_enable_x64', True)")
     return array
 
 
-def checked_range(array: np.ndarray[Any, Any], dtype: Any, name: str, more: str = "") -> None:
+def check_range(array: np.ndarray[Any, Any], dtype: Any, name: str, more: str = "") -> None:
     """Raises ValueError where host integers do not fit ``dtype``."""
     limits = np.iinfo(dtype)
     if array.size == 0 or (array.min() >= limits.min and array.max() <= limits.max):
@@ -55,7 +55,7 @@ def as_integers(value: Any, dtype: Any, name: str) -> Any:
     if not isinstance(value, jax.Array):
         array = np.asarray(value)
         if not np.can_cast(array.dtype, dtype):
-            checked_range(array, dtype, name)
+            check_range(array, dtype, name)
         return array.astype(dtype, copy=False)
     limits, own = np.iinfo(dtype), np.iinfo(value.dtype)
     if own.max > limits.max:

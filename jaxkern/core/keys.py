@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.integers import checked_range
+from jaxkern.core.integers import check_range
 
 
 def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
@@ -35,7 +35,7 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
     >>> record_keys(0, 1, np.array([7, 2**40])).shape
     (2,)
     """
-    ids = high_low(record_ids, "record_ids", rank=1)
+    ids = split_int64(record_ids, "record_ids", rank=1)
     return fold_records(epoch_key(seed, epoch), *ids)
 
 
@@ -44,7 +44,7 @@ def epoch_key(seed: Any, epoch: Any) -> jax.Array:
     # Of one kind whatever JAX's default is: others give a sample that depends on its place.
     key = jax.random.key(np.uint32(0), impl="threefry2x32")
     for name, value in (("seed", seed), ("epoch", epoch)):
-        for half in high_low(value, name, rank=0):
+        for half in split_int64(value, name, rank=0):
             key = jax.random.fold_in(key, half)
     return key
 
@@ -58,7 +58,7 @@ def fold_records(key: jax.Array, high: Any, low: Any) -> jax.Array:
     return jax.vmap(fold)(high, low)
 
 
-def high_low(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:
+def split_int64(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:
     """The high and low 32 bits of signed 64-bit integers, without needing 64-bit types in JAX."""
     if not isinstance(value, jax.Array):
         value = np.asarray(value)
@@ -70,7 +70,7 @@ def high_low(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:
         wanted = "[N]" if rank else "one integer"
         raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
     if isinstance(value, np.ndarray):
-        checked_range(value, np.int64, name)
+        check_range(value, np.int64, name)
         bits = value.astype(np.int64).view(np.uint64)
         high, low = bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)
         return jnp.asarray(high.astype(np.uint32)), jnp.asarray(low.astype(np.uint32))

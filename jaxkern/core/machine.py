@@ -6,8 +6,8 @@ import os
 import platform
 from pathlib import Path
 
-from jaxkern.core.arguments import decimal
-from jaxkern.core.cgroups import told
+from jaxkern.core.arguments import parse_decimal
+from jaxkern.core.cgroups import read_text_or_empty
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -18,7 +18,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     """The processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
     fields: dict[str, str] = {}
-    for line in told(cpuinfo).splitlines():
+    for line in read_text_or_empty(cpuinfo).splitlines():
         name, colon, value = line.partition(":")
         if colon:
             fields.setdefault(name.strip(), value.strip())
@@ -40,8 +40,8 @@ def last_level_caches(cpus: Path = _CPUS) -> list[int]:
     caches: dict[tuple[int, str], int] = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         names = ("type", "level", "size", "shared_cpu_list")
-        kind, at, size, shared = (told(index / name) for name in names)
-        level, number = decimal(at), decimal(size[:-1])
+        kind, at, size, shared = (read_text_or_empty(index / name) for name in names)
+        level, number = parse_decimal(at), parse_decimal(size[:-1])
         if kind != "Instruction" and level and number is not None and size[-1] in _UNITS:
             caches[(level, shared)] = number * _UNITS[size[-1]]
     last = max((level for level, _ in caches), default=0)
@@ -54,7 +54,7 @@ def busy_seconds(stat: Path = _STAT) -> float | None:
     Includes what a virtual machine's host took away.
     """
     try:
-        name, *ticks = told(stat).splitlines()[0].split()
+        name, *ticks = read_text_or_empty(stat).splitlines()[0].split()
         user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])
     except (ValueError, IndexError):
         return None

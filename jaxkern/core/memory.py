@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jaxkern.core.arguments import decimal
-from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, told
+from jaxkern.core.arguments import parse_decimal
+from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
 
 GIB = 2**30
 
@@ -38,7 +38,7 @@ def machine_bytes() -> int:
 def _cgroup_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[int]:
     """Limits of this process's cgroups and of those above them."""
     found = [
-        decimal(told(folder / name))
+        parse_decimal(read_text_or_empty(folder / name))
         for folder in group_folders("memory", root, membership)
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
@@ -48,11 +48,11 @@ def _cgroup_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[int]
 
 def _slurm_bytes() -> list[int]:
     """SLURM's allocation on this node, which it gives in MB."""
-    node = decimal(os.environ.get("SLURM_MEM_PER_NODE", ""))
+    node = parse_decimal(os.environ.get("SLURM_MEM_PER_NODE", ""))
     if node:
         return [node * 2**20]
-    per_cpu = decimal(os.environ.get("SLURM_MEM_PER_CPU", ""))
-    cpus = decimal(os.environ.get("SLURM_CPUS_ON_NODE", ""))
+    per_cpu = parse_decimal(os.environ.get("SLURM_MEM_PER_CPU", ""))
+    cpus = parse_decimal(os.environ.get("SLURM_CPUS_ON_NODE", ""))
     if per_cpu and cpus is not None:
         return [per_cpu * cpus * 2**20]
     return []
@@ -77,7 +77,7 @@ def available_bytes() -> int:
 
 def _told_bytes(path: Path, field: str) -> int | None:
     """Bytes of a line such as ``RssAnon:  1024 kB``; None where it is not told."""
-    for line in told(path).splitlines():
+    for line in read_text_or_empty(path).splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None

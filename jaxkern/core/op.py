@@ -18,8 +18,8 @@ from jaxkern.core.backend import current_backend
 from jaxkern.core.compat import Primitive
 from jaxkern.core.cost import Cost
 from jaxkern.core.declaration import Declaration, Static
-from jaxkern.core.integers import narrowable
-from jaxkern.core.rules import give_rules
+from jaxkern.core.integers import check_narrowing
+from jaxkern.core.rules import register_rules
 from jaxkern.core.static import StaticArguments
 
 _OPS: dict[str, Op] = {}
@@ -113,7 +113,7 @@ class Op(Declaration):
             aliases or {},
             tuple(platforms),
         )
-        give_rules(self)
+        register_rules(self)
         _OPS[name] = self
         _BY_PRIMITIVE[self.primitive] = self
 
@@ -127,7 +127,7 @@ class Op(Declaration):
           ValueError: for an operand in host memory with 64-bit integers that do not fit the 32-bit
             ones that JAX makes of them without x64.
         """
-        arrays = [jnp.asarray(narrowable(x, f"operand {i}")) for i, x in enumerate(operands)]
+        arrays = [jnp.asarray(check_narrowing(x, f"operand {i}")) for i, x in enumerate(operands)]
         varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
         arrays = [pvary(x, varying) for x in arrays]
         _check_call(self.name, batch_dims, static)

@@ -66,7 +66,7 @@ def natural_order(names: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def replaced_whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
     """Creates an empty file to write to, which replaces `path` in one step when the block ends.
 
     A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
@@ -92,7 +92,7 @@ def replaced_whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes have left of `replaced_whole`, and nothing that is in use."""
+    """Remove what killed processes have left of `atomic_write`, and nothing that is in use."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.tmp")
     for name in os.listdir(path.parent):
         if pattern.fullmatch(name):
@@ -143,14 +143,14 @@ def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file's content in one step, as `replaced_whole` does.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file's content in one step, as `atomic_write` does.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "new" / "file"
-    >>> write_whole(path, b"all of it")
+    >>> write_atomically(path, b"all of it")
     >>> path.read_bytes()
     b'all of it'
     """
-    with replaced_whole(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(content)

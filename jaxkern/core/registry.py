@@ -24,7 +24,7 @@ from types import ModuleType
 import jax
 
 from jaxkern.core import compat
-from jaxkern.core.arguments import decimal
+from jaxkern.core.arguments import parse_decimal
 from jaxkern.core.threads import worker_cap
 
 PLATFORMS = ("cpu", "cuda")
@@ -302,7 +302,7 @@ def cuda_driver_version() -> int | None:
     """The newest CUDA that the installed driver supports, as 1000 * major + 10 * minor."""
     override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
     if override:
-        version_given = decimal(override)
+        version_given = parse_decimal(override)
         if version_given is None:
             raise ValueError(
                 f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; wanted a number such as 13000"

@@ -18,7 +18,7 @@ from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.core.lowering import lower, lower_fallback
 
 
-def give_rules(op: Declaration) -> None:
+def register_rules(op: Declaration) -> None:
     """Tells JAX how to evaluate, differentiate, batch and lower an op's primitive."""
     primitive = op.primitive
     primitive.multiple_results = True

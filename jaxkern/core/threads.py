@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxkern.core.arguments import decimal
-from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, told
+from jaxkern.core.arguments import parse_decimal
+from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
 
 # More than any machine has, and what a C int holds.
 MOST_THREADS = 2**31 - 1
@@ -27,7 +27,7 @@ def num_threads(environment: Mapping[str, str] | None = None) -> int:
     if asked:
         return asked
     allotted = environment.get("SLURM_CPUS_PER_TASK", "").strip()
-    bounds = [schedulable_cpus(), cgroup_cpus(), decimal(allotted)]
+    bounds = [schedulable_cpus(), cgroup_cpus(), parse_decimal(allotted)]
     return max(1, min(bound for bound in bounds if bound))
 
 
@@ -47,7 +47,7 @@ def worker_cap(environment: Mapping[str, str] | None = None) -> int:
 def _asked(environment: Mapping[str, str]) -> int | None:
     """What ``JAXKERN_NUM_THREADS`` says; None where it is not set."""
     text = environment.get("JAXKERN_NUM_THREADS", "").strip()
-    count = decimal(text) if text else None
+    count = parse_decimal(text) if text else None
     if text and (count is None or count > MOST_THREADS):
         raise ValueError(
             f"JAXKERN_NUM_THREADS is {text!r:.80}; wanted a number of threads up to "
@@ -74,8 +74,11 @@ def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def _quota(folder: Path) -> int | None:
-    both = told(folder / "cpu.max").split()
+    both = read_text_or_empty(folder / "cpu.max").split()
     if len(both) != 2:
-        both = [told(folder / "cpu.cfs_quota_us"), told(folder / "cpu.cfs_period_us")]
-    allowed, every = map(decimal, both)  # None: "max", or -1
+        both = [
+            read_text_or_empty(folder / "cpu.cfs_quota_us"),
+            read_text_or_empty(folder / "cpu.cfs_period_us"),
+        ]
+    allowed, every = map(parse_decimal, both)  # None: "max", or -1
     return max(1, -(-allowed // every)) if allowed is not None and every else None

@@ -8,7 +8,7 @@ from importlib import metadata
 __version__ = "0.1.0"
 
 
-def installed(*packages: str) -> dict[str, str]:
+def installed_versions(*packages: str) -> dict[str, str]:
     """The versions of packages, of those that are installed."""
     found = {}
     for package in packages:

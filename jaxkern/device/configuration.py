@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.client import (
     BackendError,
     set_memory_fraction,
@@ -78,7 +78,7 @@ def configure_optimal_device(
     if require == "gpu" and not prefer_gpu:
         raise ValueError("require is 'gpu' and prefer_gpu is False; wanted one or the other")
     if cpu_threads is not None:
-        cpu_threads = whole_number("cpu_threads", cpu_threads, 0, MOST_THREADS)
+        cpu_threads = check_integer("cpu_threads", cpu_threads, 0, MOST_THREADS)
     if memory_fraction is not None:
         set_memory_fraction(memory_fraction)
     start_backend()

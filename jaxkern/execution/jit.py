@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import ArrayImpl, is_tracing, program_context
 from jaxkern.core.static import exact_key
 from jaxkern.execution.operator import Operator, is_hashable, operators_in, unbind
@@ -51,7 +51,7 @@ class JITOptions:
     donate_argnames: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cache_size", whole_number("cache_size", self.cache_size, 1))
+        object.__setattr__(self, "cache_size", check_integer("cache_size", self.cache_size, 1))
         for field in ("static_argnames", "donate_argnames"):
             names = getattr(self, field)
             names = (names,) if isinstance(names, (str, bytes, int)) else tuple(names)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
 from jaxkern.execution.jit import JitFunction, JITOptions, Static
 from jaxkern.execution.operator import (
@@ -36,7 +36,7 @@ class _Map(Supervised):
         if not callable(fn):
             raise TypeError(f"{kind}: expected a function, got {type(fn).__name__}")
         if workers is not None:
-            workers = whole_number(f"{kind}: num_workers", workers, 1)
+            workers = check_integer(f"{kind}: num_workers", workers, 1)
         self._kind, self._fn, self._workers = kind, fn, workers
         self._in_axes, self._out_axes = in_axes, out_axes
         #: True if it maps Python code
@@ -73,7 +73,7 @@ class _Map(Supervised):
         for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
             if axis is not None:
                 name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-                sizes.setdefault(rows_on(f"{self._kind}: {name}", leaf, axis), name)
+                sizes.setdefault(axis_size(f"{self._kind}: {name}", leaf, axis), name)
         if len(sizes) != 1:
             sizes_found = ", ".join(f"{n} in {name}" for n, name in sizes.items()) or "no axis"
             raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes_found}")

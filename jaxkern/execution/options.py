@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 
 
 class ExecutionTimeout(TimeoutError):
@@ -115,7 +115,7 @@ def execution_options(
     if use_parallel is not None:
         options = dataclasses.replace(options, use_parallel=bool(use_parallel))
     if max_workers is not None:
-        max_workers = whole_number("max_workers", max_workers, 1)
+        max_workers = check_integer("max_workers", max_workers, 1)
         options = dataclasses.replace(options, max_workers=max_workers)
     if timeout_seconds is not None:
         options = _with_timeout(options, timeout_seconds)

@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.failures import described, note
+from jaxkern.core.failures import describe_exception, note
 from jaxkern.execution.jit import JitFunction, JITOptions, Static
 from jaxkern.execution.operator import (
     Operator,
@@ -341,8 +341,8 @@ class StructuralOp(Supervised):
             if symbolic:
                 error.add_note(message)
                 raise error
-            raise SymbolicError(f"{message}; recording it raised {described(error)}") from error
-        reason = str(error) if symbolic else f"recording it raised {described(error)}"
+            raise SymbolicError(f"{message}; recording it raised {describe_exception(error)}") from error
+        reason = str(error) if symbolic else f"recording it raised {describe_exception(error)}"
         return f"runs as written, one call after another: {reason}"
 
     def _time_part(self, run: Callable[[Part], None], part: Part) -> None:
@@ -478,7 +478,7 @@ def structural_jit(
             f"execution_strategy: expected one of {get_args(Strategy)}, got {execution_strategy!r}"
         )
     if max_workers is not None:
-        max_workers = whole_number("max_workers", max_workers, 1)
+        max_workers = check_integer("max_workers", max_workers, 1)
     if fn is None:
         return functools.partial(
             structural_jit, execution_strategy=execution_strategy, max_workers=max_workers

@@ -55,7 +55,7 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
     contexts.run(CONTEXT.set, dataclasses.replace(context, in_worker=worker, recorder=None))
 
     def run(task: Task) -> Any:
-        with threads.entered():
+        with threads.enter():
             return task.run()
 
     after = {i: {i - 1} - {-1} if limit == 1 else task.after for i, task in enumerate(tasks)}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxkern.core.integers import narrowable
+from jaxkern.core.integers import check_narrowing
 from jaxkern.image import ops
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
@@ -111,7 +111,7 @@ def decode_jpeg(
 
 
 def _integers(name: str, given: Any) -> jax.Array:
-    array = jnp.asarray(narrowable(given, name))
+    array = jnp.asarray(check_narrowing(given, name))
     if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
         raise TypeError(
             f"{name} is {array.dtype.name}{list(array.shape)}; wanted int32 or int64 [N]"

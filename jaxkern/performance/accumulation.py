@@ -9,8 +9,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.axes import axis_size, flat_axes
 
 Reduction = Literal["mean", "sum"]
 
@@ -56,7 +56,7 @@ def accumulate_gradients(
       >>> bool(jnp.allclose(gradient, jax.grad(loss)(w, x)))
       True
     """
-    steps = whole_number("steps", steps, 1)
+    steps = check_integer("steps", steps, 1)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; wanted 'mean' or 'sum'")
     gradient = jax.value_and_grad(loss, has_aux=has_aux)
@@ -128,7 +128,7 @@ def _row_axes(batch: tuple[Any, ...], in_axes: Any, steps: int) -> list[int | No
         if axis is None:
             continue
         name = f"batch{jax.tree_util.keystr(path)}"
-        rows = rows_on(name, leaf, axis)
+        rows = axis_size(name, leaf, axis)
         if rows % steps or not rows:
             raise ValueError(
                 f"{name} has {rows} rows on axis {axis}; wanted a multiple of steps={steps}"

@@ -6,7 +6,7 @@ import ctypes
 import sys
 import warnings
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -40,7 +40,7 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
       >>> subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
       'True\\n'
     """
-    keep_bytes = whole_number("keep_bytes", keep_bytes, 0)
+    keep_bytes = check_integer("keep_bytes", keep_bytes, 0)
     problem = _problem()
     if problem is None:
         # The values are ints of C; mallopt answers 1 for success. Without mappings of their own,

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import real_number, whole_number
-from jaxkern.core.failures import described, note
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.failures import describe_exception, note
 from jaxkern.core.progress import ProgressBar
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 from jaxkern.performance.batch_trials import (
     MOST_RECORDS,
     Trial,
@@ -72,9 +72,10 @@ class BatchSizeRecommendation:
             took, rate = "not run" if m.total_bytes <= self.memory_limit else "too large", ""
             if m.seconds is not None and m.spread is not None:
                 took = f"{1e3 * m.seconds:.4g} +- {1e3 * m.spread:.2g}"
-                rate = scaled(m.examples_per_second, "/s")
+                rate = format_quantity(m.examples_per_second, "/s")
             lines.append(
-                f"{m.batch_size:>10} {took:>18} {rate:>12} {scaled(m.total_bytes, 'B'):>10} "
+                f"{m.batch_size:>10} {took:>18} {rate:>12} "
+                f"{format_quantity(m.total_bytes, 'B'):>10} "
                 f"{m.compile_seconds:>10.2f} s"
             )
         return "\n".join([*lines, *self.reasons])
@@ -158,7 +159,7 @@ def get_batch_size_recommendation(
     >>> found.min_batch_size <= found.optimal_batch_size <= found.max_batch_size
     True
     """
-    if real_number("seconds", seconds, 0) == 0:
+    if check_number("seconds", seconds, 0) == 0:
         raise ValueError(f"seconds is {seconds!r}; wanted a number above 0")
     if memory_limit is not None and not isinstance(memory_limit, int | float):
         raise TypeError(f"memory_limit is {memory_limit!r}; wanted bytes, as 2**30, or None")
@@ -189,7 +190,7 @@ def get_batch_size_recommendation(
 
 def _checked(sizes: Sequence[int], trial: Trial) -> list[int]:
     """The sizes that were asked for, rising."""
-    listed = sorted({whole_number("sizes: one of them", size, 1) for size in sizes})
+    listed = sorted({check_integer("sizes: one of them", size, 1) for size in sizes})
     if any(size % trial.multiple for size in listed):
         raise ValueError(f"sizes is {listed}; wanted multiples of the {trial.multiple} devices")
     if not listed:
@@ -233,7 +234,7 @@ class Search:
         noises = {size: self._noise(size, best) for size in rates}
         optimal = min(s for s in rates if rates[s] >= (1 - noises[s]) * rates[best])
         least = min(s for s in rates if rates[s] >= _WORTHWHILE_SHARE * rates[best])
-        shown = {size: scaled(rate, "examples/s") for size, rate in rates.items()}
+        shown = {size: format_quantity(rate, "examples/s") for size, rate in rates.items()}
         if optimal == max(rates) and len(rates) > 1:
             ended += "; throughput was still growing, and one of them may be better"
         how = "" if largest in rates else ", compiled and not run"
@@ -248,7 +249,8 @@ class Search:
             chosen,
             f"{least} is the smallest size with at least {_WORTHWHILE_SHARE:.0%} of the best: "
             f"{shown[least]}.",
-            f"{largest} is the largest known to fit in {scaled(self._limit, 'B')}: it takes "
+            f"{largest} is the largest known to fit in {format_quantity(self._limit, 'B')}: it "
+            "takes "
             f"{found[largest]}{how}; {why}.",
             f"Larger sizes than {max(rates)} were not timed: {ended}.",
             f"Times are medians over {rounds} interleaved rounds{few}.",
@@ -311,7 +313,8 @@ class Search:
             fits = found.total_bytes <= self._limit
             if not fits and not last:
                 raise ValueError(
-                    f"memory_limit is {self._limit} bytes ({scaled(self._limit, 'B')}), and the "
+                    f"memory_limit is {self._limit} bytes ({format_quantity(self._limit, 'B')}), "
+                    "and the "
                     f"smallest batch, of {size}, takes {found.total_bytes}: {found}; wanted at "
                     "least that much: give a larger memory_limit, free memory on the device, or "
                     "make the computation smaller"
@@ -320,7 +323,7 @@ class Search:
                 expected = self._turns[last][0] * size / last if last else _TURN_SECONDS
                 self._turns[size] = [self._turn(size, expected)]
         except Exception as error:
-            text = described(error)
+            text = describe_exception(error)
             if not last:
                 told = "while measuring batch size {}, the smallest; sizes=(...) starts elsewhere"
                 note(error, told, size)

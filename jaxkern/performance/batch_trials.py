@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxkern import image
 from jaxkern.core import memory
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.client import default_device
 from jaxkern.core.programs import compile_program, memory_analysis
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 from jaxkern.core.timing import call_seconds
 from jaxkern.pipeline import Pipeline
 from jaxkern.pipeline.resizing import Resized
@@ -61,9 +61,10 @@ class BatchMeasurement:
 
     def __str__(self) -> str:
         return (
-            f"{scaled(self.total_bytes, 'B')} (arguments {scaled(self.argument_bytes, 'B')}, "
-            f"outputs {scaled(self.output_bytes, 'B')}, "
-            f"temporaries {scaled(self.temporary_bytes, 'B')})"
+            f"{format_quantity(self.total_bytes, 'B')} (arguments "
+            f"{format_quantity(self.argument_bytes, 'B')}, "
+            f"outputs {format_quantity(self.output_bytes, 'B')}, "
+            f"temporaries {format_quantity(self.temporary_bytes, 'B')})"
         )
 
 
@@ -194,7 +195,7 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
         axis = axes[at]
         if axis is not None:
             name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-            rows.setdefault(rows_on(name, leaf, axis), name)
+            rows.setdefault(axis_size(name, leaf, axis), name)
             axes[at] = axis % len(leaf.shape)
     if len(rows) != 1 or 0 in rows:
         found = " and ".join(f"{name} has {count} rows" for count, name in rows.items())

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.axes import axis_size, flat_axes
 
 
 class Buckets:
@@ -210,7 +210,7 @@ def _rows(args: Any, axes: list[int | None]) -> int:
     for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
         if axis is not None:
             name = f"args{jax.tree_util.keystr(path)}"
-            sizes.setdefault(rows_on(name, leaf, axis), name)
+            sizes.setdefault(axis_size(name, leaf, axis), name)
     if len(sizes) != 1:
         found = ", ".join(f"{name}: {size}" for size, name in sizes.items()) or "no array"
         raise ValueError(f"rows: {found}; wanted the same number in each array with rows")

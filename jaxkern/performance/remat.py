@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.calls import inner_programs
 from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.timing import call_seconds
@@ -101,7 +101,7 @@ def remat_report(
         policies = {"nothing saved": None, "dots saved": jax.checkpoint_policies.dots_saveable}
     if not callable(make):
         raise TypeError(f"make is {make!r:.60}; wanted a function of remat that returns the loss")
-    calls = whole_number("calls", calls, 1)
+    calls = check_integer("calls", calls, 1)
     wrappers: dict[str, Callable[..., Any]] = {"no remat": lambda block: block}
     for name, policy in policies.items():
         wrappers[name] = _wrapper(policy)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.backend import backend
 from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings, ceilings
@@ -75,10 +75,10 @@ def roofline_analysis(
     given = {"flops_per_sample": flops_per_sample, "bytes_per_sample": bytes_per_sample}
     for name, value in given.items():
         if value is not None:
-            real_number(name, value, 0)
+            check_number(name, value, 0)
     if samples is not None:
-        samples = whole_number("samples", samples, 1)
-    num_batches = whole_number("num_batches", num_batches, 1)
+        samples = check_integer("samples", samples, 1)
+    num_batches = check_integer("num_batches", num_batches, 1)
     if ceilings is not None and not isinstance(ceilings, Ceilings):
         raise TypeError(
             f"ceilings is a {type(ceilings).__name__}; wanted what jaxkern.performance.ceilings() "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxkern.core.ceilings import Ceilings
-from jaxkern.core.quantities import duration, scaled
+from jaxkern.core.quantities import format_duration, format_quantity
 
 Bottleneck = Literal["compute", "memory"]
 
@@ -141,14 +141,14 @@ class Roofline(Placement):
         lines = [
             f"roofline of {self.name} on {where} ({self.ceilings.device})",
             "",
-            f"  {'time':<12}{duration(self.time)} ({self.statistic} of {len(self.times)})",
-            f"  {'operations':<12}{scaled(self.flops, 'FLOP')}",
-            f"  {'bytes':<12}{scaled(self.bytes, 'B')}",
+            f"  {'time':<12}{format_duration(self.time)} ({self.statistic} of {len(self.times)})",
+            f"  {'operations':<12}{format_quantity(self.flops, 'FLOP')}",
+            f"  {'bytes':<12}{format_quantity(self.bytes, 'B')}",
             f"  {'intensity':<12}{_number(self.intensity)} FLOP/B; the roof's corner is at "
             f"{rates.flops(self.dtype) / rates.bandwidth:.3g}",
             f"  {'bottleneck':<12}{self.bottleneck}",
-            f"  {'achieved':<12}{scaled(self.achieved, self.unit)}",
-            f"  {'ceiling':<12}{scaled(self.ceiling, self.unit)}",
+            f"  {'achieved':<12}{format_quantity(self.achieved, self.unit)}",
+            f"  {'ceiling':<12}{format_quantity(self.ceiling, self.unit)}",
             f"  {'efficiency':<12}{_percent(self.efficiency)}",
             f"  {'counted by':<12}{self.counted}",
         ]
@@ -178,10 +178,10 @@ def _table(rows: Sequence[OpRow]) -> list[str]:
         (
             row.name,
             "unknown" if row.count is None else str(row.count),
-            duration(row.seconds),
+            format_duration(row.seconds),
             _percent(row.share),
             _number(row.intensity),
-            scaled(row.achieved, row.unit),
+            format_quantity(row.achieved, row.unit),
             _percent(row.efficiency),
             row.bottleneck,
             "native" if row.reason is None else "in pure JAX",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.threads import MOST_THREADS, worker_cap
 from jaxkern.core.threads import num_threads as num_threads
 
@@ -27,5 +27,5 @@ def set_num_threads(count: int | None) -> None:
       >>> jaxkern.performance.set_num_threads(None)
     """
     if count is not None:
-        count = whole_number("count", count, 0, MOST_THREADS)
+        count = check_integer("count", count, 0, MOST_THREADS)
     registry.set_max_workers(worker_cap() if count is None else count)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.rows import aligned_copy
 from jaxkern.ring import Ring, RingError
 
@@ -52,7 +52,7 @@ class Prefetcher(Iterator[Any]):
     """What `jaxkern.prefetch_to_device` returns: an iterator that a ``with`` block closes."""
 
     def __init__(self, iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None):
-        buffer_size = whole_number("buffer_size", buffer_size, 1)
+        buffer_size = check_integer("buffer_size", buffer_size, 1)
         self._iterator: Any = iter(iterator)
         self._buffer_size, self._sharding = buffer_size, sharding
         self._start()

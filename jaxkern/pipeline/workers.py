@@ -113,7 +113,7 @@ class Workers:
         self._aside.clear()
 
     def _work(self) -> None:
-        with self._contexts.entered():
+        with self._contexts.enter():
             self._put_units()
 
     def _put_units(self) -> None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
@@ -112,8 +112,8 @@ class Assembly:
         memory: SlotMemory | None = None,
     ):
         fields = _fields(arrays, dict(producers or {}))
-        batch_size = whole_number("batch_size", batch_size, 1)
-        workers = whole_number("workers", workers, 1)
+        batch_size = check_integer("batch_size", batch_size, 1)
+        workers = check_integer("workers", workers, 1)
         if remainder not in ("drop", "pad", "partial"):
             raise ValueError(f"remainder is {remainder!r}; wanted 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
@@ -328,7 +328,7 @@ class _RecordFeed:
     def run(self, chunks: Iterable[Any]) -> None:
         """Chunk by chunk, a little ahead of the threads."""
         try:
-            with self.contexts.entered():
+            with self.contexts.enter():
                 self._chunks(chunks)
         except BaseException as error:
             if not self.native.closed:

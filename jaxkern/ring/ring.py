@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.failures import described, type_name
+from jaxkern.core.failures import describe_exception, exception_name
 from jaxkern.ring import errors
 from jaxkern.ring.delivery import Delivery, one_device
 from jaxkern.ring.statistics import RingStats
@@ -385,9 +385,9 @@ class Ring:
         self._errors[ticket] = error  # first: a consumer that finds the failure finds it too
         raised: BaseException | None = None
         try:
-            message = described(error)
+            message = describe_exception(error)
         except BaseException as interrupt:  # it waits until the failure is reported
-            message, raised = type_name(error), interrupt
+            message, raised = exception_name(error), interrupt
         if slot is None:
             status = self._native.fail(index, message, ticket)
         else:

@@ -7,12 +7,12 @@ whose death is a failure that names the call.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import SUPPORT, environment
 
 import jaxkern as jk
 
@@ -22,7 +22,7 @@ if not jk.export_targets():
 
 def run_fuzz(folder: Path, extent: str, seed: int, count: int) -> None:
     log = folder / "calls.log"
-    script = Path(__file__).with_name("fuzz_handlers.py")
+    script = SUPPORT / "core" / "fuzz_handlers.py"
     arguments = [str(log), extent, str(seed), str(count)]
     try:
         done = subprocess.run(
@@ -31,8 +31,7 @@ def run_fuzz(folder: Path, extent: str, seed: int, count: int) -> None:
             text=True,
             timeout=500,
             check=False,
-            # PYTHONSAFEPATH, which `make test` sets, leaves the script's folder out of the path.
-            env=os.environ | {"PYTHONPATH": str(script.parent)},
+            env=environment(),
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"a call does not return: {_last_call(log)}")

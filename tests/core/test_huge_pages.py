@@ -12,8 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import SUPPORT
+
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_SCRIPT = Path(__file__).with_name("faults_per_call.py")
+_SCRIPT = SUPPORT / "core" / "faults_per_call.py"
 _OPS = {
     "image_chain",
     "image_chain_ragged",

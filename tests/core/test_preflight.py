@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_library import build
+from support.core.native_library import build
 
 _STILL_WORKS = """
 import jax, jax.numpy as jnp

@@ -45,7 +45,7 @@ def test_what_is_no_number_of_threads(sixteen_cpus, text):
 def test_a_cap_of_no_number():
     for wrong in (-1, 1.5, True, "2", 10**20):
         with pytest.raises(
-            ValueError, match=r"count is .*; wanted a whole number from 0 to 2147483647"
+            ValueError, match=r"count is .*; expected an integer from 0 to 2147483647"
         ):
             set_num_threads(wrong)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
-from short_probes import shorten
+from support.core.short_probes import shorten
+from support.pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
 
 from jaxkern.cli import main, parser
 

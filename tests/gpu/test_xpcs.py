@@ -240,7 +240,7 @@ def test_splits_and_runs_give_the_identical_bits(device: Any, symmetric: int) ->
 def test_a_first_row_outside_becomes_nan(device: Any) -> None:
     """The CPU kernel returns an error here; a kernel on a stream cannot."""
     if device.platform == "cpu":
-        pytest.skip("the CPU returns an error instead, see tests/xpcs/test_handlers.py")
+        pytest.skip("the CPU returns an error instead, see tests/xpcs/model/test_handlers.py")
     operands = _normal(90)
     chunk = _rows(operands, 0, 40, operands["initial"])
     sound = _states(device, chunk)

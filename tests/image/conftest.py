@@ -6,8 +6,8 @@ import os
 
 import jax
 import pytest
-from comparison import assert_close
-from oracle import reference
+from support.image.comparison import assert_close
+from support.image.oracle import reference
 
 import jaxkern as jk
 

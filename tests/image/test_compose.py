@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import assert_close
-from oracle import reference
+from support.image.comparison import assert_close
+from support.image.oracle import reference
 
 from jaxkern import image as im
 from jaxkern import random as jr

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import reference
+from support.image.oracle import reference
 
 import jaxkern as jk
 from jaxkern import image as im

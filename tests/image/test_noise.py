@@ -11,9 +11,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from counter_noise import normals, threefry, uniforms
 from scipy.ndimage import correlate1d, map_coordinates
 from scipy.stats import kstest
+from support.image.counter_noise import normals, threefry, uniforms
 
 import jaxkern as jk
 from jaxkern import image as im

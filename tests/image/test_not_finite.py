@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import MATRICES, SIGNED
+from support.image.oracle import MATRICES, SIGNED
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -11,8 +11,8 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import assert_close
 from PIL import Image
+from support.image.comparison import assert_close
 
 from jaxkern import image as im
 

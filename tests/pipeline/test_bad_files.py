@@ -9,8 +9,8 @@ import os
 import numpy as np
 import PIL.Image
 import pytest
-from batches import assert_same, epoch_of
-from encoded_sources import native_jpeg
+from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.encoded_sources import native_jpeg
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 import pytest
-from batches import assert_same, epoch_of
-from encoded_sources import PillowSource, jpeg, native_jpeg, photograph
+from support import TESTS
+from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.encoded_sources import PillowSource, jpeg, native_jpeg, photograph
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -317,7 +318,7 @@ import gc, sys
 sys.path.insert(0, {folder!r})
 import jaxkern as jk
 from jaxkern import image as im
-from encoded_sources import PillowSource, jpeg, photograph
+from support.pipeline.encoded_sources import PillowSource, jpeg, photograph
 
 def resident(name):
     with open("/proc/self/status") as lines:
@@ -350,7 +351,7 @@ def test_a_tall_file_takes_little_memory(tmp_path):
         pixels = np.tile(photograph(100, 500), (rows // 100, 1, 1))
         (tmp_path / name).write_bytes(jpeg(pixels, quality=50))
     script = _PEAK.format(
-        folder=os.path.dirname(__file__), file=tmp_path / "file", small=tmp_path / "small"
+        folder=str(TESTS), file=tmp_path / "file", small=tmp_path / "small"
     ).replace("PosixPath", "__import__('pathlib').Path")
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

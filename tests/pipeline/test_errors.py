@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from batches import arrays
+from support.pipeline.batches import arrays
 
 import jaxkern as jk
 from jaxkern.pipeline import Probabilistic, Rebatch
@@ -158,11 +158,11 @@ def test_an_operator_without_apply():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; wanted a whole number from 1 to 2.*63 - 1"),
+        ({"batch_size": 0}, "batch_size is 0; expected an integer from 1 to 2.*63 - 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"prefetch_size": 0}, "prefetch_size is 0; .*num_workers=0 is a pipeline without"),
-        ({"seed": 0.5}, r"seed is 0.5; wanted a whole number from -2\*\*63 to 2\*\*63 - 1"),
+        ({"seed": 0.5}, r"seed is 0.5; expected an integer from -2\*\*63 to 2\*\*63 - 1"),
         ({"seed": 2**63}, r"seed is 9223372036854775808; wanted .* to 2\*\*63 - 1"),
         ({"shard": (2, 2)}, r"shard is \(2, 2\); wanted \(index, count\)"),
         ({"shard": (0, 1, 2)}, r"shard is \(0, 1, 2\); wanted \(index, count\)"),

@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter, FlatMap, Rebatch, Repeat, Take, Window

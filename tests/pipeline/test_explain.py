@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import arrays, epoch_of
+from support.pipeline.batches import arrays, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -14,7 +14,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from batches import arrays, assert_same, epoch_of
+from support.pipeline.batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern.pipeline import Cache, Filter, Rebatch

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
-from batches import column, epoch_of
-from written import (
+from support.pipeline.batches import column, epoch_of
+from support.pipeline.written import (
     encoded,
     savez,
     write_array_record,

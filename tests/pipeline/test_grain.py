@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from batches import column, epoch_of
+from support.pipeline.batches import column, epoch_of
 
 import jaxkern as jk
 

@@ -13,8 +13,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-from batches import epoch_of
-from encoded_sources import native_jpeg
+from support.pipeline.batches import epoch_of
+from support.pipeline.encoded_sources import native_jpeg
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import SUPPORT
 
 import jaxkern as jk
 from jaxkern.pipeline.program import NodeProgram
@@ -24,7 +24,7 @@ BATCHES = 60
 
 @pytest.fixture(scope="module")
 def interrupted():
-    script = Path(__file__).with_name("interrupted.py")
+    script = SUPPORT / "pipeline" / "interrupted.py"
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", str(script)],
         capture_output=True,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
-from batches import assert_same, column, epoch_of
+from support.pipeline.batches import assert_same, column, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

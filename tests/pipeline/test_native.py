@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import arrays, assert_same, epoch_of
+from support.pipeline.batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import PIL.Image
 import pytest
-from batches import column, epoch_of
+from support.pipeline.batches import column, epoch_of
 
 import jaxkern as jk
 

@@ -13,8 +13,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from batches import assert_same, column, epoch_of
-from slow_packer import slow_arrays, slow_rows
+from support.pipeline.batches import assert_same, column, epoch_of
+from support.slow_packer import slow_arrays, slow_rows
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter, Pack, Subset, TokenSource

@@ -16,9 +16,9 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-from batches import arrays, assert_same, column, epoch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.pipeline.batches import arrays, assert_same, column, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 import PIL.Image
 import pytest
-from batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from support import environment
 
 import jaxkern.pipeline.packing.writer as writer
 from jaxkern.pipeline import PackedSource, pack
@@ -155,7 +156,7 @@ def test_a_file_that_was_finished_meanwhile(tmp_path, monkeypatch):
 SCRIPT = """\
 import sys, time
 import jaxkern.pipeline.packing.writer as writer
-from test_packing_resumed import Photos
+from pipeline.test_packing_resumed import Photos
 from jaxkern.pipeline import pack
 writer._STEP_BYTES = 20_000
 class Slow(Photos):
@@ -169,11 +170,9 @@ pack(Slow(), sys.argv[1], shards=3, threads=2, progress=False)
 @pytest.mark.slow
 def test_kills_at_any_moment(tmp_path, wanted):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "x.jkp")]
-    paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     kills = 0
     for turn in range(30):
-        with subprocess.Popen(command, env=environment) as process:
+        with subprocess.Popen(command, env=environment()) as process:
             before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
             while process.poll() is None:  # until it writes
                 time.sleep(0.002)

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import assert_same, epoch_of
-from promise_cases import BAD, CASES
+from support import TESTS
+from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.promise_cases import BAD, CASES
 
 OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch_size": 2}
 
@@ -259,7 +259,7 @@ def test_the_long_rows_are_there():
 
 FORK = """
 import os, pathlib, sys, tempfile
-from promise_cases import CASES
+from support.pipeline.promise_cases import CASES
 
 running = []
 folder = tempfile.TemporaryDirectory()
@@ -297,13 +297,12 @@ for name, pipe, iterator, first in running:
 
 @pytest.mark.slow  # all cases; one of them in make test: test_interrupts.py
 def test_a_forked_child_reads_nothing():
-    here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *filter(None, sys.path)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])},
     )
     assert done.stdout == "child 0\n", done

@@ -8,9 +8,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from batches import arrays, assert_same, epoch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.pipeline.batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -3,17 +3,16 @@ processes share or none has, and processes that get different numbers of batches
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import PIL.Image
 import pytest
-from batches import arrays, assert_same, epoch_of
+from support import SUPPORT, environment
+from support.pipeline.batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -112,13 +111,19 @@ def free_port() -> str:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    here = Path(__file__).parent
+    program = SUPPORT / "pipeline" / "distributed_epoch.py"
     port = free_port()
     results = [tmp_path / f"{process}.npz" for process in (0, 1)]
     runs = [
         subprocess.Popen(
-            [sys.executable, str(here / "distributed_epoch.py"), str(process), port, str(result)],
-            env={**os.environ, "PYTHONPATH": str(here)},
+            [
+                sys.executable,
+                str(program),
+                str(process),
+                port,
+                str(result),
+            ],
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

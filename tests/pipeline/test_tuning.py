@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter, tuning

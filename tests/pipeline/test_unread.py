@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 import pytest
-from encoded_sources import jpeg, photograph
+from support.pipeline.encoded_sources import jpeg, photograph
 
 import jaxkern as jk
 from jaxkern import image as im

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxkern as jk
-from jaxkern.core.failures import described, note, notes_of
+from jaxkern.core.failures import describe_exception, note, notes_of
 
 WAIT = 20  # seconds until a test says that something hangs
 
@@ -360,10 +360,10 @@ def test_messages_of_native_producers_are_text(said, shown):
 
 
 def test_descriptions_and_notes():
-    assert described(ValueError("\udcff")) == "ValueError: \\udcff"
-    assert described(Unprintable()) == "Unprintable"
-    assert described(Nameless("why")) == "Nameless: why"
-    assert described(ValueError("x" * 10_000)) == "ValueError: " + "x" * 2000
+    assert describe_exception(ValueError("\udcff")) == "ValueError: \\udcff"
+    assert describe_exception(Unprintable()) == "Unprintable"
+    assert describe_exception(Nameless("why")) == "Nameless: why"
+    assert describe_exception(ValueError("x" * 10_000)) == "ValueError: " + "x" * 2000
     error = ValueError("x")
     note(error, "{} and {!r}", 1, "two")
     note(error, "{} and {!r}", 1, "two")

@@ -7,7 +7,7 @@ import subprocess
 import tomllib
 
 import jax
-from pages import ROOT, blocks
+from support.pages import ROOT, blocks
 
 import jaxkern as jk
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from broken_kernels import load
 from jax.interpreters.ad import UndefinedPrimal
+from support.broken_kernels import load
 
 import jaxkern as jk
 from jaxkern.testing.check import check_names

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_packer import slow_arrays, slow_rows
+from support.slow_packer import slow_arrays, slow_rows
 
 import jaxkern as jk
 from jaxkern.tokens import Documents, RowPacker, bins_state, pack, packed_rows, state_bins

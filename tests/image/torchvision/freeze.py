@@ -1,6 +1,6 @@
 """Writes frozen.npz: small images and what torchvision makes of them, for ../test_frozen.py.
 
-    .venv-torchvision/bin/python tests/image/torchvision/freeze.py
+    PYTHONPATH=tests .venv-torchvision/bin/python tests/image/torchvision/freeze.py
 
 after `make test-torchvision` made that environment. A case is a transform with the parameters of a
 batch. Warps by nearest are chosen so that no point of theirs lies between two pixels, where

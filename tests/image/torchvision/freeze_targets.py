@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision_functions import by_name, of_image
+from support.image.torchvision_functions import by_name, of_image
 
 from jaxkern import image as im
 

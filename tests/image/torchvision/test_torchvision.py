@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close
+from support.image.comparison import assert_close
 
 from jaxkern import image as im
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from comparison import assert_alike
-from counter_noise import normals, uniforms
 from scipy.stats import ks_2samp
+from support.image.comparison import assert_alike
+from support.image.counter_noise import normals, uniforms
 
 from jaxkern import image as im
 

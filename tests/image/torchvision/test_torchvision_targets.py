@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torchvision_functions import by_name, of_image
+from support.image.torchvision_functions import by_name, of_image
 
 from jaxkern import image as im
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from comparison import assert_alike
 from scipy.stats import ks_2samp
+from support.image.comparison import assert_alike
 
 from jaxkern import image as im
 

@@ -11,8 +11,8 @@ import datasets
 import numpy as np
 import PIL.Image
 import pytest
-from batches import assert_same, column, epoch_of
-from pages import ROOT, blocks
+from support.pages import ROOT, blocks
+from support.pipeline.batches import assert_same, column, epoch_of
 
 import jaxkern as jk
 from jaxkern.pipeline import HuggingFaceSource, Subset

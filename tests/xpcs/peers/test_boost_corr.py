@@ -12,7 +12,7 @@ import torch
 from boost_corr import MultitauCorrelator, TwotimeCorrelator
 from boost_corr.xpcs_aps_8idi.dataset import utils as datasets
 from boost_corr.xpcs_aps_8idi.xpcs_qpartitionmap import XpcsQPartitionMap
-from detector_files import imm_bytes, random_frames, rigaku_bytes, write_3m
+from support.xpcs.detector_files import imm_bytes, random_frames, rigaku_bytes, write_3m
 
 import jaxkern as jk
 

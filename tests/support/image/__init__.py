@@ -1,0 +1,1 @@
+"""The NumPy oracle of the image tests, and comparisons with it."""

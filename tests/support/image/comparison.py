@@ -1,0 +1,47 @@
+"""How an output is compared with the oracle's float64 values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from support.image.oracle import BFLOAT16
+
+# Share of the value range that an output may be off, by its dtype.
+TOLERANCE = {
+    np.dtype(np.float32): 2e-4,
+    np.dtype(np.float16): 1e-3,
+    BFLOAT16: 8e-3,
+}
+
+
+def assert_close(out, wanted, odd_levels=0.0, slack=0.0):
+    """u8: equal but for a share `odd_levels` of values one level off; floats: within tolerance.
+
+    `slack` is what a few float values may be off in addition, where the chain rounds to levels.
+    """
+    assert out.shape == wanted.shape
+    dtype = np.dtype(out.dtype)
+    if out.size == 0:
+        return 0.0
+    difference = np.abs(np.asarray(out).astype(np.float64) - wanted)
+    worst = float(difference.max())
+    if dtype == np.uint8:
+        assert worst <= (1 if odd_levels else 0), f"{worst} levels off"
+        assert (difference > 0).mean() <= odd_levels
+        return worst
+    allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(wanted).max()))
+    assert worst <= allowed + slack, f"{worst} off, {allowed} allowed"
+    assert (difference > allowed).mean() <= 0.05
+    return worst
+
+
+def assert_alike(out, wanted, interpolation="bilinear"):
+    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
+    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
+    if interpolation == "nearest":
+        assert (off > 2e-4).mean() <= 1e-3
+    elif wanted.dtype == np.uint8:
+        assert off.max() <= 1
+        assert (off > 0).mean() <= 1e-3
+    else:
+        assert off.max() <= 2e-4

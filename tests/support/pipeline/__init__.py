@@ -1,0 +1,1 @@
+"""Sources, cases and programs of the pipeline tests."""

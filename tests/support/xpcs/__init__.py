@@ -1,0 +1,1 @@
+"""Oracles, simulated measurements, files and programs of the XPCS tests."""

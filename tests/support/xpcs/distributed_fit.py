@@ -1,0 +1,39 @@
+"""A fit whose data lie on two processes: run as a program by test_fit_distribution.
+
+    python distributed_fit.py PROCESS PORT RESULT
+
+Each process holds half of the rows on two devices of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+import jax
+import numpy as np
+
+import jaxkern as jk
+from support.xpcs import fit_problems as problems
+
+
+def main() -> None:
+    process, port, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+    case = problems.simulate(64, seed=71)
+    mesh = jax.make_mesh((4,), ("rows",), devices=jax.devices())
+    sharding = jax.NamedSharding(mesh, jax.P(None, "rows"))
+    with jax.enable_x64(True):
+        data = jax.make_array_from_callback(
+            case.data.shape, sharding, lambda index: case.data[index]
+        )
+    t = problems.DT * np.arange(64)
+    geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, case.phi)
+    found = jk.xpcs.fit(jk.xpcs.LaminarFlow(geometry), data, p0=problems.START, progress=False)
+    np.savez(result, popt=found.popt, pcov=found.pcov, local=len(data.addressable_shards))
+
+
+if __name__ == "__main__":
+    main()

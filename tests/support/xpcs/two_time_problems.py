@@ -1,0 +1,78 @@
+"""Models, parameters and data that several XPCS tests share."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxkern import xpcs
+from jaxkern.xpcs.model.models import Tables
+from support.xpcs.two_time_oracle import Flow
+
+PARAMS = np.array([1234.5, 0.6, 17.0, 0.021, 0.4, 0.003, -3.0])
+PHI = np.array([0.0, 25.0, 90.0])
+
+
+native_only = pytest.mark.parametrize("backend", ["native"], indirect=True)
+
+
+def cases(names, native, jax):
+    """A test's parameters, each with the backend on which it runs.
+
+    The recipe compares the two backends; each test against an oracle compiles the pure-JAX one,
+    which takes seconds, where its formulas branch: the first of these in `make test`.
+    """
+    values: list = [("native", *case) for case in native]
+    for number, case in enumerate(jax):
+        marks = [pytest.mark.slow] if number else []
+        values.append(pytest.param("jax", *case, marks=marks))
+    return pytest.mark.parametrize(("backend", *names.split()), values, indirect=["backend"])
+
+
+@functools.cache
+def flow(n_t=70, power=4, gap=2e6):
+    """A LaminarFlow model and its oracle."""
+    t = 0.1 * np.arange(n_t)
+    model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, gap, 0.1, t, PHI), shear_power=power)
+    return model, Flow(0.0054, gap, 0.1, t, PHI, power)
+
+
+@functools.cache
+def _tables(model):
+    return jax.jit(lambda params: model.tables(params)[:4])
+
+
+def tables_of(model, params=PARAMS):
+    """A model's tables, by one program: eagerly they are a hundred small ones."""
+    columns = model.columns_A, model.columns_X, len(model.parameters)
+    return Tables(*_tables(model)(params), *columns)
+
+
+def measured(c2, noise=0.01, symmetric=False, seed=0):
+    """Data with noise, mirrored or not, f64."""
+    c2 = np.asarray(c2, np.float64)
+    data = c2 + noise * np.random.default_rng(seed).normal(size=c2.shape)
+    if symmetric:
+        upper = np.triu(data)
+        data = upper + np.triu(data, 1).swapaxes(1, 2)
+    return data
+
+
+def assert_scaled(got, wanted, tolerance=1e-12):
+    """Largest difference within the tolerance times the largest wanted value."""
+    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    assert got.shape == wanted.shape
+    assert np.all(np.isfinite(got))
+    assert np.max(np.abs(got - wanted), initial=0) <= tolerance * np.max(np.abs(wanted), initial=0)
+
+
+def assert_normalized(got, wanted, tolerance=1e-11):
+    """The same for J^T J (or J^T r with `scale`) whose columns have units of their own."""
+    scale = np.sqrt(np.diag(np.asarray(wanted)))
+    scale = np.where(scale > 0, scale, 1.0)
+    assert_scaled(
+        np.asarray(got) / np.outer(scale, scale), wanted / np.outer(scale, scale), tolerance
+    )

@@ -1,0 +1,254 @@
+"""`python -m jaxkern xpcs correlate`: from files of frames to results, plots and a fit, in process.
+
+Would catch: a flag that does not reach the correlators, a time between frames that is lost, raw
+data that are overwritten, an error that is a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs import correlation_results as made
+
+from jaxkern import xpcs
+from jaxkern.cli import main
+from jaxkern.cli.xpcs_correlate import form, numbers
+from jaxkern.xpcs.analysis import correlation_plots
+from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.results import Overview
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("correlate")
+    np.save(folder / "frames.npy", made.frames(40))
+    made.qmap().write(folder / "qmap.h5")
+    with h5py.File(folder / "run_metadata.hdf", "w") as file:
+        file["entry/schema_version"] = "1.0"
+        file["entry/instrument/detector_1/frame_time"] = 0.25
+        file["entry/sample/name"] = "silica"
+    return folder
+
+
+def run(folder, output, *more, quiet=True):
+    given = ["xpcs", "correlate", str(folder / "frames.npy"), "--qmap", str(folder / "qmap.h5")]
+    return main([*given, "--output", str(output), *more, *(["--quiet"] if quiet else [])])
+
+
+def test_both_correlations_as_the_functions_give_them(folder, tmp_path, capsys):
+    output = tmp_path / "new" / "results.hdf"
+    flags = "--twotime --bins 1,4-5 --average 2 --begin 3 --end 39 --bad-frames 7,20-21 --dpl 3"
+    assert run(folder, output, *flags.split(), "--frame-time", "0.5", "--parts", "2") == 0
+    assert capsys.readouterr().out == ""
+    found = xpcs.read_results(output)
+    how = {"begin": 3, "end": 39, "average": 2, "bad_frames": [7, 20, 21], "frame_time": 0.5}
+    counts, qmap = made.frames(40), made.qmap()
+    wanted = xpcs.multitau(counts, qmap, 3, parts=2, overview=True, **how)
+    for name in ("g2", "g2_err", "tau", "bins", "n_pairs"):
+        np.testing.assert_array_equal(getattr(found.multitau, name), getattr(wanted, name))
+    np.testing.assert_array_equal(found.multitau.overview.mean_image, wanted.overview.mean_image)
+    assert len(found.multitau.parts) == 2
+    pairs = xpcs.twotime(counts, qmap, bins=[1, 4, 5], **how)
+    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    assert found.twotime.frame_time == 1.0
+    with xpcs.ApsFile(output) as file:
+        assert file.dt == 1.0
+
+
+def test_the_report_is_told_or_printed_as_json(folder, tmp_path, capsys):
+    output = tmp_path / "r.hdf"
+    plots = ["--plots", str(tmp_path / "plots"), "--twotime", "t1t2:5", "--bins", "2"]
+    assert run(folder, output, "--json", *plots) == 0
+    said = capsys.readouterr()
+    record = json.loads(said.out)
+    assert record["frames"] == 40
+    assert record["bins"] == [1, 2, 3, 4, 5]
+    assert record["two_time_bins"] == [2]
+    assert record["frame_time"] is None
+    assert [Path(p).name for p in record["files"]] == [
+        "r.hdf", "g2.png", "twotime.png", "intensity.png", "detector.png",
+    ]  # fmt: skip
+    for path in record["files"]:
+        assert Path(path).stat().st_size > 1000
+    assert run(folder, output, "--force", quiet=False) == 0
+    said = capsys.readouterr()
+    assert "frames.npy: 40 frames of 6 x 8 (uint8)" in said.out
+    assert "frames/s" in said.out
+    assert f"wrote {output}" in said.out
+    assert "nothing says the time between frames" in said.err
+
+
+def test_a_run_of_bad_frames_is_told(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "r.hdf", "--bad-frames", "0-39", "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["bad_frames"] == 40
+    assert "no g2 is a number: 40 bad frames were left out of 40" in said.err
+
+
+def test_bad_frames_leave_no_holes_in_the_intensity_of_a_long_run(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(correlation_plots, "save_figure", lambda figure, *_: drawn.append(figure))
+    intensity = np.arange(20_000.0)
+    intensity[::7] = np.nan
+    some = np.ones((1, 1))
+    correlation_plots.plot_intensity(tmp_path / "i.png", Overview(some, intensity, some[0], some))
+    (line,) = drawn[0].axes[0].lines
+    y = line.get_ydata()
+    assert len(y) < 20_000
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(y.max(), 20_000, rtol=0.01)
+
+
+def test_the_time_of_the_metadata_counts(folder, tmp_path):
+    output = tmp_path / "r.hdf"
+    metadata = str(folder / "run_metadata.hdf")
+    assert run(folder, output, "--stride", "2", "--metadata", metadata) == 0
+    found = xpcs.read_results(output)
+    assert found.multitau.frame_time == 0.5
+    assert found.metadata["frame_time"] == 0.25
+    with h5py.File(output) as file:
+        assert file["entry/sample/name"][()] == b"silica"
+
+
+def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
+    assert run(folder, tmp_path / "r.hdf", "--bins", "2,4", "--intensity-cut", "0.5,1.5") == 0
+    found = xpcs.read_results(tmp_path / "r.hdf").multitau
+    assert found.bins.tolist() == [2, 4]
+    wanted = xpcs.multitau(made.frames(40), made.qmap(), intensity_cut=(0.5, 1.5))
+    np.testing.assert_array_equal(found.g2, wanted.g2[:, [1, 3]])
+    assert len(wanted.config["bad_frames"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--bins", "5-1"], "--bins is '5-1'; wanted numbers and ranges"),
+        (["--bins", "99"], "wanted dynamic bins from 1 to 5"),
+        (["--bad-frames", "1,x"], "--bad-frames is '1,x'"),
+        (["--twotime", "age-lag:3"], "--twotime is 'age-lag:3'; wanted full, t1t2:N"),
+        (["--intensity-cut", "3"], "--intensity-cut is '3'; wanted LOW,HIGH"),
+        (["--begin", "50"], "begin is 50"),
+        (["--end", "41"], "wanted 0 <= begin <= end <= 40"),
+        (["--frame-time", "-1"], "frame_time is -1"),
+        (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
+        (["--qmap", "frames.npy"], "frames.npy"),
+        (["--parts", "30"], "wanted 60 or more, 2 for each of 30 parts"),
+        (["--average", "40"], "leave 1 of the 40 frames"),
+        (["--frame-time", "0"], "wanted s above 0"),
+    ],
+)
+def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(folder)
+    assert run(folder, tmp_path / "r.hdf", *flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--twotime", "--bins", "6"], "wanted dynamic bins from 1 to 5"),
+        (["--twotime", "t1t2:0"], "n of form"),
+        (["--twotime", "t1t2:21", "--stride", "2"], "21 cells of 20 frames; wanted at most 20"),
+        (["--output", "."], "--output . is a folder"),
+        (["--plots", "frames.npy"], "--plots frames.npy is a file"),
+        (["--metadata", "qmap.h5", "--frame-time", "1"], "qmap.h5: there is no group /entry"),
+    ],
+)
+def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.multitau", None)
+    assert run(folder, tmp_path / "r.hdf", *flags) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_fit_of_g2_alone_says_what_is_missing(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "r.hdf") == 0
+    (tmp_path / "fit.yaml").write_text("data_files: {file: r.hdf}")
+    assert main(["xpcs", "fit", "--config", str(tmp_path / "fit.yaml")]) == 2
+    assert "holds g2 alone: give xpcs correlate --twotime" in capsys.readouterr().err
+
+
+def test_files_that_are_there_stay(folder, tmp_path, capsys):
+    output = tmp_path / "r.hdf"
+    output.write_text("mine")
+    assert run(folder, output) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert output.read_text() == "mine"
+    raw = (folder / "frames.npy").read_bytes()
+    assert run(folder, folder / "frames.npy", "--force") == 2
+    assert "one of the files that are read" in capsys.readouterr().err
+    assert (folder / "frames.npy").read_bytes() == raw
+
+
+def test_the_bar_tells_rates_and_the_time_left(monkeypatch):
+    """Frames, bytes of frames and seconds left, of a clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr("jaxkern.xpcs.correlators.progress.time.monotonic", lambda: now[0])
+    told = []
+    bar = CorrelationProgress(False, "multi-tau")
+    monkeypatch.setattr(bar, "update", lambda *given, text="": told.append((given, text)))
+    bar.begin(1000, 2_000_000)
+    now[0] += 2.0
+    bar.advance(250)
+    assert told[-1] == ((250,), "multi-tau: 125 frames/s, 250 MB/s, 0:00:06 left")
+    bar.reached(1.0)
+    assert told[-1] == ((1000,), "multi-tau: 500 frames/s, 1 GB/s, 0:00:00 left")
+
+
+def test_lists_and_forms():
+    assert numbers("1, 5-7,3", "x") == [1, 5, 6, 7, 3]
+    assert numbers(None, "x") is None
+    assert form("t1t2:20") == ("t1t2", 20)
+    assert form("age-lag:4:8:6") == ("age-lag", 4, 8, 6)
+    for wrong in ("", "1,", "-3", "0-99999999999"):
+        with pytest.raises(ValueError, match="wanted numbers and ranges"):
+            numbers(wrong, "x")
+
+
+def test_a_fit_of_the_results(tmp_path, capsys):
+    """Two-time correlations that a model made, as results: the ring of q with all its phi."""
+    t = 0.1 * np.arange(60)
+    qmap = made.qmap()
+    c2 = []
+    for b in (3, 4, 5, 1):
+        geometry = xpcs.Geometry(q=qmap.q[b - 1], gap=None, dt=0.1, t=t, phi=[qmap.phi[b - 1]])
+        model = xpcs.Static(geometry)
+        c2.append(xpcs.simulate(model, [900.0, 0.0, 0.0], 0.3, 1.0, noise=0.01, seed=b)[0])
+    bins = np.array([3, 4, 5, 1])
+    from jaxkern.xpcs.correlators.results import TwoTimeResult
+
+    result = TwoTimeResult(
+        c2=np.stack(c2),
+        g2=np.ones((60, 4)),
+        g2_parts=np.ones((5, 12, 4)),
+        bins=bins,
+        t1=np.arange(61.0),
+        t2=np.arange(61.0),
+        q=qmap.q[bins - 1],
+        phi=qmap.phi[bins - 1],
+        n_pixels=qmap.pixels_of_bin[bins - 1],
+        n_frames=60,
+        frame_time=0.1,
+        qmap=qmap,
+        overview=None,
+        config={"form": "full", "stride": 2, "average": 5},
+    )
+    xpcs.write_results(tmp_path / "results.hdf", twotime=result)
+    (tmp_path / "fit.yaml").write_text(
+        "data_files: {file: results.hdf, q: 0.0061}\nanalysis: {model: static}\n"
+        "initial_parameters: {values: {D0: 700.0, alpha: 0.0}, hold: [alpha, D_offset]}\n"
+    )
+    output = ["--output-dir", str(tmp_path / "out"), "--no-plots"]
+    assert main(["xpcs", "fit", "--config", str(tmp_path / "fit.yaml"), *output]) == 0
+    said = capsys.readouterr().out
+    assert "3 angles of 60 frames" in said
+    assert "dt 0.1 s (file)" in said
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["parameters"]["D0"]
+    assert abs(found["value"] - 900.0) < 5 * found["error"]

@@ -1,0 +1,265 @@
+"""`xpcs correlate` of several files, and `correlate_files`, one after the other in this process.
+
+Would catch: results that differ from those of single runs, a failure that stops the other files or
+is not told, something half-written left behind, wrong numbers in the table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs import correlation_results as made
+from support.xpcs.correlated_files import (
+    NAMES,
+    called,
+    correlate,
+    files_of_frames,
+    listed,
+    paths,
+    table_of,
+)
+
+from jaxkern import xpcs
+from jaxkern.cli import main
+from jaxkern.xpcs.analysis import file_tasks
+from jaxkern.xpcs.files import results_writer
+from jaxkern.xpcs.files.made_of import NAME
+
+
+@pytest.fixture
+def data(tmp_path):
+    return files_of_frames(tmp_path / "data", NAMES)
+
+
+def content(path):
+    """Everything in an HDF5 file, to the bit."""
+    found = {}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset):
+            value = np.asarray(item[()])
+            bits = value.tolist() if value.dtype == object else value.tobytes()
+            found[name] = (str(value.dtype), value.shape, bits)
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return found
+
+
+def test_the_bits_of_single_runs(data, capsys):
+    flags = "--twotime --bins 1,4 --average 2 --bad-frames 7,20-21 --parts 2 --frame-time 0.5"
+    flags = flags.split()
+    assert correlate(data, *flags) == 0
+    assert capsys.readouterr().out == ""
+    assert listed(data.parent / "results") == [
+        "results.csv", "run10.hdf", "run11.hdf", "run2.hdf",
+    ]  # fmt: skip
+    for name in NAMES:
+        assert correlate(data, *flags, files=[name], output=f"{name}.hdf") == 0
+        one, many = (content(data.parent / f"{where}{name}.hdf") for where in ("", "results/"))
+        # It says what it was made of too.
+        assert one == many
+        assert NAME in one
+
+
+def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
+    """One file is taken as several are; each has a folder of plots."""
+    drawn = []
+    draw = lambda folder, *_, title, **__: drawn.append((folder, title)) or []  # noqa: E731
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
+    plots = ["--plots", str(data.parent / "plots")]
+    assert correlate(data, "--retries", "0", *plots, files=["run2"]) == 0
+    assert listed(data.parent / "results") == ["results.csv", "run2.hdf"]
+    assert drawn == [(data.parent / "plots" / "run2", "run2.npy")]
+
+
+def test_one_file_fails_and_the_others_go_on(data, capsys):
+    (data / "run10.npy").write_bytes(b"\x93NUMPY and no more")
+    assert correlate(data, quiet=False) == 1
+    said = capsys.readouterr()
+    results = data.parent / "results"
+    assert listed(results) == ["results.csv", "run11.hdf", "run2.hdf"]
+    assert f"failed: {data / 'run10.npy'}: " in said.err
+    assert f"2 done, 0 skipped, 1 failed; wrote {results / 'results.csv'}" in said.out
+    np.save(data / "run10.npy", made.frames(40, 1))
+    assert correlate(data, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [record[name] for name in ("done", "skipped", "failed")] == [1, 2, 0]
+    assert record["files"] == [str(results / f"{name}.hdf") for name in NAMES]
+
+
+def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
+    seen = called(monkeypatch, fails=["run2"])
+    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
+    assert seen == [*NAMES, "run2"]
+    assert (found.count("done"), found.errors) == (3, {})
+    seen = called(monkeypatch, fails=["run2", "run2"])
+    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "other", retries=1)
+    assert seen == [*NAMES, "run2"]
+    assert found.errors == {data / "run2.npy": "the disk is away"}
+    assert found.table[0]["error"] == "the disk is away"
+    assert "1 failed" in repr(found)
+    assert "the disk is away" in repr(found)
+    seen = called(monkeypatch, fails=["run10"])
+    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "third", retries=0)
+    assert (seen, found.count("failed")) == ([*NAMES], 1)
+
+
+def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
+    """In the middle of writing the second file; and what a kill left is swept away."""
+    results, count, real = data.parent / "results", [], results_writer._write_multitau
+    results.mkdir()
+    (results / "run2.hdf.0123abcd.tmp").write_text("half")
+
+    def write(*args):
+        count.append(listed(results))
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(results_writer, "_write_multitau", write)
+    assert correlate(data) == 130
+    assert "interrupted: the same command does what is not finished" in capsys.readouterr().err
+    assert any(name.endswith(".tmp") for name in count[1])
+    assert listed(results) == ["run2.hdf"]
+    assert correlate(data) == 0
+    rows = table_of(results / "results.csv")
+    assert [row["status"] for row in rows if row["bin"] == "1"] == ["skipped", "done", "done"]
+
+
+def test_a_folder_is_its_files_in_order(data, capsys):
+    np.savez(data / "events.npz", pixel=[3, 0], frame=[0, 5], count=[1, 2], shape=[6, 6, 8])
+    with h5py.File(data / "run_metadata.hdf", "w") as file:
+        file["entry/instrument/detector_1/frame_time"] = 0.25
+    (data / "notes.txt").write_text("no frames")
+    given = ["--qmap", str(data / "qmap.h5"), "--metadata", str(data / "run_metadata.hdf")]
+    output = ["--output", str(data / "new"), "--json"]
+    assert main(["xpcs", "correlate", str(data), *given, *output]) == 0
+    record = json.loads(capsys.readouterr().out)
+    names = [path.rsplit("/", 1)[1] for path in record["files"]]
+    assert names == ["events.hdf", "run2.hdf", "run10.hdf", "run11.hdf"]
+    rows = table_of(data / "new" / "results.csv")
+    assert {row["frame_time"] for row in rows} == {"0.25"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--retries", "-1"], "retries is -1; expected an integer from 0"),
+        (["--workers", "2"], 'scheduler and workers are of engine="dask"'),
+        (["--engine", "dask", "--workers", "0"], "workers is 0"),
+        (
+            ["--engine", "dask", "--scheduler", "none.json"],
+            "scheduler is 'none.json'; wanted an addr",
+        ),
+        (["--table", "t.txt"], "the table is t.txt; wanted a file that ends in .csv or .parquet"),
+        (["--bins", "99"], "wanted dynamic bins from 1 to 5"),
+        (["--metadata", "data/qmap.h5"], "qmap.h5: there is no group /entry"),
+        (["--qmap", "data/run2.npy"], "run2.npy"),
+        (["--qmap", "data/none.h5"], "none.h5"),
+        (["--output", "data/run2.npy"], "run2.npy is a file; wanted a folder"),
+        (["--plots", "data/run2.npy"], "the plots' folder data/run2.npy is a file"),
+        (["--dpl", "0"], "dpl is 0; expected an integer from 1 to 64"),
+        (["--average", "0"], "average is 0"),
+        (["--parts", "-1"], "parts is -1"),
+        (["--begin", "5", "--end", "1"], "end is 1; expected an integer from 5"),
+        (["--frame-time", "0"], "frame_time is 0.0; wanted s above 0"),
+        (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
+        (["data/run3.npy"], "there is no file data/run3.npy"),
+        (["other/run2.npy"], "would both be"),
+        (["results"], "results has both files and results; wanted another folder"),
+        (["hdf/run3.hdf", "--output", "hdf"], "is one of the files that are read"),
+    ],
+)
+def test_errors_come_before_the_work(data, monkeypatch, capsys, flags, words):
+    """Flags, or one more file or folder."""
+    monkeypatch.chdir(data.parent)
+    for name in ("other/run2.npy", "results/x", "hdf/run3.hdf"):
+        (data.parent / name).parent.mkdir()
+        (data.parent / name).write_text("mine")
+    monkeypatch.setattr(file_tasks, "correlate_file", None)
+    also = [flag for flag in flags[:1] if not flag.startswith("--")]
+    files = [*also, *(f"data/{name}.npy" for name in NAMES)]
+    given = ["--qmap", "data/qmap.h5", "--output", "results", *flags[len(also) :]]
+    assert main(["xpcs", "correlate", *files, *given]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert words in said.err
+    assert said.out == ""
+    assert listed(data.parent / "results") == ["x"]
+
+
+def test_without_dask_its_extra_is_named(data, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.delitem(sys.modules, "jaxkern.xpcs.analysis.dask_engine", raising=False)
+    monkeypatch.delattr("jaxkern.xpcs.analysis.dask_engine", raising=False)
+    assert correlate(data, "--engine", "dask") == 2
+    assert "pip install 'jaxkern[dask]'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"engine is 'spark'; wanted None, \"dask\" or"):
+        xpcs.correlate_files(paths(data), made.qmap(), data / "new", engine="spark")
+
+
+# The test extra has pyarrow below Python 3.14 only.
+@pytest.mark.parametrize(
+    "name", ["table.csv", "new/table.parquet"][: 1 + (sys.version_info < (3, 14))]
+)
+def test_the_table(data, name):
+    """Each number against the frames and the results."""
+    counts = [made.frames(40, seed) for seed in range(3)]
+    (data / "run11.npy").write_bytes(b"")
+    how = {"bins": [2, 5], "bad_frames": [3], "frame_time": 0.5, "retries": 0}
+    found = xpcs.correlate_files(paths(data), made.qmap(), data / "results", **how)
+    path = found.write(data.parent / name)
+    if name.endswith("csv"):
+        rows = table_of(path)
+    else:
+        from pyarrow import parquet
+
+        rows = parquet.read_table(path).to_pylist()
+    assert [row["file"].rsplit("/", 1)[1] for row in rows] == [
+        "run2.npy", "run2.npy", "run10.npy", "run10.npy", "run11.npy",
+    ]  # fmt: skip
+    failed = rows.pop()
+    assert (failed["status"], failed["bin"], failed["g2"]) == ("failed", None, None)
+    assert "run11.npy" in failed["error"]
+    qmap, kept = made.qmap(), np.delete(np.arange(40), 3)
+    for k, row in enumerate(rows):
+        wanted = xpcs.multitau(counts[k // 2], qmap, bad_frames=[3], frame_time=0.5)
+        column = (1, 4)[k % 2]
+        assert (row["status"], row["error"]) == ("done", None)
+        assert row["results"] == str(data / "results" / f"{NAMES[k // 2]}.hdf")
+        assert int(row["bin"]) == column + 1
+        assert [float(row[key]) for key in ("q", "phi")] == [qmap.q[column], qmap.phi[column]]
+        assert int(row["pixels"]) == qmap.pixels_of_bin[column]
+        assert [int(row[key]) for key in ("frames", "bad_frames", "delay")] == [40, 1, 1]
+        assert float(row["frame_time"]) == 0.5
+        inside = qmap.used & (qmap.dynamic == column + 1)
+        light = counts[k // 2][kept][:, inside].mean()
+        np.testing.assert_allclose(float(row["mean_counts"]), light, rtol=1e-12)
+        curve = wanted.g2[:, column]
+        assert float(row["g2"]) == curve[0]
+        assert float(row["g2_err"]) == wanted.g2_err[0, column]
+        np.testing.assert_allclose(float(row["baseline"]), curve[-4:].mean(), rtol=1e-12)
+        np.testing.assert_allclose(float(row["contrast"]), curve[0] - curve[-4:].mean())
+
+
+def test_a_table_in_parquet_without_pyarrow_is_told_before_the_work(data, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(file_tasks, "correlate_file", None)
+    assert correlate(data, "--table", "t.parquet") == 2
+    assert "pip install 'jaxkern[parquet]'" in capsys.readouterr().err
+
+
+def test_bins_without_light_have_no_numbers_but_a_row(data):
+    np.save(data / "run2.npy", np.zeros((40, *made.SHAPE), np.uint8))
+    found = xpcs.correlate_files(data / "run2.npy", made.qmap(), data / "results")
+    assert [row["mean_counts"] for row in found.table] == [0.0] * 5
+    everything = xpcs.correlate_files(
+        data / "run10.npy", made.qmap(), data / "results", bad_frames=range(40)
+    )
+    assert [row["g2"] for row in everything.table] == [None] * 5
+    everything.write(data / "table.csv")

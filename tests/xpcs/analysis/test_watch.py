@@ -1,0 +1,183 @@
+"""`python -m jaxkern xpcs watch`: results of frames that are still being taken, as they come.
+
+Would catch: a watch that never ends, results that Ctrl-C loses, ones of fewer frames than came or
+of other bits than those of all, an error at the end that takes what was read with it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs import correlation_results as made
+
+from jaxkern import xpcs
+from jaxkern.cli import main
+from jaxkern.cli.xpcs_watch import curve, rows
+from jaxkern.xpcs.detectors.frames import DetectorFileError
+
+
+def watched(folder, *more):
+    made.qmap().write(folder / "qmap.h5")
+    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
+    return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
+
+
+def writer(folder, parts, wait=0.1):
+    """A thread that saves frames as a detector does: under another name first."""
+
+    def write():
+        for number, part in enumerate(parts):
+            time.sleep(wait)
+            np.save(folder / ".half.npy", part)
+            (folder / ".half.npy").rename(folder / f"run_{number}.npy")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "jaxkern.xpcs.analysis.correlation_plots.plot_correlations",
+        lambda folder, *results, title, **_: drawn.append((folder, title)) or [],
+    )
+    counts = made.frames(60)
+    thread = writer(tmp_path, [counts[k : k + 10] for k in range(0, 60, 10)])
+    flags = ["--idle", "0.6", "--frame-time", "0.5", "--average", "2", "--twotime", "--bins", "2"]
+    assert main(watched(tmp_path, *flags, "--plots", str(tmp_path / "plots"))) == 0
+    thread.join()
+    said = capsys.readouterr().out
+    assert "60 frames, " in said
+    assert len(said.splitlines()) >= 3  # it told how it grew
+    found = xpcs.read_results(tmp_path / "results.hdf")
+    how = {"average": 2, "frame_time": 0.5, "progress": False}
+    wanted = xpcs.multitau(counts, made.qmap(), **how)
+    np.testing.assert_array_equal(found.multitau.g2, wanted.g2)
+    np.testing.assert_array_equal(found.multitau.tau, wanted.tau)
+    pairs = xpcs.twotime(counts, made.qmap(), bins=[2], **how)
+    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    assert drawn[-1] == (tmp_path / "plots", f"{tmp_path.name}, 60 frames")
+
+
+def test_watch_leaves_frames_out_at_the_end(tmp_path, capsys):
+    counts = made.frames(40)
+    counts[12] *= 9
+    np.save(tmp_path / "run_1.npy", counts)
+    flags = ["--idle", "0.1", "--intensity-cut", ",3", "--twotime"]
+    assert main(watched(tmp_path, *flags)) == 0
+    found = xpcs.read_results(tmp_path / "results.hdf")
+    assert found.multitau.config["bad_frames"] == [12]
+    wanted = xpcs.multitau(counts, made.qmap(), intensity_cut=(None, 3))
+    np.testing.assert_array_equal(found.multitau.g2, wanted.g2)
+    assert np.isnan(found.twotime.c2[:, 12]).all()
+
+
+def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
+    counts = made.frames(20)
+    thread = writer(tmp_path, [counts], 0.0)
+    main_thread = threading.main_thread().ident
+
+    def interrupt():
+        end = time.monotonic() + 30
+        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    stopper = threading.Thread(target=interrupt, daemon=True)
+    stopper.start()
+    assert main(watched(tmp_path, "--json", "--idle", "40")) == 0
+    thread.join()
+    stopper.join()
+    record = json.loads(capsys.readouterr().out)
+    assert record["interrupted"] is True
+    assert record["frames"] == 20
+    assert record["files"] == [str(tmp_path / "results.hdf")]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    wanted = xpcs.multitau(counts, made.qmap(), progress=False)
+    found = xpcs.read_results(tmp_path / "results.hdf").multitau
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+
+
+def test_watch_refits(tmp_path, capsys):
+    """Frames that have not come yet put a fit off; what the last one says is the exit code."""
+    counts = made.frames(40)
+    np.save(tmp_path / "run_1.npy", counts[:10])
+
+    def write():
+        end = time.monotonic() + 30
+        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        np.save(tmp_path / ".half.npy", counts[10:])
+        (tmp_path / ".half.npy").rename(tmp_path / "run_2.npy")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    (tmp_path / "fit.yaml").write_text(
+        "data_files: {file: elsewhere.h5, q: 0.006}\n"
+        "analysis: {model: static, frames: {end: 40}}\n"
+        "optimization: {errors: independent, max_nfev: 20}\n"
+    )
+    flags = ["--idle", "1", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
+    code = main(watched(tmp_path, *flags, "--config", str(tmp_path / "fit.yaml")))
+    thread.join()
+    said = capsys.readouterr()
+    assert "no fit yet: frames 1 to 40 of 10" in said.out
+    assert "fit of 40 frames: D0 " in said.out
+    record = json.loads((tmp_path / "fit" / "results.json").read_text())
+    assert code == (0 if record["success"] else 1)
+    assert (code == 1) == ("no success" in said.err)
+
+
+def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
+    assert main(watched(tmp_path, "--idle", "0.1")) == 2
+    assert "no frames came in" in capsys.readouterr().err
+    assert not (tmp_path / "results.hdf").exists()
+    np.save(tmp_path / "run_1.npy", made.frames(12))
+    (tmp_path / "qmap.h5").unlink()
+    assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
+    told = capsys.readouterr().err
+    assert "12 frames came in" in told
+    assert "--begin, --stride and --average leave fewer" in told
+    (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
+    (tmp_path / "qmap.h5").unlink()
+    assert main(watched(tmp_path, "--idle", "0.1")) == 2
+    assert "run_2.npy" in capsys.readouterr().err
+    # What could be read is there all the same.
+    assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
+
+
+def test_a_file_that_is_unreadable_just_now(tmp_path, monkeypatch, capsys):
+    """As one of HDF5 that is written anew: g2 of what was taken is kept, and the error told."""
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["entry/data/data"] = made.frames(12)
+    content = (tmp_path / "run.h5").read_bytes()
+    finish = xpcs.GrowingFrames.finish
+
+    def broken(frames):
+        (tmp_path / "run.h5").unlink()
+        (tmp_path / "run.h5").write_bytes(content[:-100])
+        with pytest.raises(DetectorFileError, match=r"run\.h5 cannot be opened"):
+            finish(frames)
+        with pytest.raises(DetectorFileError, match=r"run\.h5 is unfinished just now: .*cannot be"):
+            frames.read(0, 12)
+
+    monkeypatch.setattr(xpcs.GrowingFrames, "finish", broken)
+    assert main(watched(tmp_path, "--idle", "0.1", "--twotime")) == 2
+    assert "is unfinished just now" in capsys.readouterr().err
+    assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
+
+
+def test_curves():
+    assert curve([2.0, 1.5, np.nan, 1.0]) == "█▅ ▁"
+    assert curve([1.0, 1.0]) == "▁▁"
+    assert curve([np.nan]) == ""
+    table = rows(made.multitau())
+    assert len(table) == 5
+    assert table[1][:3] == ("2", "0.004", "50")

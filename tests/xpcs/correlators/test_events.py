@@ -1,0 +1,464 @@
+"""Correlations of events against those of the frames that they make, and against the oracle.
+
+Would catch an event that is lost or counted for another pixel or frame when they are sorted, a sum
+that is wrong where a list becomes an array, counts of one pixel and frame that are not added, bits
+that differ from those of dense frames or with the threads, the memory or the order of events, and
+events that are not there and are touched nevertheless.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.xpcs import correlator_oracle as oracle
+from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
+
+import jaxkern as jk
+from jaxkern.core.registry import module
+from jaxkern.xpcs.correlators import blocks, native_sums, selection, two_time_events
+from jaxkern.xpcs.correlators.event_memory import EventMemory
+from jaxkern.xpcs.detectors import events as detectors_events
+from jaxkern.xpcs.detectors.events import EventFrames
+
+# `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning"),
+    pytest.mark.filterwarnings("ignore:bins .* have no :jaxkern.xpcs.CorrelationWarning"),
+]
+
+QMAP = jk.xpcs.QMap(DYNAMIC, STATIC)
+PIXELS = DYNAMIC.size
+
+
+def drawn(n_frames, n_events, seed=0, most=3, pixels=PIXELS):
+    """Events in any order, some of one pixel and frame, some of nothing."""
+    draw = np.random.default_rng(seed)
+    pixel, frame = draw.integers(0, pixels, n_events), draw.integers(0, n_frames, n_events)
+    return pixel, frame, draw.integers(0, most, n_events, endpoint=True)
+
+
+def frames_of(events, n_frames, shape=DYNAMIC.shape):
+    pixel, frame, count = events
+    frames = np.zeros((n_frames, shape[0] * shape[1]), np.uint32)
+    np.add.at(frames, (frame, pixel), count.astype(np.uint32))
+    return frames.reshape(n_frames, *shape)
+
+
+def words_of(events, base=0):
+    pixel, frame, count = (x.astype(np.uint64) for x in events)
+    return count | pixel + np.uint64(base) << np.uint64(16) | frame << np.uint64(40)
+
+
+def same(result, other, names=("delay", "g2", "g2_err", "n_pairs", "bins", "n_pixels")):
+    for name in names:
+        np.testing.assert_array_equal(getattr(result, name), getattr(other, name), name)
+
+
+class Words(jk.xpcs.FrameSource):
+    """Rigaku's words in memory."""
+
+    is_sparse = True
+    dtype = np.dtype(np.uint16)
+
+    def __init__(self, words, n_frames, base=0):
+        super().__init__()
+        self.words, self.pixel_base = words, base
+        self.shape = (n_frames, *DYNAMIC.shape)
+
+
+@pytest.mark.parametrize("n_events", [0, 1, 30, 1000, 20000])
+@pytest.mark.parametrize("n_frames", [2, 17, 300])
+def test_events_are_frames(backend, n_frames, n_events):
+    events = drawn(n_frames, n_events)
+    frames = frames_of(events, n_frames)
+    result = jk.xpcs.multitau_events(*events, n_frames, QMAP, overview=True)
+    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC))
+    dense = jk.xpcs.multitau(frames, QMAP, overview=True)
+    same(result, dense)
+    names = ("mean_image", "intensity", "static_means", "static_means_parts")
+    same(result.overview, dense.overview, names)
+
+
+RUNS = given(
+    n_frames=st.integers(2, 400),
+    occupancy=st.floats(-3, 0.5),
+    most=st.sampled_from([1, 3, 200, 5000, 10**6]),
+    dpl=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
+    asked=st.fixed_dictionaries(
+        {},
+        optional={
+            "begin": st.integers(0, 5),
+            "stride": st.integers(1, 3),
+            "average": st.integers(1, 4),
+            "bad_frames": st.lists(st.integers(0, 1), max_size=2),
+            "bins": st.just([3, 1]),
+        },
+    ),
+)
+
+
+def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
+    n_events = min(int(n_frames * PIXELS * 10**occupancy), 20000)
+    limit = 4095 if kind == "words" else min(np.iinfo(kind).max, 2**31)
+    events = drawn(n_frames, n_events, seed, min(most, limit))
+    begin, step = asked.get("begin", 0), asked.get("stride", 1) * asked.get("average", 1)
+    if (n_frames - begin) // step < 2:
+        return
+    dense = jk.xpcs.multitau(frames_of(events, n_frames), QMAP, dpl, **asked)
+    if kind == "words":
+        base = seed % 2 << 20
+        source = Words(words_of(events, base), n_frames, base)
+        same(jk.xpcs.multitau(source, QMAP, dpl, **asked), dense)
+        return
+    narrow = np.dtype(kind).itemsize < 2  # too narrow for frames
+    dtypes = ["i4", "u8" if narrow else kind, kind]
+    columns = [x.astype(dtype) for x, dtype in zip(events, dtypes, strict=True)]
+    if narrow or n_frames <= np.iinfo(kind).max:
+        # Columns of a structured array lie apart from each other.
+        record = np.rec.fromarrays(columns, names="pixel,frame,count")
+        columns = [record["pixel"], record["frame"], record["count"]]
+    else:
+        columns[1] = events[1]
+    same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **asked), dense)
+
+
+@RUNS
+@settings(max_examples=50, deadline=None)
+def test_the_bits_of_dense_frames(**run):
+    check_the_bits(**run)
+
+
+@pytest.mark.slow
+@RUNS
+@settings(max_examples=2000, deadline=None)
+def test_the_bits_of_dense_frames_often(**run):
+    check_the_bits(**run)
+
+
+@pytest.mark.parametrize("asked", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
+def test_cuts_parts_and_normalization(backend, asked):
+    events = drawn(200, 5000)
+    asked = {**asked, "intensity_cut": (0.9, 1.1)}
+    result = jk.xpcs.multitau_events(*events, 200, QMAP, **asked)
+    dense = jk.xpcs.multitau(frames_of(events, 200), QMAP, **asked)
+    same(result, dense)
+    assert result.config == dense.config
+    for part, other in zip(result.parts, dense.parts, strict=True):
+        same(part, other)
+
+
+def called(events, threads=1, memory=1e9, pixels=4096, n_frames=500):
+    """The native function itself, over many tiles of pixels."""
+    pixel = np.arange(pixels, dtype=np.int32)[np.arange(pixels) % 5 != 3]
+    static = pixel // 100
+    columns = None, 0, False, *events, n_frames, n_frames, 0, None, None, pixels
+    bins = pixel, static, static // 3, int(static.max()) + 1, int(static.max()) // 3 + 1
+    native = native_sums.native_module()
+    return native.multitau_events(*columns, *bins, 4, memory, threads)
+
+
+def test_neither_threads_nor_memory_nor_order_change_a_bit():
+    events = drawn(500, 60000, pixels=4096)
+    wanted = called(events)
+    order = np.argsort(events[1], kind="stable")
+    for found in (
+        called(events, threads=64),
+        called(events, threads=2, memory=20000.0),  # taken in parts
+        called(tuple(x[order] for x in events)),
+        called(tuple(x[::-1] for x in events)),
+    ):
+        for x, y in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(x, y)
+    used = np.arange(4096) % 5 != 3
+    counts = np.bincount(events[0], events[2], 4096)
+    _, (products, early, late), _, _ = wanted
+    # The first delay leaves out one frame's counts, at either end.
+    first, last = (np.bincount(*(x[events[1] == at] for x in events[::2]), 4096) for at in (0, 499))
+    assert early[0].sum() == (counts - last)[used].sum()
+    assert late[0].sum() == (counts - first)[used].sum()
+    assert (products >= 0).all()
+
+
+HOSTILE = [
+    ({"pixel": -1}, r"event 7 has the pixel -1, the frame"),
+    ({"pixel": PIXELS}, rf"event 7 has the pixel {PIXELS}, .* a pixel from 0 to {PIXELS - 1}"),
+    ({"pixel": 2**62}, r"event 7 has the pixel 4611686018427387904"),
+    ({"frame": -(2**63)}, r"event 7 has .* the frame -9223372036854775808 and"),
+    ({"frame": 50}, r"event 7 has .* a frame from 0 to 49"),
+    ({"frame": 2**31}, r"event 7 has"),
+    ({"frame": 2**32 + 1}, r"event 7 has"),
+    ({"count": -1}, r"event 7 has .* the count -1; .* a count from 0 to 2\^32 - 2"),
+    ({"count": 2**32 - 1}, r"event 7 has"),
+    ({"count": 2**63 - 1}, r"event 7 has"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), HOSTILE)
+@pytest.mark.parametrize("correlate", [jk.xpcs.multitau_events, jk.xpcs.twotime_events])
+def test_events_that_cannot_be(correlate, changed, message):
+    pixel, frame, count = (x.astype(np.int64) for x in drawn(50, 100))
+    columns = {"pixel": pixel, "frame": frame, "count": count}
+    for name, value in changed.items():
+        columns[name][[7, 60]] = value
+    with pytest.raises(ValueError, match=message):
+        correlate(**columns, n_frames=50, qmap=QMAP)
+
+
+def test_words_that_cannot_be():
+    words = words_of(drawn(50, 100), base=5)
+    words[3] &= ~(np.uint64(0x1FFFFF) << np.uint64(16))  # below the base
+    with pytest.raises(ValueError, match="event 3 has the pixel -5"):
+        jk.xpcs.multitau(Words(words, 50, 5), QMAP)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (([0.0], [1], [1]), "pixel is float64"),
+        (([0], [1], [True]), "count is bool"),
+        (([[0]], [[1]], [[1]]), r"shape \(1, 1\)"),
+        (([0, 1], [1], [1]), "'pixel': 2, 'frame': 1"),
+    ],
+)
+def test_columns_that_cannot_be(columns, message):
+    with pytest.raises(ValueError, match=message):
+        jk.xpcs.multitau_events(*columns, 10, QMAP)
+
+
+@pytest.mark.parametrize("nothing", [[], np.array([]), np.zeros(0, bool), np.zeros(0, "M8[s]")])
+def test_no_events_have_no_dtype(nothing):
+    """Of np.array([]) NumPy makes floats."""
+    found = jk.xpcs.multitau_events(nothing, nothing, nothing, 10, QMAP)
+    same(found, jk.xpcs.multitau(np.zeros((10, *DYNAMIC.shape), np.uint8), QMAP))
+    assert EventFrames(nothing, nothing, nothing, (4, 5)).shape == (0, 4, 5)
+
+
+@pytest.mark.parametrize("n_frames", [-1, 2**31, 1.5, None])
+def test_numbers_of_frames_that_cannot_be(n_frames):
+    for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):
+        with pytest.raises(ValueError, match="n_frames is"):
+            correlate([0], [0], [1], n_frames, QMAP)
+
+
+def test_memory_that_frames_of_events_would_take(monkeypatch):
+    """Those of one sum are made together, and events are ordered by frame."""
+    events = [np.zeros(10**7, np.int64)] * 3
+    monkeypatch.setattr(detectors_events, "available_bytes", lambda: 10**8)
+    with pytest.raises(
+        MemoryError, match=r"10,000,000 events in the order of frames take 0\.44 GB"
+    ):
+        jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**8)
+    wide = jk.xpcs.QMap(np.ones((512, 512), int))
+    with pytest.raises(
+        MemoryError, match=r"sums of 400 are made, take 0\.839 GB .* a smaller average"
+    ):
+        jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
+    monkeypatch.setattr(blocks, "available_bytes", lambda: 10**10)
+    found = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)
+    assert found.n_frames == 3
+
+
+@pytest.mark.parametrize("n_frames", [0, 1])
+def test_fewer_frames_than_a_pair(n_frames):
+    with pytest.raises(ValueError, match="wanted 2 or more"):
+        jk.xpcs.multitau_events(*np.zeros((3, 0), int), n_frames, QMAP)
+
+
+def test_a_run_of_very_many_frames_takes_memory_for_its_events_alone():
+    """The sums of a pixel's level, from the definition, of the few that are not zero."""
+    n, frame = 2**31 - 1, np.array([0, 3, 9, 10, 11, 2**30, 2**31 - 50, 2**31 - 12, 2**31 - 2])
+    count = np.arange(1, 10)
+    light = jk.xpcs.multitau_events(frame * 0, frame, count, n, jk.xpcs.QMap([[1]]))
+    level = np.repeat(np.arange(30), [8] + [4] * 29)[: len(light.delay)]
+    wanted = []
+    for power, t in zip(level, light.delay >> level, strict=True):
+        places, size = frame >> power, n >> power
+        inside = places < size
+        lag = places[None, :] - places[:, None]
+        pairs = (count[:, None] * count * inside * inside[:, None])[lag == t].sum()
+        ends = [count[inside & at].sum() for at in (places < size - t, places >= t)]
+        wanted.append(pairs * float(size - t) / (ends[0] * ends[1]) if pairs else 0.0)
+    np.testing.assert_allclose(light.g2[:, 0], wanted, 1e-14)
+    np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
+
+
+@pytest.mark.parametrize("asked", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
+                                   {"normalize": True}, {"intensity_cut": (0.5, 2)},
+                                   {"overview": True}])  # fmt: skip
+def test_numbers_of_very_many_frames_need_memory(asked, monkeypatch):
+    monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
+    with pytest.raises(MemoryError, match=r"2,147,4\d\d,\d* frames take .* wanted fewer frames"):
+        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
+    with pytest.raises(MemoryError, match="wanted fewer frames"):
+        jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
+
+
+def test_counts_at_the_limit_of_64_bits():
+    """The largest total of a pixel is exact, and one more is an error."""
+    most = 2**32 - 2
+    half = [most // 2, most - most // 2]
+    for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):
+        correlate([0, 0], [3, 4], half, 9, QMAP)
+        with pytest.raises(ValueError, match=f"pixel 0 has {most + 1} counts"):
+            correlate([0, 0, 0], [3, 4, 8], [*half, 1], 9, QMAP)
+    pixels = np.array([0, 1, 5], np.int32), np.zeros(3, np.int32), np.zeros(3, np.int32), 1, 1
+    columns = np.array([0, 0, 1, 1]), np.array([3, 4, 3, 4]), np.array(half * 2)
+    arguments = None, 0, False, *columns, 9, 9, 0, None, None, PIXELS, *pixels, 4, 1e9
+    with pytest.raises(ValueError, match="counts of up to 2147483647 in 33554432 frames; wanted"):
+        native_sums.native_module().multitau_events(
+            None, 0, False, *columns, 2**25, 2**25, 0, None, None, PIXELS, *pixels, 4, 1e9
+        )
+    _, sums, _, _ = native_sums.native_module().multitau_events(*arguments)
+    assert sums[0, 0, 0] == float(2 * half[0] * half[1])
+    assert sums[1, 0, 0] == float(2 * most)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"smoothing": "none"},
+        {"average": 3, "bad_frames": [5, 6, 7, 8, 9]},
+        {"begin": 2, "end": 37, "stride": 2},
+    ],
+)
+@pytest.mark.parametrize("n_events", [0, 60, 4000])
+def test_twotime_events(n_events, asked):
+    events = drawn(40, n_events)
+    wanted = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
+    for n_blocks in (1, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(two_time_events, "_MOST_ROWS", -(-40 // n_blocks))
+            found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
+        for name in ("c2", "g2", "g2_parts"):
+            np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-13)
+        same(found, wanted, ("n_pairs", "n_pairs_parts"))
+
+
+@pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 3, 5, 4)])
+def test_twotime_without_the_matrix(backend, form):
+    events = drawn(60, 3000)
+    asked = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
+    found = jk.xpcs.twotime_events(*events, 60, QMAP, **asked)
+    dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **asked)
+    for name in ("c2", "g2", "g2_parts"):
+        np.testing.assert_allclose(getattr(found, name), getattr(dense, name), 1e-6)
+    same(found, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins"))
+    same(found.overview, dense.overview, ("mean_image", "intensity"))
+    assert found.config == dense.config
+
+
+def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
+    events = drawn(30, 2000, most=100000)
+    frames = frames_of(events, 30)
+    monkeypatch.setattr(two_time_events, "available_bytes", lambda: 20000)
+    found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
+    wanted = oracle.twotime(frames, DYNAMIC, STATIC)
+    np.testing.assert_allclose(found.c2, wanted.c2[[4, 0, 1]], 1e-13)
+
+
+def test_sources_of_events():
+    events = drawn(50, 400)
+    dense = jk.xpcs.multitau(frames_of(events, 50), QMAP)
+    same(jk.xpcs.multitau(EventFrames(*events, DYNAMIC.shape, 50), QMAP), dense)
+
+    class Read(EventFrames):  # a source whose events are read, not in memory
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.columns = None
+
+    same(jk.xpcs.multitau(Read(*events, DYNAMIC.shape, 50), QMAP), dense)
+
+
+def test_events_of_mapped_files(tmp_path):
+    events = drawn(50, 400)
+    for name, column in zip("pfc", events, strict=True):
+        np.save(tmp_path / f"{name}.npy", column)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "pfc"]
+    same(
+        jk.xpcs.multitau_events(*mapped, 50, QMAP),
+        jk.xpcs.multitau(frames_of(events, 50), QMAP),
+    )
+    with open(tmp_path / "c.npy", "r+b") as file:
+        file.truncate(200)
+    with pytest.raises(OSError, match="is mapped from"):
+        jk.xpcs.multitau_events(*mapped, 50, QMAP)
+
+
+def test_words_of_a_mapped_file(tmp_path):
+    """Pages are given back as they were read, and read again; written ones would be lost."""
+    events = drawn(3000, 300000)
+    wanted = jk.xpcs.multitau(Words(words_of(events), 3000), QMAP)
+    words_of(events).tofile(tmp_path / "run.bin")
+    for mode in ("r", "c", "r+"):
+        words = np.memmap(tmp_path / "run.bin", "<u8", mode)
+        if mode != "r":
+            words[5] = words[5]  # a page of its own
+        same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), wanted)
+        np.testing.assert_array_equal(words, words_of(events))
+        source = Words(np.asarray(words), 3000)
+        assert EventMemory.of(source).mapped == (mode == "r")
+
+
+def test_native_calls_check_what_python_gives():
+    native = module("cpu")
+    pixels = np.array([0, 1], np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32), 1, 1
+    column = np.zeros(3, np.int64)
+
+    def call(n_frames=5, n_sums=5, first=0, sums=None, good=None, size=4, pixels=pixels, dpl=4):
+        return native.multitau_events(
+            None,
+            0,
+            False,
+            column,
+            column,
+            column,
+            n_frames,
+            n_sums,
+            first,
+            sums,
+            good,
+            size,
+            *pixels,
+            dpl,
+            1e6,
+        )
+
+    call()
+    for wrong in (
+        {"sums": np.zeros(4, np.int32)},
+        {"sums": np.full(5, 5, np.int32)},
+        {"good": np.zeros(4, np.uint32)},
+        {"n_frames": -1},
+        {"n_frames": 2**31},
+        {"n_sums": -1},
+        {"size": 1},
+        {"size": -1},
+        {"dpl": 0},
+        {"dpl": 65},
+        {"pixels": (np.array([1, 0], np.int32), *pixels[1:])},
+        {"pixels": (*pixels[:3], 0, 1)},
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            call(**wrong)
+    events = None, 0, False, column, column, column, 5, 5, 0, None, None, 4
+    for pixel, ends in (([0, 1], [1]), ([0, 0], [2]), ([0, 4], [2]), ([0, 1], [2, 1])):
+        with pytest.raises(ValueError, match=r"\w"):
+            native.EventPairs(*events, np.array(pixel, np.int32), np.array(ends, np.int64))
+    pairs = native.EventPairs(*events, np.array([0, 1], np.int32), np.array([1, 2], np.int64))
+    ones = np.ones((2, 5))
+    for first, factors, divisors, row, out in (
+        (1, ones, ones[0], 0, np.zeros((5, 5))),
+        (-1, ones, ones[0], 0, np.zeros((5, 5))),
+        (0, ones[:, :4].copy(), ones[0], 0, np.zeros((5, 5))),
+        (0, ones, ones[0, :4].copy(), 0, np.zeros((5, 5))),
+        (0, ones, ones[0], 1, np.zeros((5, 4))),
+        (0, ones, ones[0], 6, np.zeros((0, 0))),
+    ):
+        with pytest.raises(ValueError, match="another shape"):
+            pairs.rows(first, factors, divisors, 2.0, row, out)

@@ -1,0 +1,277 @@
+"""Frames that are still being taken, and g2 of them as they come.
+
+Would catch: g2 of frames in parts that has other bits than g2 of all, a file that is half written
+and taken for whole, frames of a folder in the order of the alphabet.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs import correlation_results as made
+
+from jaxkern import xpcs
+from jaxkern.xpcs.analysis.watching import watch
+from jaxkern.xpcs.detectors.frames import DetectorFileError
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("steps", [[1] * 70, [3, 40, 27], [70]])
+def test_parts_give_the_bits_of_all(steps, normalize):
+    """Also with bad frames that have not come yet, average, stride and begin; no more than most."""
+    counts, qmap = made.frames(70), made.qmap()
+    how = {"normalize": normalize, "bad_frames": [0, 12, 50], "begin": 1, "average": 2}
+    live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
+    for n in np.cumsum(steps):
+        assert live.update(xpcs.as_frames(counts[:n])) == n
+    wanted = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
+    found = live.result()
+    for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    for name in ("mean_image", "intensity", "static_means"):
+        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    parts = found.overview.static_means_parts
+    assert 10 <= len(parts) < 20
+    np.testing.assert_allclose(parts[0], _static_means(counts, qmap, 1, [1, 2], 2), rtol=1e-15)
+
+
+def _static_means(counts, qmap, begin, numbers, average):
+    """Means of the first sums' good frames; bad ones are 0, 12 and 50."""
+    first = counts[begin : begin + len(numbers) * average]
+    return [first[:, qmap.used & (qmap.static == s)].mean() for s in range(1, qmap.n_static + 1)]
+
+
+def test_a_result_of_what_came_so_far():
+    counts, qmap = made.frames(40), made.qmap()
+    live = xpcs.LiveMultiTau(qmap, 10_000)
+    with pytest.raises(ValueError, match="0 frames were added"):
+        live.result()
+    for n in (2, 17, 33, 40):
+        live.update(xpcs.as_frames(counts[:n]))
+        np.testing.assert_array_equal(live.result().g2, xpcs.multitau(counts[:n], qmap).g2)
+    with pytest.raises(ValueError, match="frames of 3 x 3 pixels"):
+        xpcs.LiveMultiTau(qmap).update(xpcs.as_frames(np.ones((4, 3, 3), np.uint8)))
+
+
+def settled(frames):
+    """All that is there, whenever the next look is due."""
+    frames._next_look = 0.0
+    return frames.poll()
+
+
+def test_bins_without_pixels_and_wrong_arguments():
+    counts, empty = made.frames(20), made.qmap().without(np.ones(made.qmap().shape))
+    live = xpcs.LiveMultiTau(empty, 100)
+    live.update(xpcs.as_frames(counts))
+    found = live.result()
+    assert np.isnan(found.g2).all()
+    with pytest.raises(ValueError, match="mask is 0 in all"):
+        live.finish(xpcs.as_frames(counts))
+    with pytest.raises(ValueError, match="mask is 0 in all"):
+        xpcs.multitau(counts, empty)
+    with pytest.raises(ValueError, match="dpl"):
+        xpcs.LiveMultiTau(empty, 100, dpl=65)
+
+
+def test_files_of_a_folder_in_the_order_of_their_numbers(tmp_path):
+    counts = made.frames(30)
+    frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])
+    assert settled(frames) == 0
+    made.qmap().write(tmp_path / "qmap.h5")
+    (tmp_path / "notes.txt").write_text("no frames")
+    np.save(tmp_path / "run_9.npy", counts[:10])
+    assert settled(frames) == 10
+    np.save(tmp_path / "run_10.npy", counts[10:25])
+    assert settled(frames) == 25
+    whole = (tmp_path / "run_10.npy").read_bytes()
+    (tmp_path / "run_11.npy").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "run_12.npy", counts[:1])
+    assert settled(frames) == 25  # one that is half written holds up those behind it
+    with pytest.raises(DetectorFileError, match=r"run_11\.npy"):
+        frames.finish()
+    np.save(tmp_path / "run_11.npy", counts[25:])
+    assert settled(frames) == 31
+    np.testing.assert_array_equal(frames.read(5, 28), counts[5:28])
+    assert frames.finish() == 31
+    np.save(tmp_path / "run_8.npy", counts[:1])
+    with pytest.raises(DetectorFileError, match=r"run_9\.npy was not the next"):
+        settled(frames)
+
+
+def rigaku(path, counts, mode="wb"):
+    """Events of frames from `first` on, appended as the detector does."""
+    first, counts = counts
+    frame, pixel = np.nonzero(counts.reshape(len(counts), -1))
+    count = counts.reshape(len(counts), -1)[frame, pixel].astype(np.uint64)
+    words = count | (pixel.astype(np.uint64) << 16) | ((frame + first).astype(np.uint64) << 40)
+    with path.open(mode) as file:
+        file.write(words.astype("<u8").tobytes())
+
+
+def test_a_file_of_events_that_grows(tmp_path):
+    counts = np.zeros((20, 512, 1024), np.uint8)
+    counts[:, :4, :4] = np.random.default_rng(0).poisson(2.0, (20, 4, 4))
+    path = tmp_path / "run.bin"
+    frames = xpcs.GrowingFrames(path)
+    bins = np.zeros((512, 1024), int)
+    bins[:4, :3], bins[:4, 3] = 1, 2
+    live = xpcs.LiveMultiTau(xpcs.QMap(bins), 50)
+    assert settled(frames) == 0
+    rigaku(path, (0, counts[:12]))
+    assert settled(frames) == 11  # more of the last frame may come
+    live.update(frames)
+    rigaku(path, (12, counts[12:]), "ab")
+    assert settled(frames) == 19
+    assert frames.finish() == 20
+    np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
+    found, wanted = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+    path.write_bytes(path.read_bytes()[:800])
+    with pytest.raises(DetectorFileError, match="wanted a file that grows"):
+        settled(frames)
+
+
+SWMR = """
+import sys, h5py, numpy as np
+counts = np.load(sys.argv[1])
+with h5py.File(sys.argv[2], "w", libver="latest") as file:
+    frames = file.create_dataset(
+        "entry/data/data", (0, *counts.shape[1:]), counts.dtype, maxshape=(None, *counts.shape[1:]),
+        chunks=(1, *counts.shape[1:]),
+    )
+    file.swmr_mode = True
+    for first in range(0, len(counts), 10):
+        frames.resize(first + 10, axis=0)
+        frames[first:] = counts[first : first + 10]
+        file.flush()
+        print(first + 10, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_an_hdf5_file_that_another_process_writes(tmp_path):
+    counts = made.frames(30)
+    np.save(tmp_path / "counts.npy", counts)
+    path = tmp_path / "run.h5"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SWMR, tmp_path / "counts.npy", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child,
+        xpcs.GrowingFrames(path) as frames,
+    ):
+        for n in (10, 20, 30):
+            assert child.stdout.readline() == f"{n}\n"
+            assert settled(frames) == n
+            np.testing.assert_array_equal(frames.read(0, n), counts[:n])
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
+    """Of an HDF5 file: at their limit in the first, the middle and the last frame, so that what is
+    dead changes as it grows."""
+    counts, qmap = made.frames(40), made.qmap()
+    counts[:, 1, 0] = 255  # dead
+    counts[0, 2, 2] = 255  # in the first look alone
+    counts[[0, 20, 39], 3, 3] = 255  # in no look but the last
+    counts[5:, 4, 4] = 255  # later than the first frame: not dead, as offline
+    path = tmp_path / "run.h5"
+    growing = xpcs.GrowingFrames(path)
+    live = xpcs.LiveMultiTau(qmap, 100, normalize=normalize)
+    dead = []
+    for n in (1, 10, 15, 40):
+        with h5py.File(tmp_path / "half.h5", "w") as file:
+            file["entry/data/data"] = counts[:n]
+        (tmp_path / "half.h5").replace(path)
+        settled(growing)
+        live.update(growing)
+        dead.append(int(growing.dead.sum()))
+    assert dead[:3] == [3, 1, 1]
+    growing.finish()
+    found = live.finish(growing)
+    growing.close()
+    with xpcs.open_frames(path) as whole:
+        assert whole.dead.sum() == 2
+        np.testing.assert_array_equal(growing.dead, whole.dead)
+    wanted = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
+    for name in ("g2", "g2_err", "n_pixels", "delay"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+    for name in ("mean_image", "intensity", "static_means"):
+        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+def test_dead_pixels_are_looked_at_where_most_frames_are_there(tmp_path):
+    """Also where twice as many frames as at the last look never come."""
+    counts, qmap = made.frames(40), made.qmap()
+    counts[[0, 15, 29], 3, 3] = 255  # dead in the first 30 frames
+    path = tmp_path / "run.h5"
+
+    def write(n):
+        with h5py.File(tmp_path / "half.h5", "w") as file:
+            file["entry/data/data"] = counts[:n]
+        (tmp_path / "half.h5").replace(path)
+
+    write(30)
+    with xpcs.GrowingFrames(path) as growing:
+        live = xpcs.LiveMultiTau(qmap, 40)
+        settled(growing)
+        live.update(growing)
+        assert growing.dead.sum() == 1
+        write(40)
+        found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
+    wanted = xpcs.multitau(path, qmap)
+    np.testing.assert_array_equal(found.n_pixels, wanted.n_pixels)
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+
+
+def test_a_pixel_that_every_file_marks_is_dead(tmp_path):
+    counts = made.frames(6)
+    counts[:, 0, 0] = 255
+    counts[0, 1, 1] = 255
+    growing = xpcs.GrowingFrames(tmp_path)
+    for number, frame in enumerate(counts):
+        with h5py.File(tmp_path / f"run_{number}.h5", "w") as file:
+            file["entry/data/data"] = frame[None]
+        settled(growing)
+        marked = 2 if number == 0 else 1
+        assert growing.dead.sum() == marked
+    growing.close()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_an_intensity_cut_is_made_at_the_end(normalize):
+    counts, qmap = made.frames(60), made.qmap()
+    counts[33] *= 7
+    counts[50] = 0
+    how = {"intensity_cut": (0.4, 2.0), "normalize": normalize, "bins": [1, 3]}
+    live = xpcs.LiveMultiTau(qmap, 1000, bad_frames=[3, 700], **how)
+    for n in (20, 55, 60):
+        live.update(xpcs.as_frames(counts[:n]))
+    assert live.result().config["bad_frames"] == [3]
+    found = live.finish(xpcs.as_frames(counts))
+    wanted = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
+    assert found.config == wanted.config
+    assert found.config["bad_frames"] == [3, 33, 50]
+    np.testing.assert_array_equal(found.g2, wanted.g2)
+    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+
+
+def test_files_that_are_not_alike(tmp_path):
+    frames = xpcs.GrowingFrames(tmp_path)
+    np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
+    assert settled(frames) == 2
+    np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
+    with pytest.raises(DetectorFileError, match=r"b\.npy has frames of 3 x 4 \(uint16\); wanted"):
+        settled(frames)

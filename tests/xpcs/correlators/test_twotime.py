@@ -1,0 +1,421 @@
+"""Two-time correlations of frames against sums of Python's integers: would catch a sum that
+float32 cannot hold, a static bin that is normalized by another one's mean, a frame or pixel that is
+left out or counted twice at the edge of a tile, and a bit that depends on tiles, pieces or passes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.xpcs import correlator_oracle as oracle
+
+import jaxkern as jk
+from jaxkern.xpcs.correlators import two_time, two_time_products, two_time_reduction
+from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
+
+# `test_empty_frames.py` tests the warning.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning"),
+    pytest.mark.filterwarnings("ignore:bins .* have no pixels:jaxkern.xpcs.CorrelationWarning"),
+]
+
+
+def bins_of(shape, n_dynamic, n_static, seed=0):
+    """Dynamic and static maps with some pixels in neither; static bins lie inside dynamic ones."""
+    draw = np.random.default_rng(seed)
+    static = draw.integers(0, min(n_dynamic * n_static, np.prod(shape)), shape, endpoint=True)
+    return np.where(static > 0, (static - 1) // n_static + 1, 0), static
+
+
+def counts(shape, dtype, most, seed=0):
+    draw = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return draw.gamma(1.0, most, shape).astype(dtype)
+    low = -most if np.dtype(dtype).kind == "i" else 0
+    return draw.integers(low, most, shape, endpoint=True).astype(dtype)
+
+
+def check(frames, dynamic, static, mask=None, rtol=1e-12, **how):
+    qmap = jk.xpcs.QMap(dynamic, static, mask)
+    found = jk.xpcs.twotime(frames, qmap, **how)
+    wanted = oracle.twotime(frames, dynamic, static, mask, **how)
+    for name in ("c2", "g2", "g2_parts"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol, 0.0)
+    for name in ("n_pairs", "n_pairs_parts"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+    return found, wanted
+
+
+@pytest.mark.parametrize("smoothing", ["static", "none"])
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [
+        ("uint8", 3),
+        ("uint8", 255),
+        ("uint16", 300),
+        ("uint16", 65535),
+        ("uint32", 2**32 - 1),
+        ("int32", 2**20),
+        ("float32", 3),
+        ("float64", 3),
+    ],
+)
+def test_the_definition(dtype, most, smoothing):
+    dynamic, static = bins_of((5, 7), 2, 2)
+    frames = counts((11, 5, 7), dtype, most)
+    frames[3] = 0  # sums of 0
+    frames[5][static == 2] = 0
+    mask = np.random.default_rng(1).random((5, 7)) < 0.8
+    # Negative counts cancel: a mean near 0 has fewer digits.
+    check(frames, dynamic, static, mask, 1e-9 if dtype == "int32" else 1e-12, smoothing=smoothing)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_random_small_cases(data):
+    random_case(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_a_thousand_random_small_cases(data):
+    random_case(data)
+
+
+def random_case(data):
+    n = data.draw(st.integers(1, 24))
+    shape = data.draw(st.sampled_from([(1, 1), (3, 4), (2, 9)]))
+    dynamic, static = bins_of(shape, *data.draw(st.sampled_from([(1, 1), (3, 2)])), seed=n)
+    how = {
+        "begin": data.draw(st.integers(0, n // 3)),
+        "stride": data.draw(st.integers(1, 2)),
+        "average": data.draw(st.integers(1, 3)),
+        "bad_frames": data.draw(st.lists(st.integers(0, n - 1), max_size=4)),
+        "smoothing": data.draw(st.sampled_from(["static", "none"])),
+    }
+    if (n - how["begin"]) // (how["stride"] * how["average"]) < 1 or not dynamic.any():
+        return
+    dtype = data.draw(st.sampled_from(["uint8", "uint16", "float64"]))
+    check(counts((n, *shape), dtype, 5, n), dynamic, static, **how)
+
+
+class Reader(FrameSource):
+    """Frames that are not in memory, whose readings are counted."""
+
+    def __init__(self, frames):
+        super().__init__()
+        self._frames, self.shape, self.dtype = frames, frames.shape, frames.dtype
+        self.frames_read = 0
+
+    def read(self, first, stop):
+        self.check_range(first, stop)
+        self.frames_read += stop - first
+        return self._frames[first:stop]
+
+
+@pytest.mark.parametrize(
+    ("most", "pixels"),
+    [
+        (81, 2500),
+        (82, 2500),
+        (255, 258),
+        (255, 2500),
+        (361, 700),
+        (363, 700),
+        (65535, 2500),
+        (2**21, 2500),
+        (2**32 - 1, 60),
+    ],
+)
+def test_matrices_of_whole_counts_are_exact(most, pixels):
+    """At the largest sums that a number of pixels can have, on either side of each limit."""
+    draw = np.random.default_rng(most)
+    dtype = np.min_scalar_type(most)
+    frames = draw.integers(0, most, (10, 1, pixels), dtype, endpoint=True)
+    frames[2:5] = most
+    frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
+    tiles = two_time_products.Tiles.of(10)
+    with jax.enable_x64(True):
+        (piece,) = two_time_products.stage(
+            ArrayFrames(frames),
+            FrameSelection(10),
+            None,
+            [np.arange(pixels, dtype=np.int32)],
+            tiles,
+        )
+        found = two_time_products.multiply(piece.tiles[0], piece.tiles[0], piece.product)
+    whole = frames.reshape(10, pixels).astype(object)
+    wanted = whole @ whole.T
+    found = np.asarray(found)[:10, :10]
+    if wanted.max() < 2**53:
+        assert found.astype(np.uint64).tolist() == wanted.tolist()
+        assert (found == np.floor(found)).all()
+    else:  # the sum of three exact parts, rounded
+        np.testing.assert_allclose(found, wanted.astype(np.float64), 4e-16)
+    assert piece.sums.tolist() == whole.sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64"])
+@pytest.mark.parametrize("form", ["full", ("t1t2", 7), ("age-lag", 5, 8, 4)])
+def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
+    """Tiles of 16 frames against one of 64, pieces of 30 pixels, passes for a few rows of tiles."""
+    dynamic, static = bins_of((12, 16), 2, 2)
+    frames = counts((61, 12, 16), dtype, 200)
+    frames[[7, 40]] = 255
+    qmap = jk.xpcs.QMap(dynamic, static)
+    how = {"form": form, "bad_frames": [7, 40]}
+    whole = jk.xpcs.twotime(frames, qmap, **how)
+    reader = Reader(frames)
+    again = jk.xpcs.twotime(reader, qmap, **how)
+    assert reader.frames_read == 61
+    for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    monkeypatch.setattr(two_time_products, "TILE", 16)
+    tiled = jk.xpcs.twotime(frames, qmap, **how)
+    if dtype == "uint8":
+        monkeypatch.setattr(two_time, "_PIECE", 30)
+    monkeypatch.setattr(two_time, "_STAGED_BYTES", 5000)
+    reader = Reader(frames)
+    in_parts = jk.xpcs.twotime(reader, qmap, **how)
+    assert reader.frames_read > 10 * 61
+    for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
+        np.testing.assert_array_equal(getattr(in_parts, name), getattr(tiled, name))
+    if form == "full":
+        np.testing.assert_array_equal(tiled.c2, whole.c2)
+    np.testing.assert_allclose(tiled.c2, whole.c2, 1e-12)
+    np.testing.assert_allclose(tiled.g2_parts, whole.g2_parts, 1e-12)
+
+
+def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
+    """A piece of pixels in all frames would else take more than memory has."""
+    frames = counts((50, 20, 20), "uint8", 9)
+    qmap = jk.xpcs.QMap(np.ones((20, 20), int))
+    wanted = jk.xpcs.twotime(frames, qmap)
+    stage, sizes = two_time_products.stage, []
+
+    def seen(source, selection, divisor, pixels, tiles):
+        sizes.extend(map(len, pixels))
+        return stage(source, selection, divisor, pixels, tiles)
+
+    monkeypatch.setattr(two_time_products, "stage", seen)
+    monkeypatch.setattr(two_time, "_PIECE_BYTES", 100 * 50)
+    np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, wanted.c2)
+    assert sizes == [100, 100, 100, 100]
+
+
+def test_matrices_are_mirrored_to_the_bit(monkeypatch):
+    monkeypatch.setattr(two_time_products, "TILE", 16)
+    dynamic, static = bins_of((6, 8), 2, 3)
+    c = jk.xpcs.twotime(counts((50, 6, 8), "uint8", 9), jk.xpcs.QMap(dynamic, static))
+    np.testing.assert_array_equal(c.c2, c.c2.transpose(0, 2, 1))
+
+
+def test_diagonals_are_g2_of_all_delays():
+    """Of one static bin, whose frames all have the same light, so that the means agree."""
+    frames = np.zeros((40, 1, 30), np.uint8)
+    draw = np.random.default_rng(3)
+    for frame in frames:
+        frame[0, draw.choice(30, 12, replace=False)] = 1
+    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones((1, 30), int)))
+    flat = frames.reshape(40, 30).astype(float)
+    for lag in range(40):
+        first, second = flat[: 40 - lag], flat[lag:]
+        g2 = (first * second).mean() / (first.mean() * second.mean())
+        assert c.g2[lag, 0] == pytest.approx(g2, rel=1e-13)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 37])
+def test_forms_are_means_of_the_full_matrix(n):
+    dynamic, static = bins_of((4, 9), 2, 2)
+    frames = counts((n, 4, 9), "uint8", 6)
+    qmap = jk.xpcs.QMap(dynamic, static)
+    bad = [k for k in (3, 20) if k < n]
+    full = jk.xpcs.twotime(frames, qmap, bad_frames=bad)
+    square = jk.xpcs.twotime(frames, qmap, form=("t1t2", min(5, n)), bad_frames=bad)
+    form = ("age-lag", min(3, n), 4, 3)
+    aged = jk.xpcs.twotime(frames, qmap, form=form, bad_frames=bad)
+    assert aged.t2[0] == 0
+    assert aged.t2[-1] == n
+    for b in range(2):
+        wanted = oracle.t1t2(full.c2[b], square.t1)
+        upper = np.triu_indices(min(5, n))
+        np.testing.assert_allclose(square.c2[b][upper], wanted[upper], 1e-12)
+        np.testing.assert_array_equal(square.c2[b], square.c2[b].T)
+        wanted = oracle.age_lag(full.c2[b], aged.t1, aged.t2)
+        np.testing.assert_allclose(aged.c2[b], wanted, 1e-12)
+        good = n - len(bad)
+        assert aged.c2_pairs[b].sum() == good * (good + 1) // 2
+        assert np.triu(square.c2_pairs[b]).sum() == good * (good + 1) // 2
+        np.testing.assert_allclose(square.g2, full.g2, 1e-12)
+
+
+def test_lags_are_linear_and_then_logarithmic():
+    c = jk.xpcs.twotime(
+        np.ones((200, 1, 2), np.uint8), jk.xpcs.QMap([[1, 1]]), form=("age-lag", 4, 10, 3)
+    )
+    assert c.t2.tolist() == [*range(11), 22, 47, 101, 200]
+    assert c.t1.tolist() == [0, 50, 100, 150, 200]
+
+
+def test_bad_frames_are_nan_and_counted():
+    frames = counts((10, 2, 3), "uint8", 5)
+    qmap = jk.xpcs.QMap(np.ones((2, 3), int))
+    c = jk.xpcs.twotime(frames, qmap, bad_frames=[2, 7])
+    bad = np.isin(np.arange(10), [2, 7])
+    np.testing.assert_array_equal(np.isnan(c.c2[0]), bad[:, None] | bad)
+    good = np.flatnonzero(~bad)
+    lags = np.subtract.outer(good, good)
+    assert c.n_pairs[:, 0].tolist() == [int((lags == lag).sum()) for lag in range(10)]
+    assert c.n_empty.tolist() == [0]
+    # Of two frames, of which one is bad, the other one is taken.
+    halves = jk.xpcs.twotime(frames, qmap, average=2, bad_frames=[2, 7])
+    frames[bad] = 0
+    np.testing.assert_array_equal(halves.c2, jk.xpcs.twotime(frames, qmap, average=2).c2)
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])
+def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(two_time_products, "TILE", 16)
+    dynamic, _ = bins_of((3, 5), 2, 1)
+    dynamic[dynamic == 1] = 0  # a bin without pixels
+    frames, qmap = counts((35, 3, 5), "uint8", 5), jk.xpcs.QMap(dynamic, dynamic)
+    wanted = jk.xpcs.twotime(frames, qmap).c2
+    assert np.isnan(wanted[0]).all()
+    shape = (2, 35, 35)
+    if kind == "array":
+        out = np.empty(shape, np.float32)
+    elif kind == "memmap":
+        out = np.memmap(tmp_path / "c2", np.float32, "w+", shape=shape)
+    else:
+        out = h5py.File(tmp_path / "c2.h5", "w").create_dataset("c2", shape, np.float32)
+    c = jk.xpcs.twotime(frames, qmap, out=out)
+    assert c.c2 is out
+    np.testing.assert_array_equal(out[...], wanted.astype(np.float32))
+    if kind == "hdf5":
+        out.file.close()
+    single = jk.xpcs.twotime(frames, qmap, dtype=np.float32, bins=[2])
+    np.testing.assert_array_equal(single.c2, wanted.astype(np.float32)[1:])
+    assert single.bins.tolist() == [2]
+
+
+def test_what_is_refused():
+    frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
+    for how, message in [
+        ({"form": "half"}, "form is 'half'; wanted \"full\""),
+        ({"form": ("t1t2", 0)}, "n of form"),
+        ({"form": ("age-lag", 3)}, "wanted"),
+        ({"form": ("t1t2", 7)}, r"\('t1t2', 7\), 7 cells of 6 frames; wanted at most 6"),
+        ({"form": ["t1t2", 4], "average": 2}, "4 cells of 3 frames; wanted at most 3"),
+        ({"form": ("age-lag", 7, 2, 2)}, "7 cells of 6 frames"),
+        ({"smoothing": "dynamic"}, 'wanted "static" or "none"'),
+        ({"dtype": np.int32}, "dtype is int32; wanted float64 or float32"),
+        ({"out": np.empty((1, 5, 5))}, r"out has the shape \(1, 5, 5\); wanted \(1, 6, 6\)"),
+        ({"bins": [2]}, "wanted dynamic bins from 1 to 1"),
+        ({"begin": 6}, "wanted one"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            jk.xpcs.twotime(frames, qmap, **how)
+    with pytest.raises(ValueError, match="wanted a map of the frames' shape"):
+        jk.xpcs.twotime(frames.transpose(0, 2, 1), qmap)
+    # As many cells as frames are all of C.
+    cells, every = (jk.xpcs.twotime(frames, qmap, form=form) for form in (("t1t2", 6), "full"))
+    np.testing.assert_array_equal(cells.c2, every.c2)
+
+
+def test_matrices_that_memory_has_no_room_for(monkeypatch):
+    monkeypatch.setattr(two_time_reduction, "available_bytes", lambda: 287)
+    frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
+    with pytest.raises(MemoryError, match=r"two-time correlations \[1, 6, 6\] take 2.88e-07 GB"):
+        jk.xpcs.twotime(frames, qmap)
+    assert jk.xpcs.twotime(frames, qmap, dtype=np.float32).c2.shape == (1, 6, 6)
+
+
+def test_frames_are_normalized_before_they_are_summed():
+    """The scale of a sum cancels, that of a frame in it does not."""
+    frames = counts((12, 3, 4), "uint8", 9)
+    qmap = jk.xpcs.QMap(np.ones((3, 4), int))
+    how = {"average": 3, "begin": 2, "bad_frames": [4]}
+    found = jk.xpcs.twotime(frames, qmap, normalize=True, **how)
+    divided = frames / frames.mean(axis=(1, 2), keepdims=True)
+    wanted = oracle.twotime(divided, np.ones((3, 4), int), **how)
+    np.testing.assert_allclose(found.c2, wanted.c2, 1e-12)
+    assert (jk.xpcs.twotime(frames, qmap, **how).c2 != found.c2).any()
+    plain = [jk.xpcs.twotime(frames, qmap, normalize=x).c2 for x in (False, True)]
+    np.testing.assert_array_equal(*plain)
+
+
+def test_frames_beyond_an_intensity_cut_and_the_overview():
+    frames = counts((12, 3, 4), "uint8", 9) + np.uint8(20)
+    frames[5] *= 4
+    frames[8] = 0
+    qmap = jk.xpcs.QMap(np.ones((3, 4), int))
+    c = jk.xpcs.twotime(frames, qmap, intensity_cut=(0.5, 2.0), overview=True)
+    assert c.config["bad_frames"] == [5, 8]
+    np.testing.assert_array_equal(c.c2, jk.xpcs.twotime(frames, qmap, bad_frames=[5, 8]).c2)
+    good = np.delete(frames, [5, 8], axis=0)
+    np.testing.assert_allclose(c.overview.mean_image, good.mean(axis=0), 1e-15)
+
+
+def test_what_results_say_besides():
+    frames = counts((10, 2, 6), "uint8", 5)
+    bins = np.repeat([[1, 2, 3]], 2, 0).repeat(2, 1)
+    qmap = jk.xpcs.QMap(bins, q=[0.01, 0.02, 0.01], phi=[0, 0, 90])
+    c = jk.xpcs.twotime(frames, qmap, bins=[3, 2, 1], stride=2, frame_time=0.5)
+    assert c.frame_time == 1.0
+    assert c.q.tolist() == [0.01, 0.02, 0.01]
+    assert c.n_pixels.tolist() == [4, 4, 4]
+    np.testing.assert_array_equal(c.tau, np.arange(5.0))
+    ring = c.fit_data(0.0102)
+    assert (ring.q, ring.dt, ring.phi.tolist(), ring.t.tolist()) == (
+        0.01,
+        1.0,
+        [90.0, 0.0],
+        [0.0, 1.0, 2.0, 3.0, 4.0],
+    )
+    np.testing.assert_array_equal(ring.data, c.c2[[0, 2]])
+    coarse = jk.xpcs.twotime(frames, qmap, form=("t1t2", 5), frame_time=0.5)
+    assert coarse.fit_data(0.02).dt == 1.0
+    for q in (None, 0.03):
+        with pytest.raises(ValueError, match=r"there|wanted one within"):
+            c.fit_data(q)
+    with pytest.raises(ValueError, match="time of a frame"):
+        jk.xpcs.twotime(frames, qmap).fit_data(0.01)
+    with pytest.raises(ValueError, match="ages and lags"):
+        jk.xpcs.twotime(frames, qmap, form=("age-lag", 2, 2, 2), frame_time=1).fit_data(0.01)
+
+
+RUN = """
+import sys, hashlib, numpy as np, jaxkern as jk
+draw = np.random.default_rng(0)
+for dtype in ("uint8", "uint16", "float64"):
+    frames = draw.gamma(1.0, 30, (700, 1, 1500)).astype(dtype)
+    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones((1, 1500), int)), progress=False)
+    print(hashlib.sha256(c.c2.tobytes() + c.g2.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_threads_change_no_bit():
+    """XLA's own threads, whose number NPROC is."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", RUN],
+            env={**os.environ, "NPROC": str(threads)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 3, 64)
+    ]
+    assert len(runs[0].split()) == 3
+    assert runs[0] == runs[1] == runs[2]

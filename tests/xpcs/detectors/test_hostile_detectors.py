@@ -1,0 +1,383 @@
+"""Detectors' files that are damaged or lie: an error that names the file, or arrays within bounds.
+
+Would catch a size that is taken from a header and not from the file, a pixel that is written
+outside a frame, an endless walk, and errors of NumPy's, zipfile's or h5py's own that name nothing.
+"""
+
+from __future__ import annotations
+
+import io
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs.detector_files import imm_bytes, imm_header, random_frames, rigaku_bytes
+
+import jaxkern as jk
+
+SHAPE = (6, 4, 8)
+FRAMES = random_frames(0, SHAPE, most=9)
+
+
+def npz_bytes():
+    frame, row, column = np.nonzero(FRAMES)
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        pixel=row * SHAPE[2] + column,
+        frame=frame,
+        count=FRAMES[frame, row, column],
+        shape=SHAPE,
+    )
+    return buffer.getvalue()
+
+
+def npy_bytes():
+    buffer = io.BytesIO()
+    np.save(buffer, FRAMES)
+    return buffer.getvalue()
+
+
+def hdf5_bytes():
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file.create_dataset("entry/data/data", data=FRAMES, chunks=(2, 4, 8), compression="gzip")
+        file["entry/instrument/detector/frame_time"] = 0.1
+    return buffer.getvalue()
+
+
+def hdf5_events():
+    buffer = io.BytesIO()
+    frame, row, column = np.nonzero(FRAMES)
+    with h5py.File(buffer, "w") as file:
+        file["pixel"], file["frame"] = row * SHAPE[2] + column, frame
+        file["count"], file["shape"] = FRAMES[frame, row, column], SHAPE
+    return buffer.getvalue()
+
+
+FORMATS = {
+    "rigaku.bin": (rigaku_bytes(FRAMES), 700),
+    "sparse.imm": (imm_bytes(FRAMES, True), 700),
+    "dense.imm": (imm_bytes(FRAMES, False), 500),
+    "events.npz": (npz_bytes(), 500),
+    "frames.npy": (npy_bytes(), 500),
+    "frames.h5": (hdf5_bytes(), 300),
+    "events.h5": (hdf5_events(), 200),
+}
+
+
+def read_all(path):
+    """What a correlator reads, with every bound that it relies on checked."""
+    with jk.xpcs.open_frames(path, SHAPE[1:]) as source:
+        n, height, width = source.shape
+        for first in range(0, min(n, 40), 7):
+            stop = min(first + 7, n)
+            events = source.events(first, stop)
+            assert len(events.pixel) == len(events.frame) == len(events.count)
+            if len(events.pixel):
+                assert events.pixel.min() >= 0
+                assert events.pixel.max() < height * width
+                assert first <= events.frame.min()
+                assert events.frame.max() < stop
+                assert (np.diff(events.frame) >= 0).all()
+                assert events.count.dtype.kind == "f" or events.count.min() > 0
+            if height * width <= 4096:
+                assert source.read(first, stop).shape == (stop - first, height, width)
+
+
+def mutations(good, count, seed):
+    """Files that differ in a few bytes, are cut short, or have a number made extreme."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        data = bytearray(good)
+        kind = rng.integers(4)
+        place = int(rng.integers(len(data)))
+        if kind == 0:
+            for _ in range(int(rng.integers(1, 6))):
+                data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        elif kind == 1:
+            extreme = [b"\xff" * 4, b"\x00" * 4, b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80"]
+            data[place : place + 4] = extreme[int(rng.integers(4))]
+        elif kind == 2:
+            del data[place:]
+        else:
+            other = int(rng.integers(len(data)))
+            data[place:place] = data[other : other + int(rng.integers(1, 64))]
+        yield bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:Reading .*created on Python 2")
+@pytest.mark.parametrize("name", FORMATS)
+def test_mutated_files(tmp_path, name):
+    good, count = FORMATS[name]
+    path = tmp_path / name
+    path.write_bytes(good)
+    read_all(path)
+    refused = 0
+    for data in mutations(good, count, seed=len(good)):
+        path.write_bytes(data)
+        try:
+            read_all(path)
+            continue
+        except jk.xpcs.DetectorFileError as error:
+            message = str(error)
+        refused += 1
+        assert name in message
+    assert count / 10 < refused < count
+
+
+def words(*events):
+    return np.array([f << 40 | p << 16 | c for p, f, c in events], "<u8").tobytes()
+
+
+RIGAKU = [
+    (b"", "is empty"),
+    (words((0, 0, 1))[:7], "has 7 bytes; wanted events of 8 bytes"),
+    (words((0, 0, 1), (32, 1, 1)), r"event 1 is of pixel 32; wanted 0 to 31 of 4 x 8 pixels"),
+    (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), r"event 1 is of pixel 32"),
+    (words((1 << 20, 0, 1), (3, 1, 1)), r"event 0 is of pixel 1048576"),
+    (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), r"event 2 is of frame 4, behind one of frame 5"),
+    # Numbers that begin again behind the largest one.
+    (words((0, 2**24 - 1, 1), (0, 0, 1)), r"event 1 is of frame 0, behind one of frame 16777215"),
+    (words(*[(0, 7, 1)] * 32768, (0, 6, 1)), r"event 32768 is of frame 6, behind one of frame 7"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), RIGAKU)
+def test_rigaku_files_that_are_refused(tmp_path, data, message):
+    path = tmp_path / "run.bin"
+    path.write_bytes(data)
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.bin.*" + message):
+        jk.xpcs.open_frames(path, (4, 8))
+
+
+def test_the_last_frame_that_a_word_can_name(tmp_path):
+    path = tmp_path / "run.bin"
+    path.write_bytes(words((1, 0, 1), (2, 2**24 - 1, 3)))
+    source = jk.xpcs.open_frames(path, (4, 8))
+    assert len(source) == 2**24
+    assert source.events(2**24 - 1, 2**24).count.tolist() == [3]
+    assert source.events(1, 2**24 - 1).count.tolist() == []
+
+
+EVENT = np.array([5], "<i4").tobytes() + np.array([2], "<i2").tobytes()
+IMM = [
+    (b"x" * 1000, "1000 bytes; wanted a header"),
+    (bytes(1024), "0 rows and 0 columns"),
+    (imm_header(6, 2**30, 2**30, 0), "1073741824 rows"),
+    (imm_header(0, 4, 8, 32, size=4) + bytes(128), "4 bytes a pixel"),
+    (imm_header(0, 4, 8, 31) + bytes(62), "frame 0 at byte 0 says 31 numbers; wanted 32"),
+    (imm_header(6, 4, 8, 2**32 - 1) + EVENT, "says 4294967295 numbers; wanted at most 32"),
+    (imm_header(6, 4, 8, 2) + EVENT, "says 2 numbers of 6 bytes; the file ends at byte 1030"),
+    (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", "frame 2 at byte 2060 is cut off"),
+    (imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0), r"\[6, 4, 9\]; wanted \[6, 4, 8\]"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), IMM)
+def test_imm_files_that_are_refused(tmp_path, data, message):
+    path = tmp_path / "run.imm"
+    path.write_bytes(data)
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.imm.*" + message):
+        jk.xpcs.open_frames(path)
+
+
+@pytest.mark.parametrize(("pixel", "count"), [(32, 1), (-1, 1), (3, -1), (2**31 - 1, 1)])
+def test_imm_events_that_are_refused(tmp_path, pixel, count):
+    path = tmp_path / "run.imm"
+    good = imm_header(6, 4, 8, 1) + EVENT
+    bad = np.array([pixel], "<i4").tobytes() + np.array([count], "<i2").tobytes()
+    # Opening reads the first, the middle and the last frame.
+    path.write_bytes(good + imm_header(6, 4, 8, 1) + bad + 2 * good)
+    with jk.xpcs.open_frames(path) as source:
+        source.events(0, 1)
+        with pytest.raises(
+            jk.xpcs.DetectorFileError, match=rf"frame 1 has the count {count} in pixel {pixel};"
+        ):
+            source.read(0, 2)
+
+
+EVENTS = [
+    ({"pixel": [1, 32], "frame": [0, 0], "count": [1, 1]}, "pixel is 32 in event 1; wanted 0 to 3"),
+    ({"pixel": [1, -1], "frame": [0, 0], "count": [1, 1]}, "pixel is -1 in event 1"),
+    ({"pixel": [1, 2], "frame": [0, -2], "count": [1, 1]}, "frame is -2 in event 1"),
+    ({"pixel": [1, 2], "frame": [0, 2**31], "count": [1, 1]}, "2147483649 frames"),
+    ({"pixel": [1, 2], "frame": [0, 6], "count": [1, 1], "shape": [6, 4, 8]}, "frame is 6 in ev"),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, -1]}, "count is -1 in event 1"),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, 2**32]}, "count is 4294967296 in event 1"),
+    ({"pixel": [1, 2], "frame": [0], "count": [1, 1]}, "as many of each"),
+    ({"pixel": [[1, 2]], "frame": [0, 1], "count": [1, 1]}, r"int64 of the shape \(1, 2\)"),
+    ({"pixel": [1.5, 2], "frame": [0, 1], "count": [1, 1]}, "pixel is float64"),
+    ({"pixel": 1, "frame": 0}, r"pixel is int64 of the shape \(\)"),
+    ({"pixel": [1], "frame": [0], "shape": [4, 8]}, "the shape"),
+    ({"pixel": [1], "frame": [0], "shape": [2, 2**16, 2**16]}, "65536 x 65536 pixels"),
+]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize(("arrays", "message"), EVENTS)
+def test_events_that_are_refused(tmp_path, arrays, message, suffix):
+    path = tmp_path / f"run{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for key, array in arrays.items():
+                file[key] = array
+    with pytest.raises(jk.xpcs.DetectorFileError, match=message) as raised:
+        jk.xpcs.open_frames(path, (4, 8))
+    assert path.name in str(raised.value)
+
+
+def test_arrays_of_pickles_are_refused(tmp_path):
+    path = tmp_path / "run.npy"
+    np.save(path, np.array([{}], object))
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.npy"):
+        jk.xpcs.open_frames(path)
+    np.savez(tmp_path / "run.npz", pixel=np.array([{}], object), frame=[0])
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.npz"):
+        jk.xpcs.open_frames(tmp_path / "run.npz", (4, 8))
+    np.savez(tmp_path / "other.npz", frame=[0], frames=[1])
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"pixel is not there"):
+        jk.xpcs.open_frames(tmp_path / "other.npz", (4, 8))
+
+
+def flat(file):
+    file["entry/data/data"] = np.zeros((4, 8), "u2")
+
+
+def complex_counts(file):
+    file["entry/data/data"] = np.zeros((2, 4, 8), complex)
+
+
+def texts(file):
+    file["entry/data/data"] = ["a", "b"]
+
+
+def empty(file):
+    file["entry/data/data"] = h5py.Empty("u2")
+
+
+def a_group(file):
+    file.create_group("entry/data/data")
+
+
+def loop(file):
+    file["entry/data/data"] = h5py.SoftLink("/entry/data/other")
+    file["entry/data/other"] = h5py.SoftLink("/entry/data/data")
+
+
+def loop_of_groups(file):
+    file.create_group("entry/data")["data"] = h5py.SoftLink("/entry/data/data/data")
+
+
+def missing_file(file):
+    file["entry/data/data_000001"] = h5py.ExternalLink("run_data_000001.h5", "/entry/data/data")
+
+
+def itself(file):
+    file["entry/data/data_000001"] = h5py.ExternalLink("run.h5", "/entry/data/data_000001")
+
+
+def other_shapes(file):
+    file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
+    file["entry/data/data_000002"] = np.zeros((2, 4, 9), "u2")
+
+
+def other_dtypes(file):
+    file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
+    file["entry/data/data_000002"] = np.zeros((2, 4, 8), "u4")
+
+
+def a_part_is_missing(file):
+    for number in (1, 2, 4):
+        file[f"entry/data/data_{number:06d}"] = np.zeros((2, 4, 8), "u2")
+
+
+def two_of_a_number(file):
+    file["entry/data/data_1"] = file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
+
+
+def too_many_frames(file):
+    file.create_dataset("entry/data/data", (2**40, 4, 8), "u2", chunks=(1, 4, 8))
+
+
+def too_many_pixels(file):
+    file.create_dataset("entry/data/data", (2, 2**20, 2**20), "u2", chunks=(1, 4, 8))
+
+
+def no_pixels(file):
+    file.create_dataset("entry/data/data", (2, 0, 8), "u2")
+
+
+def virtual_without_its_file(file):
+    layout = h5py.VirtualLayout((2, 4, 8), "u2")
+    layout[:] = h5py.VirtualSource("gone.h5", "data", (2, 4, 8))
+    file.create_virtual_dataset("entry/data/data", layout)
+
+
+def other_mask(file):
+    file["entry/data/data"] = np.zeros((2, 4, 8), "u2")
+    file["entry/instrument/detector/pixel_mask"] = np.zeros((8, 4), "u4")
+
+
+HDF5 = [
+    (flat, r"shape \(4, 8\) and dtype uint16; wanted numbers \[N, H, W\]"),
+    (complex_counts, "dtype complex128"),
+    (texts, "wanted numbers"),
+    (empty, "wanted numbers"),
+    (a_group, "no frames where they are looked for; it has no data set of three axes"),
+    (loop, r"/entry/data/data is a link to /entry/data/other, which is not there"),
+    (loop_of_groups, "/entry/data/data is a link"),
+    (missing_file, r"data_000001 is a link to run_data_000001.h5, /entry/data/data, which is not"),
+    (itself, "data_000001 is a link to"),
+    (other_shapes, r"data_000002 has the shape \(2, 4, 9\)"),
+    (other_dtypes, r"data_000002 .* uint32; wanted \[N, 4, 8\] and uint16"),
+    (a_part_is_missing, r"data_000004 follows on number 2; wanted parts 1 to 4 once each"),
+    (two_of_a_number, r"data_1 follows on number 1"),
+    (too_many_frames, r"1099511627776, 4, 8.*at most 2147483647 frames"),
+    (too_many_pixels, "1048576, 1048576.*wanted at most"),
+    (no_pixels, "wanted at most"),
+    (virtual_without_its_file, "is made of gone.h5, which is not there"),
+    (other_mask, r"pixel_mask has the shape \(8, 4\); wanted \(4, 8\)"),
+    (lambda file: None, "at the top"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), HDF5, ids=lambda made: getattr(made, "__name__", ""))
+def test_hdf5_files_that_are_refused(tmp_path, make, message):
+    path = tmp_path / "run.h5"
+    with h5py.File(path, "w") as file:
+        make(file)
+    with pytest.raises(jk.xpcs.DetectorFileError, match=message) as raised:
+        jk.xpcs.open_frames(path)
+    assert "run.h5" in str(raised.value)
+    # The file is not left open: it can be written again.
+    with h5py.File(path, "w"):
+        pass
+
+
+def test_a_chunk_that_is_damaged_is_named(tmp_path):
+    path = tmp_path / "run.h5"
+    with h5py.File(path, "w") as file:
+        stored = file.create_dataset(
+            "entry/data/data", data=FRAMES, chunks=(1, 4, 8), fletcher32=True
+        )
+        place = stored.id.get_chunk_info(1).byte_offset
+    with open(path, "r+b") as file:
+        file.seek(place + 3)
+        file.write(b"\xa5")
+    with jk.xpcs.open_frames(path) as source:
+        source.read(0, 1)
+        with pytest.raises(
+            jk.xpcs.DetectorFileError, match=r"run\.h5: /entry/data/data, frames 1 to 1 cannot be"
+        ):
+            source.read(1, 2)
+
+
+@pytest.mark.parametrize("content", [b"not at all", b"\x89HDF\r\n\x1a\n" + b"\1" * 500])
+def test_not_an_hdf5_file(tmp_path, content):
+    path = tmp_path / "run.h5"
+    path.write_bytes(content)
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.h5 cannot be opened as an HDF5"):
+        jk.xpcs.open_frames(path)

@@ -1,0 +1,495 @@
+"""Files of results: the layout that xpcs-viewer opens, and what is read back.
+
+Would catch: a field that is missing, transposed or of another shape than the viewer and boost-corr
+have it, bins in another order than their matrices, labels counted with the empty cells, a time step
+without its stride and average, a damaged file that is a traceback of h5py's, a half file left by a
+kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+from support.xpcs import correlation_results as made
+
+from jaxkern import xpcs
+from jaxkern.xpcs import ApsFormatError, read_results, write_results
+
+N, SHAPE = made.N, made.SHAPE
+
+#: every field of docs/correlation-files.md with its shape
+FIELDS = {
+    "entry/schema_version": (),
+    "entry/start_time": (),
+    "entry/instrument/detector_1/frame_time": (),
+    "entry/instrument/detector_1/count_time": (),
+    "entry/instrument/detector_1/x_pixel_size": (),
+    "entry/instrument/detector_1/y_pixel_size": (),
+    "entry/instrument/incident_beam/incident_energy": (),
+    "xpcs/qmap/mask": SHAPE,
+    "xpcs/qmap/dynamic_roi_map": SHAPE,
+    "xpcs/qmap/static_roi_map": SHAPE,
+    "xpcs/qmap/dynamic_num_pts": (2,),
+    "xpcs/qmap/static_num_pts": (2,),
+    "xpcs/qmap/dynamic_v_list_dim0": (2,),
+    "xpcs/qmap/dynamic_v_list_dim1": (3,),
+    "xpcs/qmap/dynamic_index_mapping": (5,),
+    "xpcs/qmap/static_index_mapping": (10,),
+    "xpcs/qmap/map_names": (2,),
+    "xpcs/qmap/map_units": (2,),
+    "xpcs/qmap/beam_center_x": (),
+    "xpcs/qmap/beam_center_y": (),
+    "xpcs/qmap/pixel_size": (),
+    "xpcs/qmap/detector_distance": (),
+    "xpcs/qmap/energy": (),
+    "xpcs/temporal_mean/scattering_2d": (1, *SHAPE),
+    "xpcs/temporal_mean/scattering_1d": (1, 10),
+    "xpcs/temporal_mean/scattering_1d_segments": (10, 10),
+    "xpcs/spatial_mean/intensity_vs_time": (2, N),
+    "xpcs/multitau/normalized_g2": (11, 5),
+    "xpcs/multitau/normalized_g2_err": (11, 5),
+    "xpcs/multitau/delay_list": (11,),
+    "xpcs/multitau/config/stride_frame": (),
+    "xpcs/multitau/config/avg_frame": (),
+    "xpcs/twotime/correlation_map/c2_00001": (N, N),
+    "xpcs/twotime/correlation_map/c2_00003": (N, N),
+    "xpcs/twotime/processed_bins": (3,),
+    "xpcs/twotime/normalized_g2": (N, 3),
+    "xpcs/twotime/normalized_g2_segments": (N // 5, 5, 3),
+    "xpcs/twotime/config/stride_frame": (),
+    "xpcs/twotime/config/avg_frame": (),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Both results, and their file."""
+    multitau, twotime = made.multitau(), made.twotime()
+    path = tmp_path_factory.mktemp("results") / "results.hdf"
+    assert write_results(path, multitau, twotime) == path
+    return multitau, twotime, path
+
+
+def same(found, wanted):
+    """All fields of two results."""
+    for name, value in vars(wanted).items():
+        other = getattr(found, name)
+        if name == "qmap":
+            for part in ("dynamic", "static", "mask", "q", "phi"):
+                np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
+        elif name == "overview":
+            for part in vars(value) if value else ():
+                np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
+        elif name == "config":
+            for key in value:
+                np.testing.assert_array_equal(other[key], value[key])
+        else:
+            np.testing.assert_array_equal(other, value, err_msg=name)
+
+
+def test_every_field_is_where_the_viewer_looks(written):
+    multitau, twotime, path = written
+    with h5py.File(path) as file:
+        shapes = {name: file[name].shape for name in FIELDS if name in file}
+        assert shapes == FIELDS
+        assert {"hash", "version"} <= set(file["xpcs/qmap"].attrs)
+        maps = file["xpcs/twotime/correlation_map"]
+        assert list(maps) == ["c2_00001", "c2_00002", "c2_00003"]
+        for k, name in enumerate(maps):
+            np.testing.assert_array_equal(maps[name][()], np.triu(twotime.c2[k]))
+        np.testing.assert_array_equal(file["xpcs/twotime/processed_bins"][()], [4, 1, 5])
+        for k in range(3):
+            np.testing.assert_array_equal(
+                file["xpcs/twotime/normalized_g2"][:, k], twotime.g2[:, k]
+            )
+            for part in range(5):
+                np.testing.assert_array_equal(
+                    file["xpcs/twotime/normalized_g2_segments"][:, part, k],
+                    twotime.g2_parts[part, :, k],
+                )
+        np.testing.assert_array_equal(file["xpcs/multitau/normalized_g2"][()], multitau.g2)
+        assert file["xpcs/multitau/delay_list"][0] == 1
+        cells = file["xpcs/qmap/dynamic_index_mapping"][()]
+        q, phi = (file[f"xpcs/qmap/dynamic_v_list_dim{k}"][()] for k in range(2))
+        assert cells.tolist() == made.CELLS
+        np.testing.assert_array_equal(q[cells // 3], multitau.q)
+        np.testing.assert_array_equal(phi[cells % 3], multitau.phi)
+        intensity = file["xpcs/spatial_mean/intensity_vs_time"][()]
+        np.testing.assert_array_equal(intensity[0], np.arange(N))
+        assert file["xpcs/qmap/map_names"][()].tolist() == [b"q", b"phi"]
+
+
+def test_what_is_written_is_read(written):
+    multitau, twotime, path = written
+    found = read_results(path)
+    same(found.multitau, multitau)
+    assert found.twotime.overview is not None  # that of the file, which multitau brought
+    for name, value in vars(twotime).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(getattr(found.twotime, name), value, err_msg=name)
+    assert found.twotime.config["smoothing"] == "static"
+    assert found.twotime.frame_time == twotime.frame_time
+    some = read_results(path, bins=[5, 4]).twotime
+    np.testing.assert_array_equal(some.c2, twotime.c2[[2, 0]])
+    np.testing.assert_array_equal(some.g2_parts, twotime.g2_parts[:, :, [2, 0]])
+    assert some.bins.tolist() == [5, 4]
+    for bins in ([2], [], [4, 9]):
+        with pytest.raises(ValueError, match=r"wanted some of 4, 1, 5"):
+            read_results(path, bins=bins)
+
+
+def test_bins_that_were_left_out_are_nan_and_stay_out(tmp_path):
+    path = write_results(tmp_path / "r.hdf", made.multitau(bins=(2, 5), average=2))
+    with h5py.File(path) as file:
+        g2 = file["xpcs/multitau/normalized_g2"][()]
+        assert file["entry/instrument/detector_1/frame_time"][()] == 1e-3
+        assert file["xpcs/multitau/config/avg_frame"][()] == 2
+    assert np.isnan(g2[:, [0, 2, 3]]).all()
+    assert not np.isnan(g2[:, [1, 4]]).any()
+    same(read_results(path).multitau, made.multitau(bins=(2, 5), average=2))
+
+
+def test_bad_frames_cells_and_missing_labels(tmp_path):
+    bad = made.twotime(bad_frames=(3, 4))
+    assert np.isnan(bad.c2[0, 3]).all()
+    found = read_results(write_results(tmp_path / "b.hdf", twotime=bad)).twotime
+    np.testing.assert_array_equal(found.c2, bad.c2)
+    assert found.config["bad_frames"] == [3, 4]
+    np.testing.assert_array_equal(found.n_pairs, bad.n_pairs)
+    cells = made.twotime(form=("t1t2", 4))
+    path = write_results(tmp_path / "c.hdf", twotime=cells)
+    found = read_results(path, bins=[1]).twotime
+    np.testing.assert_array_equal(found.c2[0], cells.c2[1])
+    assert found.config["form"] == ("t1t2", 4)
+    np.testing.assert_array_equal(found.fit_data().data, found.c2)  # which looks at the form
+    np.testing.assert_array_equal(found.t1, cells.t1)
+    with h5py.File(path) as file:
+        assert "xpcs/twotime" not in file  # which the viewer would take for matrices of frames
+    nameless = made.multitau(frame_time=None, labelled=False)
+    path = write_results(
+        tmp_path / "n.hdf", nameless, made.twotime(frame_time=None, labelled=False)
+    )
+    found = read_results(path).multitau
+    assert (found.q, found.tau, found.frame_time) == (None, None, None)
+    np.testing.assert_array_equal(found.g2, nameless.g2)
+    assert read_results(path).metadata == {}
+    with pytest.raises(ApsFormatError, match=r"map_names is \['bin', 'phi'\]"):
+        xpcs.ApsFile(path)
+
+
+def test_what_the_correlators_give_is_read_as_it_was(tmp_path):
+    """Settings of the same types too, so that what is read goes through JSON and into fits."""
+    how = {"intensity_cut": (0.1, None), "bad_frames": [3, 8], "frame_time": 1e-3}
+    g2 = xpcs.multitau(made.frames(40), made.qmap(), parts=2, **how)
+    for form in ("full", ("t1t2", 8), ("age-lag", 3, 4, 2)):
+        c2 = xpcs.twotime(made.frames(40), made.qmap(), bins=[4, 1, 5], form=form, **how)
+        found = read_results(write_results(tmp_path / "r.hdf", g2, c2))
+        same(found.twotime, c2)
+        assert {name: found.twotime.config.get(name) for name in c2.config} == c2.config
+        picked = read_results(tmp_path / "r.hdf", bins=[1]).twotime
+        if form != "full":
+            np.testing.assert_array_equal(picked.c2_pairs, c2.c2_pairs[[1]])
+    same(found.multitau, replace(g2, parts=found.multitau.parts))
+    assert json.loads(json.dumps(found.multitau.to_dict()))["config"]["bad_frames"] == [3, 8]
+    assert {name: found.multitau.config.get(name) for name in g2.config} == g2.config
+
+
+def test_two_times_of_frames_that_are_not_alike(tmp_path):
+    path = tmp_path / "r.hdf"
+    with pytest.raises(ValueError, match=r"0\.001 s apart in multitau and 0\.002 s in twotime"):
+        write_results(path, made.multitau(), made.twotime(frame_time=2e-3))
+    with pytest.raises(ValueError, match="neither multitau nor twotime"):
+        write_results(path)
+    with pytest.raises(TypeError, match="multitau is a TwoTimeResult; wanted a MultiTauResult"):
+        write_results(path, made.twotime())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metadata_are_copied_without_the_frames(tmp_path):
+    source = tmp_path / "run_metadata.hdf"
+    with h5py.File(source, "w") as file:
+        file["entry/schema_version"] = "1.7"
+        file["entry/sample/name"] = "silica"
+        file["entry/sample"].attrs["NX_class"] = "NXsample"
+        file["entry/instrument/detector_1/frame_time"] = 5.0
+        file["entry/instrument/detector_1/count_time"] = 0.9e-3
+        file["entry/instrument/detector_1/distance"] = 4.5
+        file["entry/data/data"] = np.zeros((4, 4))
+        file["entry/far"] = h5py.ExternalLink("nowhere.h5", "/x")
+        file["other"] = 1
+    path = write_results(tmp_path / "r.hdf", made.multitau(), metadata=source)
+    with h5py.File(path) as file:
+        entry = file["entry"]
+        assert entry["sample/name"][()] == b"silica"
+        assert entry["sample"].attrs["NX_class"] == "NXsample"
+        assert entry["schema_version"][()] == b"1.7"
+        # The time that the frames were correlated with counts.
+        assert entry["instrument/detector_1/frame_time"][()] == 1e-3
+        assert isinstance(entry.get("far", getlink=True), h5py.ExternalLink)
+        assert "data" not in entry
+        assert "other" not in file
+        assert file["xpcs/qmap/detector_distance"][()] == 4.5
+    found = read_results(path).metadata
+    assert found == {"frame_time": 1e-3, "count_time": 0.9e-3, "distance": 4.5}
+    known = {"energy": 10.9, "pixel_size": 75e-6, "start_time": "2026-11-22T10:00:00"}
+    path = write_results(tmp_path / "k.hdf", made.multitau(frame_time=None), metadata=known)
+    assert read_results(path).metadata == known
+    with h5py.File(source, "w") as file:
+        file["nothing"] = 1
+    with pytest.raises(ApsFormatError, match=r"run_metadata\.hdf: there is no group /entry"):
+        write_results(tmp_path / "x.hdf", made.multitau(), metadata=source)
+    assert not (tmp_path / "x.hdf").exists()
+
+
+def test_units_of_copied_metadata(tmp_path):
+    """Those of the file that was copied, as the readers of frames take them."""
+    source = tmp_path / "run_metadata.hdf"
+    with h5py.File(source, "w") as file:
+        file["entry/instrument/detector_1/count_time"] = 0.9
+        file["entry/instrument/detector_1/count_time"].attrs["units"] = "ms"
+        file["entry/instrument/incident_beam/incident_energy"] = 10900.0
+        file["entry/instrument/incident_beam/incident_energy"].attrs["units"] = "eV"
+    path = write_results(tmp_path / "r.hdf", made.multitau(), metadata=source)
+    found = read_results(path).metadata
+    assert found == {"frame_time": 1e-3, "count_time": pytest.approx(0.9e-3), "energy": 10.9}
+
+
+def test_parts_of_the_run(tmp_path):
+    """With the public function, whose parts are shorter and reach fewer delays."""
+    wanted = xpcs.multitau(made.frames(40), made.qmap(), bins=[2, 4], parts=3, progress=False)
+    assert len(wanted.parts[0].delay) < len(wanted.delay)
+    found = read_results(write_results(tmp_path / "p.hdf", wanted)).multitau
+    assert len(found.parts) == 3
+    for one, other in zip(found.parts, wanted.parts, strict=True):
+        for name in ("delay", "g2", "g2_err", "n_pairs", "n_frames", "q"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_a_fit_reads_them_as_an_aps_file(written):
+    _, twotime, path = written
+    with xpcs.ApsFile(path) as file:
+        assert (file.layout, file.dt) == ("aps-u", 1e-3)
+        np.testing.assert_array_equal(file.q, [0.006, 0.004, 0.006])
+        np.testing.assert_array_equal(file.phi, [10.0, -30.0, 50.0])
+        np.testing.assert_array_equal(file.read(1, 3, 9), twotime.c2[1, 3:9])
+
+
+def test_a_file_of_boost_corrs(tmp_path):
+    """Lists of one row, float32, no n_pairs, chunks as large as a matrix, several averages."""
+    path = tmp_path / "boost_results.hdf"
+    c2 = made.twotime().c2.astype(np.float32)
+    dynamic, static, mask = made.maps()
+    with h5py.File(path, "w") as file:
+        file["entry/instrument/detector_1/frame_time"] = 2e-3
+        file["xpcs/qmap/mask"] = mask
+        file["xpcs/qmap/dynamic_roi_map"] = dynamic.astype(np.uint16)
+        file["xpcs/qmap/static_roi_map"] = static.astype(np.uint16)
+        file["xpcs/qmap/dynamic_v_list_dim0"] = made.Q
+        file["xpcs/qmap/dynamic_v_list_dim1"] = made.PHI
+        file["xpcs/qmap/dynamic_index_mapping"] = made.CELLS
+        file["xpcs/qmap/static_index_mapping"] = np.arange(10)
+        file["xpcs/qmap/map_names"] = ["q", "phi"]
+        file["xpcs/temporal_mean/scattering_2d"] = np.ones((1, *SHAPE), np.float32)
+        file["xpcs/temporal_mean/scattering_1d"] = np.ones((1, 10), np.float32)
+        file["xpcs/temporal_mean/scattering_1d_segments"] = np.ones((3, 10), np.float32)
+        file["xpcs/spatial_mean/intensity_vs_time"] = np.ones((2, 40), np.float32)
+        file["xpcs/multitau/delay_list"] = np.array([1, 2, 8, 10, 16, 20, 32], np.int32)
+        file["xpcs/multitau/normalized_g2"] = np.full((7, 5), 1.5, np.float32)
+        file["xpcs/multitau/normalized_g2_err"] = np.full((7, 5), 0.5, np.float32)
+        file["xpcs/multitau/config/stride_frame"] = 3
+        file["xpcs/multitau/config/avg_frame"] = 2
+        file["xpcs/multitau/config/analysis_type"] = "multitau"
+        file["xpcs/twotime/processed_bins"] = [4, 1, 5]
+        file["xpcs/twotime/normalized_g2"] = np.ones((N, 3), np.float32)
+        file["xpcs/twotime/normalized_g2_segments"] = np.ones((N // 5, 5, 3), np.float32)
+        for k, matrix in enumerate(c2):
+            file.create_dataset(
+                f"xpcs/twotime/correlation_map/c2_{k + 1:05d}",
+                data=np.triu(matrix),
+                chunks=(N, N),
+                compression="lzf",
+            )
+    multitau, twotime, metadata = read_results(path)
+    np.testing.assert_allclose(multitau.tau, 12e-3 * multitau.delay)
+    # 40 frames; sums of 2 from the delay 10 on, of 4 from 20.
+    assert multitau.n_pairs.tolist() == [39, 38, 32, 15, 12, 5, 2]
+    np.testing.assert_array_equal(multitau.q, [0.004, 0.004, 0.006, 0.006, 0.006])
+    assert multitau.config["analysis_type"] == "multitau"
+    assert twotime.frame_time == 2e-3
+    np.testing.assert_array_equal(twotime.c2, c2)
+    assert twotime.c2.dtype == np.float32
+    assert metadata == {"frame_time": 2e-3}
+
+
+HOSTILE = {
+    "no analysis": (["xpcs/multitau", "xpcs/twotime"], {}, "neither xpcs/multitau nor"),
+    "no map": (["xpcs/qmap"], {}, "xpcs/qmap"),
+    "a map of three axes": (
+        ["xpcs/qmap/dynamic_roi_map"],
+        {"xpcs/qmap/dynamic_roi_map": np.ones((2, 6, 8), int)},
+        "dynamic_roi_map",
+    ),
+    "maps of other shapes": (
+        ["xpcs/qmap/mask"],
+        {"xpcs/qmap/mask": np.ones((6, 9), int)},
+        "mask",
+    ),
+    "a bin of an empty cell": (
+        ["xpcs/qmap/dynamic_index_mapping"],
+        {"xpcs/qmap/dynamic_index_mapping": [0, 2, 3]},
+        "dynamic",
+    ),
+    "a cell outside the grid": (
+        ["xpcs/qmap/dynamic_index_mapping"],
+        {"xpcs/qmap/dynamic_index_mapping": [0, 2, 3, 4, 60]},
+        "60",
+    ),
+    "no delays": (["xpcs/multitau/delay_list"], {}, "multitau/delay_list is missing"),
+    "too few delays": (
+        ["xpcs/multitau/delay_list"],
+        {"xpcs/multitau/delay_list": [1, 2]},
+        "has 2 delays",
+    ),
+    "g2 of one axis": (
+        ["xpcs/multitau/normalized_g2"],
+        {"xpcs/multitau/normalized_g2": np.ones(5)},
+        "wanted 2 dimensions",
+    ),
+    "g2 that is text": (
+        ["xpcs/multitau/normalized_g2"],
+        {"xpcs/multitau/normalized_g2": "text"},
+        "normalized_g2",
+    ),
+    "too many columns' bins": (
+        ["xpcs/multitau/processed_bins"],
+        {"xpcs/multitau/processed_bins": [1, 99]},
+        "bins from 1 to 99",
+    ),
+    "a matrix that is missing": (
+        ["xpcs/twotime/correlation_map/c2_00002"],
+        {},
+        "2 numbered matrices",
+    ),
+    "a matrix that is not square": (
+        ["xpcs/twotime/correlation_map/c2_00002"],
+        {"xpcs/twotime/correlation_map/c2_00002": np.ones((N, N + 1))},
+        "wanted a square matrix",
+    ),
+    "segments of two axes": (
+        ["xpcs/twotime/normalized_g2_segments"],
+        {"xpcs/twotime/normalized_g2_segments": np.ones((3, 5))},
+        "wanted 3 dimensions",
+    ),
+    "g2 of other bins": (
+        ["xpcs/twotime/normalized_g2"],
+        {"xpcs/twotime/normalized_g2": np.ones((N, 2))},
+        r"wanted \[N, 3\]",
+    ),
+    "an image of another shape": (
+        ["xpcs/temporal_mean/scattering_2d"],
+        {"xpcs/temporal_mean/scattering_2d": np.ones((1, 3, 3))},
+        "scattering_2d",
+    ),
+    "a group where numbers should be": (
+        ["xpcs/spatial_mean/intensity_vs_time"],
+        {"xpcs/spatial_mean/intensity_vs_time/x": 1},
+        "is a group",
+    ),
+    "a time step below 0": (
+        ["entry/instrument/detector_1/frame_time"],
+        {"entry/instrument/detector_1/frame_time": -1.0},
+        "frame_time",
+    ),
+    "a link to nothing": (
+        ["xpcs/multitau/normalized_g2_err"],
+        {"xpcs/multitau/normalized_g2_err": h5py.SoftLink("/nowhere")},
+        "links to what is not there",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_told(written, tmp_path, case):
+    removed, added, words = HOSTILE[case]
+    path = tmp_path / "hostile.hdf"
+    path.write_bytes(written[2].read_bytes())
+    with h5py.File(path, "a") as file:
+        for name in removed:
+            del file[name]
+        for name, value in added.items():
+            file[name] = value
+    with pytest.raises(ValueError, match=words) as caught:
+        read_results(path)
+    assert "hostile.hdf" in str(caught.value)
+
+
+def test_files_that_are_none_or_damaged(written, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_results(tmp_path / "nowhere.hdf")
+    content = written[2].read_bytes()
+    path = tmp_path / "cut.hdf"
+    rng = np.random.default_rng(0)
+    for cut in (0, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(ApsFormatError, match=r"cut\.hdf"):
+            read_results(path)
+    path.write_bytes(content[:8] + b"\1" * (len(content) - 8))  # a superblock of nonsense
+    with pytest.raises(ApsFormatError, match=r"cut\.hdf cannot be opened"):
+        read_results(path)
+    for _ in range(40):
+        wrong = bytearray(content)
+        for place in rng.integers(0, len(content), 30):
+            wrong[place] = rng.integers(256)
+        path.write_bytes(bytes(wrong))
+        with contextlib.suppress(ValueError, MemoryError):  # what was hit may be numbers
+            read_results(path)
+
+
+def test_a_header_that_claims_more_than_memory(written, tmp_path):
+    path = tmp_path / "large.hdf"
+    path.write_bytes(written[2].read_bytes())
+    n = 10**7
+    with h5py.File(path, "a") as file:
+        for k in range(1, 4):
+            del file[f"xpcs/twotime/correlation_map/c2_{k:05d}"]
+            name = f"xpcs/twotime/correlation_map/c2_{k:05d}"
+            file.create_dataset(name, (n, n), np.float64, chunks=(100, 100))
+    with pytest.raises(MemoryError, match=r"two-time correlations of 3 bins take 2\.4e\+06 GB"):
+        read_results(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("killed", ["in the middle", "before the rename"])
+def test_a_kill_leaves_the_old_file(written, tmp_path, killed):
+    path = write_results(tmp_path / "r.hdf", written[0])
+    before = path.read_bytes()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        try:
+            if killed == "before the rename":
+                os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                h5py.Group.create_dataset = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            write_results(path, written[0], written[1])
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.glob("*.hdf")] == ["r.hdf"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(written, tmp_path):
+    path = write_results(tmp_path / "r.hdf", written[0])
+    before = path.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        write_results(path, written[0], metadata=tmp_path / "nowhere.hdf")
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.hdf"]

@@ -1,0 +1,216 @@
+"""Would catch: a wrong power law, trapezoid, prefactor or unit, a gradient below the floor, a model
+that compiles again when it is made again, and bad geometry taken silently.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+from support.xpcs.two_time_oracle import Flow
+from support.xpcs.two_time_problems import PARAMS, PHI, assert_scaled, flow
+
+from jaxkern import xpcs
+
+T = 0.1 * np.arange(40)
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def test_phases_of_flow():
+    model, oracle = flow()
+    A, X = model.phases(PARAMS)
+    wanted_A, wanted_X = oracle.phases(PARAMS.tolist())
+    assert_scaled(A, wanted_A, 1e-14)
+    assert_scaled(X, wanted_X, 1e-14)
+
+
+def test_phases_are_exact_to_rounding():
+    model, oracle = flow(25)
+    A, X = oracle.phases([mp.mpf(p) for p in PARAMS], mp.mpf, mp.power, mp.cos, mp.pi)
+    got_A, got_X = model.phases(PARAMS)
+    for k in (1, 7, 24):
+        assert abs(float(got_A[k]) / float(A[k]) - 1) < 1e-14
+        assert abs(float(got_X[1, k]) / float(X[1][k]) - 1) < 1e-14
+
+
+def test_static_is_the_flow_without_shear():
+    geometry = xpcs.Geometry(0.0054, None, 0.1, T, PHI)
+    model = xpcs.Static(geometry)
+    A, X = model.phases(PARAMS[:3])
+    assert_scaled(A, Flow(0.0054, 1.0, 0.1, T, PHI).phases(PARAMS[:3].tolist())[0], 1e-14)
+    assert not np.any(X)
+    assert model.shear_power == 0
+    assert xpcs.g2(model, PARAMS[:3]).shape == (3, 40, 40)
+
+
+def test_dt_and_t_are_independent():
+    model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, 2e6, 0.2, 0.1 + T, PHI))
+    oracle = Flow(0.0054, 2e6, 0.2, 0.1 + T, PHI)
+    assert_scaled(model.phases(PARAMS)[1], oracle.phases(PARAMS.tolist())[1], 1e-14)
+
+
+@pytest.mark.parametrize("column", range(7))
+def test_tables_are_derivatives(column):
+    """Against finite differences in 60 digits."""
+    model, oracle = flow(25)
+    tables = model.tables(PARAMS)
+    exact = [mp.mpf(float(p)) for p in PARAMS]
+    with mp.workdps(60):
+        step = mp.mpf(10) ** -20 * max(abs(exact[column]), mp.mpf("1e-3"))
+        sides = []
+        for sign in (1, -1):
+            moved = [*exact[:column], exact[column] + sign * step, *exact[column + 1 :]]
+            sides.append(oracle.phases(moved, mp.mpf, mp.power, mp.cos, mp.pi))
+        slope_A = [
+            float((u - v) / (2 * step)) for u, v in zip(sides[0][0], sides[1][0], strict=True)
+        ]
+        slope_X = [
+            [float((u - v) / (2 * step)) for u, v in zip(*rows, strict=True)]
+            for rows in zip(sides[0][1], sides[1][1], strict=True)
+        ]
+    if column in tables.columns_A:
+        assert_scaled(tables.tangents_A[tables.columns_A.index(column)], slope_A, 1e-13)
+    else:
+        assert not np.any(slope_A)
+    if column in tables.columns_X:
+        assert_scaled(tables.tangents_X[:, tables.columns_X.index(column)], slope_X, 1e-13)
+    else:
+        assert not np.any(slope_X)
+
+
+def test_floor_of_the_rates():
+    """Below 1e-10 a rate is 1e-10, and nothing depends on its parameters."""
+    model, oracle = flow(20)
+    params = np.array([100.0, -1.0, -1e4, 0.01, 0.5, -0.1, 0.0])
+    A, X = model.phases(params)
+    wanted_A, wanted_X = oracle.phases(params.tolist())
+    assert_scaled(A, wanted_A, 1e-14)
+    assert_scaled(X, wanted_X, 1e-14)
+    tables = model.tables(params)
+    assert not np.any(tables.tangents_A)
+    assert np.all(np.isfinite(tables.tangents_X))
+
+
+@pytest.mark.parametrize("column", range(7))
+def test_nan_parameters_are_seen(column):
+    """A parameter that is not a number never becomes a rate at its floor."""
+    model, _ = flow(20)
+    A, X = model.phases(np.where(np.arange(7) == column, np.nan, PARAMS))
+    assert np.isnan(A[1:] if column < 3 else X[:, 1:]).all()
+
+
+def test_names_units_defaults_bounds():
+    model, _ = flow()
+    assert model.parameter_names == (
+        *("D0", "alpha", "D_offset", "gamma_dot_t0", "beta", "gamma_dot_t_offset", "phi0"),
+    )
+    assert model.defaults.tolist() == [1000.0, 0.5, 10.0, 0.01, 0.5, 0.0, 0.0]
+    assert model.bounds.tolist() == [
+        *([100, 1e5], [-2, 2], [-1e5, 1e5], [1e-6, 0.5], [-2, 2], [-0.1, 0.1], [-90, 90]),
+    ]
+    assert model.units[0] == "Angstrom^2/s"
+    assert len(model.units) == 7
+
+
+def test_equal_models_share_a_compiled_function():
+    traced = []
+
+    def run(model, params):
+        traced.append(model)
+        return xpcs.g2(model, params)
+
+    jitted = jax.jit(run, static_argnums=0)
+    for _ in range(3):
+        jitted(flow(30)[0], PARAMS)
+    jitted(flow(30, power=2)[0], PARAMS)
+    assert len(traced) == 2
+    assert flow(30)[0] != flow(31)[0]
+
+
+def test_custom_model():
+    """The flow written by a user has the flow's tables."""
+    model, _ = flow()
+    mine = xpcs.CustomModel(
+        model.geometry,
+        lambda p: model.phases(p),
+        model.parameter_names,
+        units=model.units,
+        defaults=model.defaults,
+        bounds=model.bounds,
+        periods=model.periods,
+        columns_A=["D0", "alpha", "D_offset"],
+        columns_X=[3, 4, 5, "phi0"],
+    )
+    assert mine.parameters == model.parameters
+    for got, wanted in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_custom_model_uses_all_parameters_by_default():
+    geometry = xpcs.Geometry(0.01, None, 0.1, T, [0.0, 1.0])
+    model = xpcs.CustomModel(
+        geometry, lambda p: (p[0] * T, p[1] * jnp.ones((2, 1)) * T), ["rate", "shear"]
+    )
+    tables = model.tables([2.0, 3.0])
+    assert tables.columns_A == tables.columns_X == (0, 1)
+    np.testing.assert_array_equal(tables.tangents_A, [T, 0 * T])
+    np.testing.assert_array_equal(tables.tangents_X, [[0 * T, T]] * 2)
+    assert model.units == ("", "")
+    assert model.bounds.tolist() == [[-np.inf, np.inf]] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": 0.0}, "q=0.0; wanted a finite number above 0"),
+        ({"gap": -1.0}, "gap=-1.0; wanted a finite number above 0, in Angstrom"),
+        ({"dt": float("nan")}, "dt=nan; wanted"),
+        ({"t": [0.0]}, "t has 1 times; wanted at least 2"),
+        ({"t": [-0.1, 0.0, 0.1]}, r"t\[0\]=-0.1 is negative; wanted times since the start"),
+        ({"t": [0.0, 1.0, 1.0]}, r"not strictly increasing: t\[1\]=1, t\[2\]=1; sort"),
+        ({"t": [[0.0, 1.0]]}, r"t has shape \(1, 2\); wanted one axis"),
+        ({"t": [0.0, float("inf")]}, "t holds values that are not finite"),
+        ({"phi": []}, "phi is empty"),
+        ({"phi": [float("nan")]}, "phi holds values that are not finite"),
+    ],
+)
+def test_bad_geometry(change, message):
+    good = {"q": 0.01, "gap": 1e6, "dt": 0.1, "t": T, "phi": PHI}
+    with pytest.raises(ValueError, match=message):
+        xpcs.Geometry(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda g: xpcs.LaminarFlow(g, shear_power=3), r"shear_power=3; wanted one of \(0, 2, 4\)"),
+        (lambda g: xpcs.LaminarFlow(xpcs.Geometry(1, None, 1, T, 0)), "no gap"),
+        (
+            lambda g: xpcs.LaminarFlow(g).phases([1.0, 2.0]),
+            r"params has shape \(2,\); wanted \(7,\)",
+        ),
+        (lambda g: xpcs.CustomModel(g, None, ["a", "a"]), "repeats a name"),
+        (lambda g: xpcs.CustomModel(g, None, "ab"), "wanted a list of names"),
+        (lambda g: xpcs.CustomModel(g, None, ["a"], defaults=[1, 2]), "1 parameters, but"),
+        (lambda g: xpcs.CustomModel(g, None, ["a"], bounds=[(2, 1)]), "low < high"),
+        (lambda g: xpcs.CustomModel(g, None, ["a"], columns_A=["b"]), "columns_A has 'b'"),
+        (
+            lambda g: xpcs.CustomModel(g, lambda p: (p[0] * T[1:], T), ["a"]).tables([1.0]),
+            r"A has shape \(39,\); wanted \[n_t\] = \(40,\)",
+        ),
+        (
+            lambda g: xpcs.CustomModel(g, lambda p: (p[0] * T, T), ["a"]).tables([1.0]),
+            r"X has shape \(40,\); wanted \[n_phi, n_t\] = \(3, 40\)",
+        ),
+    ],
+)
+def test_bad_models(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(xpcs.Geometry(0.01, 1e6, 0.1, T, PHI))
+
+
+def test_geometry_is_required():
+    with pytest.raises(TypeError, match="geometry is a dict; wanted a Geometry"):
+        xpcs.Static({"q": 1})

@@ -1,0 +1,465 @@
+"""Would catch: a wrong sum or order of parameters, points counted twice, a loss that is not
+SciPy's, chunks whose bits differ, a dtype that loses digits, `symmetric` that is assumed.
+
+Each program takes half a second to compile, and the pure-JAX one more: that one is compiled where
+its formulas branch, and parameters meet in pairs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.optimize
+from support.xpcs import two_time_oracle as oracle
+from support.xpcs.two_time_problems import (
+    PARAMS,
+    PHI,
+    assert_normalized,
+    assert_scaled,
+    cases,
+    flow,
+    measured,
+    native_only,
+    tables_of,
+)
+
+from jaxkern import xpcs
+from jaxkern.xpcs.model import normal, ops
+from jaxkern.xpcs.model.models import Tables
+from jaxkern.xpcs.model.normal import LOSSES
+
+pytestmark = pytest.mark.usefixtures("x64", "backend")
+CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
+FIELDS = ("jtj", "jtr", "chi2", "cost", "count", "mirrored")
+
+
+def dense_jacobian(model, reference, contrast, offset, scaling):
+    """[n_phi, n, n, P] from the equations, with the model's tables (tested on their own)."""
+    A, X = (np.array(v) for v in reference.phases(PARAMS.tolist()))
+    n_phi, n = X.shape
+    tables = tables_of(model)
+    contrast, offset = np.broadcast_to(contrast, n_phi), np.broadcast_to(offset, n_phi)
+    blocks, p = [], 7
+    for k in range(n_phi):
+        D = A[:, None] - A, X[k][:, None] - X[k]
+        f, (a, h) = oracle.correlation(*D, model.shear_power), oracle.slopes(*D, model.shear_power)
+        physics = np.zeros((n, n, p))
+        for table, column in zip(np.asarray(tables.tangents_A), tables.columns_A, strict=True):
+            physics[..., column] += contrast[k] * a * (table[:, None] - table)
+        for table, column in zip(np.asarray(tables.tangents_X[k]), tables.columns_X, strict=True):
+            physics[..., column] += contrast[k] * h * (table[:, None] - table)
+        scale = np.zeros((n, n, 2 * n_phi))
+        scale[..., k], scale[..., n_phi + k] = f, 1.0
+        if scaling == "constant":
+            scale = np.stack([f, np.ones_like(f)], -1)
+        blocks.append(physics if scaling == "fixed" else np.concatenate([scale, physics], -1))
+    return np.stack(blocks)
+
+
+def problem(n=40, symmetric=False, scaling="individual", noise=0.01):
+    model, contrast, offset, data, c2, jacobian = _problem(n, symmetric, scaling, noise)
+    return model, contrast, offset, data.copy(), c2, jacobian
+
+
+@functools.cache
+def _problem(n, symmetric, scaling, noise):
+    model, reference = flow(n)
+    contrast, offset = (0.3, 1.0) if scaling == "constant" else (CONTRAST, OFFSET)
+    truth = reference.g2(PARAMS * 1.02, contrast, offset)
+    data = measured(truth, noise, symmetric)
+    c2 = reference.g2(PARAMS, contrast, offset)
+    jacobian = dense_jacobian(model, reference, contrast, offset, scaling)
+    return model, contrast, offset, data, c2, jacobian
+
+
+def assert_equal(got, wanted, tolerance=1e-11):
+    scale = np.sqrt(np.diag(wanted["jtj"]))
+    scale = np.where(scale > 0, scale, 1.0)
+    assert_normalized(got.jtj, wanted["jtj"], tolerance)
+    assert_scaled(got.jtr / scale, wanted["jtr"] / scale, tolerance)
+    assert_scaled(got.chi2, wanted["chi2"], tolerance)
+    assert_scaled(got.cost, wanted["cost"], tolerance)
+    assert got.count == wanted["count"]
+
+
+@functools.cache
+def _assemble(model, scaling):
+    def run(state, arrays, contrast):
+        columns = model.columns_A, model.columns_X, len(model.parameters)
+        return normal.assemble(state, Tables(*arrays, *columns), contrast, scaling)
+
+    return jax.jit(run)
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """`normal_equations` as programs of its parts, so that options compile the sums alone anew."""
+
+    def run(model, scaling, params, contrast, *operands, **options):
+        tables, power = tables_of(model, params), model.shear_power
+        state = xpcs.accumulate(tables, contrast, *operands, shear_power=power, **options)
+        return _assemble(model, scaling)(state, tables[:4], contrast)
+
+    monkeypatch.setattr(normal, "_normal_equations", run)
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases(
+    "scaling symmetric",
+    native=[("individual", "auto"), ("constant", True), ("fixed", False)],
+    jax=[("individual", False), ("constant", "auto"), ("fixed", True)],
+)
+def test_sums_of_dense_arrays(scaling, symmetric):
+    mirrored = symmetric is True
+    model, contrast, offset, data, c2, jacobian = problem(symmetric=mirrored, scaling=scaling)
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, data, 0.01, scaling=scaling, symmetric=symmetric
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01))
+    assert_equal(ne, wanted)
+    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+    assert ne.jtj.shape == ({"individual": 13, "constant": 9, "fixed": 7}[scaling],) * 2
+
+
+@cases("power", native=[(2,), (4,)], jax=[(4,)])
+def test_everything_in_60_digits(power):
+    """Two angles of 5 frames, every derivative a finite difference in mpmath."""
+    t = np.array([0.0, 0.1, 0.25, 0.3, 1.7])
+    model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, 2e6, 0.1, t, [0.0, 70.0]), shear_power=power)
+    reference = oracle.Flow(0.0054, 2e6, 0.1, t, np.array([0.0, 70.0]), power)
+    data = np.random.default_rng(0).uniform(1, 1.5, (2, 5, 5))
+    jtj, jtr, chi2 = mp.zeros(11), mp.zeros(11, 1), mp.mpf(0)
+    for angle in range(2):
+        place = [angle, 2 + angle, *range(4, 11)]
+        for i in range(5):
+            for j in range(5):
+                if i == j:
+                    continue
+                J = reference.exact_jacobian(PARAMS, 0.4, 1.1, angle, i, j)
+                start = [mp.mpf(0.4), mp.mpf(1.1)]
+                r = mp.mpf(data[angle, i, j]) - reference.exact_g2(PARAMS, *start, angle, i, j)
+                chi2 += r**2
+                for k, row in enumerate(place):
+                    jtr[row] += J[k] * r
+                    for m, column in enumerate(place):
+                        jtj[row, column] += J[k] * J[m]
+    ne = xpcs.normal_equations(model, PARAMS, 0.4, 1.1, data, 1.0)
+    wanted = np.array(jtj.tolist(), float)
+    scale = np.sqrt(np.diag(wanted))
+    assert_normalized(ne.jtj, wanted, 2e-12)
+    assert_scaled(ne.jtr / scale, np.array(jtr.tolist(), float)[:, 0] / scale, 2e-12)
+    assert_scaled(ne.chi2, float(chi2))
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases(
+    "loss symmetric",
+    native=[*zip(LOSSES, [False, True, "auto", False, True], strict=True), ("soft_l1", "auto")],
+    jax=[*zip(LOSSES, [True, "auto", False, True, "auto"], strict=True)],
+)
+def test_losses_are_scipys(loss, symmetric):
+    model, contrast, offset, data, c2, jacobian = problem(symmetric=symmetric is not False)
+    f_scale, sigma = 0.7, np.full(c2.shape, 0.01)
+    ne = xpcs.normal_equations(
+        *(model, PARAMS, contrast, offset, data, 0.01),
+        loss=loss,
+        f_scale=f_scale,
+        symmetric=symmetric,
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, sigma, None, loss, f_scale)
+    assert_equal(ne, wanted)
+    # The oracle's own rho, against what SciPy's solver reports as the cost.
+    counts = ~np.eye(40, dtype=bool)
+    r = ((data - c2) / 0.01)[:, counts].ravel()
+    fit = scipy.optimize.least_squares(
+        lambda x: r + 0 * x, np.zeros(1), jac=lambda x: np.ones((r.size, 1)), loss=loss,
+        f_scale=f_scale, max_nfev=1,
+    )  # fmt: skip
+    assert_scaled(ne.cost / 2, fit.cost, 1e-11)
+    if loss == "linear":
+        assert_scaled(ne.cost, ne.chi2, 1e-14)
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases(
+    "kind masked symmetric",
+    native=[
+        ("scalar", True, False),
+        ("scalar", True, True),
+        ("scalar", False, "auto"),
+        ("angles", True, False),
+        ("angles", False, True),
+        ("angles", True, "auto"),
+        ("points", True, False),
+        ("points", True, "auto"),
+        ("points", False, "auto"),
+        ("mirrored points", False, False),
+        ("mirrored points", True, True),
+        ("mirrored points", True, "auto"),
+    ],
+    jax=[
+        ("scalar", True, True),
+        ("angles", True, False),
+        ("points", True, "auto"),
+        ("mirrored points", True, "auto"),
+    ],
+)
+def test_sigma_and_masks(kind, masked, symmetric):
+    """Zero sigmas and frames that are not kept count for nothing, whatever the data there."""
+    mirrored = symmetric is not False and kind != "points"
+    model, contrast, offset, data, c2, jacobian = problem(symmetric=mirrored)
+    random = np.random.default_rng(1)
+    points = random.uniform(0.005, 0.02, c2.shape) * (random.uniform(size=c2.shape) > 0.1)
+    if kind == "mirrored points":
+        points = np.triu(points) + np.triu(points, 1).swapaxes(1, 2)
+    sigma = {"scalar": 0.01, "angles": np.array([0.01, 0.0, 1e-9])}.get(kind, points)
+    whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
+    keep = None
+    broken = data.copy()
+    if masked:
+        keep = random.uniform(size=40) > 0.2
+        broken[:, ~keep] = np.nan
+        broken[:, :, ~keep] = np.inf
+    broken[:, np.arange(40), np.arange(40)] = np.nan
+    broken[np.broadcast_to(whole, c2.shape) <= 1e-10] = 1e300 if symmetric == "auto" else np.nan
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, broken, sigma, keep=keep, symmetric=symmetric
+    )
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, whole, keep)
+    assert_equal(ne, wanted)
+    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+
+
+def test_keep_by_angle():
+    model, contrast, offset, data, c2, jacobian = problem()
+    keep = np.random.default_rng(1).uniform(size=(3, 40)) > 0.2
+    ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01, keep=keep)
+    assert_equal(
+        ne, oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01), keep)
+    )
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases("i j", native=[(3, 130), (149, 0), (40, 41), (130, 149)], jax=[(3, 130)])
+def test_auto_compares(i, j):
+    """One point that differs from its mirror image: right sums, and its tile is not mirrored."""
+    model, contrast, offset, data, c2, jacobian = problem(150, symmetric=True)
+    data[1, i, j] += 0.1
+    sigma = np.full(c2.shape, 0.01)
+    ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01)
+    assert_equal(ne, oracle.dense_normal_equations(c2, jacobian, data, sigma))
+    row, column = min(i, j), max(i, j)
+    first = row // 32 * 32
+    start = first + (column - first) // 128 * 128
+    tile = [
+        (u, v)
+        for u in range(first, min(first + 32, 150))
+        for v in range(max(start, u + 1), min(start + 128, 150))
+    ]
+    assert ne.mirrored == ne.count - 2 * len(tile)
+    sigma[0, i, j] = 0.02
+    with_sigma = xpcs.normal_equations(model, PARAMS, contrast, offset, data, sigma)
+    assert_equal(with_sigma, oracle.dense_normal_equations(c2, jacobian, data, sigma))
+    assert with_sigma.mirrored == ne.count - 4 * len(tile)
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases("dtype", native=[(np.float32,), (np.float16,), (np.uint16,)], jax=[(np.uint16,)])
+def test_data_dtypes(dtype):
+    """Narrow data are taken as the numbers they are, and everything else is f64."""
+    model, contrast, offset, data, c2, jacobian = problem(noise=0.05)
+    quantization = None
+    if dtype == np.uint16:
+        quantization = np.array([[1e-4, 0.5], [2e-4, 0.4], [1e-4, 0.6]])
+        step, zero = quantization.T[..., None, None]
+        given = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
+        data = zero + step * given
+    else:
+        given = data.astype(dtype)
+        data = given.astype(np.float64)
+    ne = xpcs.normal_equations(
+        model, PARAMS, contrast, offset, given, 0.05, quantization=quantization
+    )
+    assert ne.jtj.dtype == np.float64
+    assert_equal(ne, oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.05)))
+
+
+@cases(
+    "symmetric rows with_points",
+    native=[
+        (False, 32, True),
+        (True, 32, False),
+        (False, 64, False),
+        (True, 64, True),
+        (True, 96, True),
+    ],
+    jax=[(True, 64, True)],
+)
+def test_chunks_leave_the_same_bits(symmetric, rows, with_points):
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=symmetric)
+    sigma = 0.01 + 0.001 * np.abs(data - 1.2) if with_points else 0.01
+    tables = tables_of(model)
+    options = {"shear_power": 4, "symmetric": symmetric, "loss": "soft_l1", "f_scale": 2.0}
+    add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
+    whole = add(tables, 0.3, 1.0, data, sigma)
+    state = None
+    for row in range(0, 150, rows):
+        part = slice(row, row + rows)
+        state = add(
+            tables, 0.3, 1.0, data[:, part],
+            sigma[:, part] if with_points else sigma, first_row=row, initial=state,
+        )  # fmt: skip
+    np.testing.assert_array_equal(state, whole)
+
+
+@cases("splits", native=[((1, 2, 77),), ((33, 64),), ((149,),)], jax=[((33, 64),)])
+def test_other_chunks_agree(splits):
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0))
+    tables = tables_of(model)
+    options = {"shear_power": 4, "symmetric": False}
+    add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
+    whole = add(tables, 0.3, 1.0, data, 0.01)
+    state, ends = None, (0, *splits, 150)
+    for first, last in itertools.pairwise(ends):
+        state = add(tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state)
+    assemble = _assemble(model, "individual")
+    ne, wanted = (assemble(s, tables[:4], 0.3) for s in (state, whole))
+    assert_equal(ne, {name: np.asarray(getattr(wanted, name)) for name in FIELDS}, 1e-12)
+
+
+@pytest.mark.usefixtures("in_parts")
+@native_only
+def test_auto_equals_the_upper_triangle_to_the_bit():
+    model, reference = flow(150)
+    data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=True)
+    one, two = (
+        xpcs.normal_equations(model, PARAMS, 0.3, 1.0, data, 0.01, symmetric=s)
+        for s in ("auto", True)
+    )
+    assert_equal(one, {name: np.asarray(getattr(two, name)) for name in FIELDS}, 1e-13)
+    assert one.mirrored == one.count == two.mirrored
+
+
+@native_only
+def test_static_and_custom_models():
+    """No shear tables; parameters that both phases share; a phase A of its own for each angle."""
+    t = 0.1 * np.arange(45)
+    geometry = xpcs.Geometry(0.01, None, 0.1, t, PHI)
+
+    def phases_of(p):
+        A = p[0] * jnp.asarray([[1.0], [2.0], [1.5]]) * t
+        return A, p[0] * p[1] * jnp.cos(jnp.deg2rad(PHI))[:, None] * t**1.2
+
+    custom = xpcs.CustomModel(geometry, phases_of, ["rate", "strain"])
+    for model, params in (
+        (xpcs.Static(geometry), np.array([9000.0, 0.3, 50.0])),
+        (custom, np.array([0.1, 2.0])),
+    ):
+        data = measured(xpcs.g2(model, params, CONTRAST, OFFSET))
+
+        def r(x, model=model, data=data):
+            return xpcs.residual(model, x[6:], x[:3], x[3:6], data, 0.02).ravel()
+
+        x = np.concatenate([CONTRAST, OFFSET, params])
+        J, res = -np.asarray(jax.jacfwd(r)(x)), np.asarray(r(x))
+        ne = xpcs.normal_equations(model, params, CONTRAST, OFFSET, data, 0.02)
+        scale = np.sqrt(np.diag(J.T @ J))
+        assert_normalized(ne.jtj, J.T @ J)
+        assert_scaled(ne.jtr / scale, J.T @ res / scale, 1e-11)
+        assert_scaled(ne.chi2, res @ res)
+
+
+@native_only
+def test_transformations():
+    """jit, vmap over parameters and over data, and gradients of the sums."""
+    model, contrast, offset, data, *_ = problem()
+    run = lambda p, d: xpcs.normal_equations(model, p, contrast, offset, d, 0.01)  # noqa: E731
+    wanted = [run(PARAMS, data), run(1.1 * PARAMS, data)]
+    got = jax.jit(jax.vmap(run, (0, None)))(np.stack([PARAMS, 1.1 * PARAMS]), data)
+    for k in range(2):
+        for name in FIELDS:
+            np.testing.assert_allclose(
+                getattr(got, name)[k], getattr(wanted[k], name), rtol=1e-9, atol=1e-9
+            )
+    slope = jax.grad(lambda p: run(p, data).chi2)(jnp.asarray(PARAMS))
+    np.testing.assert_allclose(slope, -2 * wanted[0].jtr[6:], rtol=1e-9)
+
+
+def test_32_bit_mode():
+    model, contrast, offset, data, c2, jacobian = problem(noise=0.1)
+    with jax.enable_x64(False):
+        ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.1)
+    assert ne.jtj.dtype == ne.chi2.dtype == np.float32
+    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.1))
+    assert_normalized(np.asarray(ne.jtj, float), wanted["jtj"], 1e-4)
+    np.testing.assert_allclose(ne.chi2, wanted["chi2"], rtol=1e-4)
+
+
+@cases(
+    "n symmetric",
+    native=itertools.product([0, 1, 2, 3], [0, 1, 2]),
+    jax=[(0, 0), (1, 1), (2, 2), (3, 1)],
+)
+def test_few_frames(n, symmetric):
+    """Every pair of frames counts, however few there are."""
+    A, tables, S = jnp.linspace(0.0, 1.0, n), jnp.ones((1, n)), xpcs.state_size(1, 1)
+    options = {"shear_power": 4, "loss": 0, "symmetric": symmetric, "sigma_rank": 0}
+    state = ops.two_time_normal_equations(
+        *(A, A, tables, tables, 0.3, 1.0, jnp.full((n, n), 1.5), jnp.array([1.0, 0.0]), 0.5),
+        *(jnp.ones(n, jnp.uint8), 1.0, jnp.int32(0), jnp.ones(S)),
+        **options,
+    )
+    model = 1 + 0.3 * np.exp(-2 * abs(A[:, None] - A)) * np.sinc((A[:, None] - A) / np.pi) ** 4
+    chi2 = np.sum(np.where(np.eye(n, dtype=bool), 0, (1.5 - model) / 0.5) ** 2)
+    pairs = n * (n - 1)
+    wanted = [1 + chi2, 1 + chi2, 1 + pairs, 1 + (pairs if symmetric else 0)]
+    np.testing.assert_allclose(state[-4:], wanted, rtol=1e-13)
+
+
+def test_rows_outside_the_matrix(backend):
+    """Where first_row cannot be looked at: an error of the CPU kernel, else NaN, never a part."""
+    data, tables = np.ones((3, 8, 40)), tables_of(flow(40)[0])
+    run = jax.jit(
+        lambda row: xpcs.accumulate(
+            tables, 0.3, 1.0, data, 0.01, shear_power=4, first_row=row, symmetric=False
+        )
+    )
+    assert np.isfinite(run(32)).all()
+    for row in (-1, 33):
+        if backend == "jax":
+            assert np.isnan(run(row)).all()
+        else:
+            refused = (jax.errors.JaxRuntimeError, ValueError)  # JAX's choice, for one status
+            with pytest.raises(refused, match=f"'first_row' is {row} and 'data'"):
+                jax.block_until_ready(run(row))
+
+
+@pytest.mark.usefixtures("in_parts")
+@cases("wide", native=[(False,), (True,)], jax=[(False,)])
+def test_sigma_at_its_floor_counts_for_nothing(wide):
+    """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
+    model, contrast, offset, data, *_ = problem()
+    with jax.enable_x64(wide):
+        for sigma in (1e-10, np.full(data.shape, 1e-10)):
+            given = (model, PARAMS, contrast, offset, data, sigma)
+            assert xpcs.normal_equations(*given).count == 0
+            assert not np.any(xpcs.residual(*given))
+            assert xpcs.normal_equations(*given[:-1], 1.01 * sigma).count == 3 * 40 * 39
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_nan_spoils_what_counts():
+    """Data that are not numbers where they count are seen in the sums, never dropped."""
+    model, contrast, offset, data, *_ = problem(symmetric=True)
+    data[1, 3, 7] = data[1, 7, 3] = np.nan
+    for symmetric in (False, True, "auto"):
+        ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.01, symmetric=symmetric)
+        assert np.isnan(ne.chi2)
