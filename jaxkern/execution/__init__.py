@@ -1,6 +1,6 @@
 """Compiled programs with a bounded cache, graphs, maps over threads and devices, time limits."""
 
-from jaxkern.execution.jit import CacheInfo, JITOptions, jit, precompile
+from jaxkern.execution.jit import CacheInfo, JITOptions, jit
 from jaxkern.execution.mapping import pmap, vmap
 from jaxkern.execution.mesh import DeviceMesh, PartitionSpec, mesh_sharded
 from jaxkern.execution.microbatches import PipelineParallel, pipeline_parallel
@@ -33,7 +33,6 @@ __all__ = [
     "operator",
     "pipeline_parallel",
     "pmap",
-    "precompile",
     "remaining_seconds",
     "structural_jit",
     "vmap",

@@ -300,6 +300,10 @@ class JitFunction(Supervised):
         # JAX takes the names of arguments and the source location from these.
         functools.update_wrapper(program, self._function, updated=())
         program.__name__ = program.__qualname__ = self._name
+        if self._name != getattr(self._function, "__name__", None):
+            # JAX would use the name of the wrapped function.
+            program.__signature__ = inspect.signature(program)  # type: ignore[attr-defined]
+            del program.__wrapped__  # type: ignore[attr-defined]
         # `performance.watch_compiles` reads these.
         program.target = self._function  # type: ignore[attr-defined]
         program.fixed_arguments = {  # type: ignore[attr-defined]
@@ -322,8 +326,18 @@ class JitFunction(Supervised):
             argument = self._positional[argument] if argument < len(self._positional) else ""
         return argument if argument in self._options.donate_argnames else None
 
-    def precompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compile for the shapes and dtypes of these arguments, if it has not been done."""
+    def precompile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for the shapes and dtypes of these arguments, without a call.
+
+        Arrays may be ``jax.ShapeDtypeStruct`` (with a sharding if the arrays will be committed).
+        It may run in another thread; a call that needs the program waits for it.
+
+        >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
+        >>> double = ex.jit(lambda x: 2 * x)
+        >>> double.precompile(jax.ShapeDtypeStruct((3,), jnp.float32))
+        >>> double(jnp.ones(3)).tolist(), double.cache_info().misses
+        ([2.0, 2.0, 2.0], 0)
+        """
         self._program(self._make_call(args, kwargs), is_call=False)
 
     def cache_info(self) -> CacheInfo:
@@ -387,8 +401,8 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
       options: see `JITOptions`.
 
     Returns:
-      The function, with ``cache_info()`` and ``cache_clear()``; or the class, whose ``forward`` has
-      them.
+      The function, with the methods ``precompile(...)``, ``lower(...)``, ``cache_info()`` and
+      ``cache_clear()``; or the class, whose ``forward`` has them.
 
     Raises:
       TypeError: if ``fn`` cannot be compiled; when called, for a leaf that is neither hashable nor
@@ -429,7 +443,8 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
         return _jit_class(fn, options)
     function = JitFunction(fn, options)
     if options.sample_input is not None:
-        precompile(function, options.sample_input)
+        sample = options.sample_input
+        function.precompile(*(sample if isinstance(sample, tuple) else (sample,)))
     return function
 
 
@@ -444,42 +459,7 @@ def _jit_class(cls: Any, options: JITOptions) -> Any:
             initialize(self, *args, **kwargs)
             # A subclass may not be fully initialized here.
             if type(self) is cls:
-                precompile(self, options.sample_input)
+                cls.forward.precompile(self, inputs=options.sample_input)
 
         cls.__init__ = __init__
     return cls
-
-
-def precompile(fn: Any, *samples: Any) -> None:
-    """Compile a jitted function for the shapes and dtypes of each sample, before it is called.
-
-    It may run in another thread; a call that needs the program waits for it.
-
-    Args:
-      fn: the result of `jit`, or an operator of a class that it compiled.
-      samples: for a function, a tuple of arguments or the single argument; for an operator, its
-        ``inputs``. Arrays or ``jax.ShapeDtypeStruct`` (with a sharding if the arrays will be
-        committed); strings and other static leaves as they will be passed.
-
-    Raises:
-      TypeError: if the function is not jitted.
-
-    >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
-    >>> double = ex.jit(lambda x: 2 * x)
-    >>> ex.precompile(double, jax.ShapeDtypeStruct((3,), jnp.float32))
-    >>> double(jnp.ones(3)).tolist(), double.cache_info().misses
-    ([2.0, 2.0, 2.0], 0)
-    """
-    forward = getattr(type(fn), "forward", None)
-    if isinstance(fn, JitFunction):
-        jitted = fn
-        calls = [(s if isinstance(s, tuple) else (s,), dict[str, Any]()) for s in samples]
-    elif isinstance(fn, Operator) and isinstance(forward, JitFunction):
-        jitted, calls = forward, [((fn,), {"inputs": sample}) for sample in samples]
-    else:
-        raise TypeError(
-            "precompile: expected the result of jit, or an operator of a class that jit compiled, "
-            f"got {getattr(fn, '__name__', type(fn).__name__)}, which is not jitted"
-        )
-    for args, kwargs in calls:
-        jitted.precompile(args, kwargs)

@@ -17,6 +17,7 @@ from jaxkern.core.failures import note
 from jaxkern.execution.jit import JitFunction, JITOptions, Static
 from jaxkern.execution.operator import (
     Operator,
+    StaticTree,
     callable_tree,
     check_not_traced,
     is_array,
@@ -42,7 +43,6 @@ class _Map(Supervised):
         #: True if it maps Python code
         self.host = self.enforces_deadline = host or getattr(fn, "host", False) is True
         self._name = self.__name__ = f"{kind}({name_of(fn)})"
-        self._program = JitFunction(_shared, JITOptions(), name_of(fn))
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.{self.__name__}"
@@ -56,7 +56,7 @@ class _Map(Supervised):
             if self._kind == "vmap":
                 return jax.vmap(self._fn, self._in_axes, self._out_axes)(*args)
             devices = self._count_devices(self._sizes(args)[0])
-            return self._program.call(callable_tree(self._fn), Static(devices), *args)
+            return _program.call(callable_tree(self._fn), Static(devices), *args)
         except Exception as error:
             note(error, "{} maps a JAX function; pass host=True for Python code", self._name)
             raise
@@ -66,8 +66,8 @@ class _Map(Supervised):
         axes = flat_axes(
             self._in_axes,
             args,
-            f"{self._kind}: in_axes: expected an axis or None for each of {len(args)} arguments, or "
-            f"a prefix of their trees, got {self._in_axes!r}",
+            f"{self._kind}: in_axes: expected an axis or None for each of {len(args)} arguments, "
+            f"or a prefix of their trees, got {self._in_axes!r}",
         )
         sizes: dict[int, str] = {}
         for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
@@ -114,24 +114,22 @@ class _Map(Supervised):
         return _stack_results(self._kind, results, self._out_axes)
 
 
-jax.tree_util.register_pytree_node(
-    _Map,
-    lambda m: ((m._fn,), (m._kind, _Axes(m._in_axes, m._out_axes), m._workers, m.host)),
-    lambda aux, fn: _Map(aux[0], fn[0], aux[1].in_axes, aux[1].out_axes, aux[2], aux[3]),
-)
+def _flatten(mapped: _Map) -> tuple[tuple[Any], Any]:
+    static = {name: value for name, value in vars(mapped).items() if name != "_fn"}
+    axes = StaticTree(static.pop("_in_axes")), StaticTree(static.pop("_out_axes"))
+    return (mapped._fn,), (*axes, tuple(static.items()))
 
 
-class _Axes:
-    """Axes of a map in the structure of a pytree, where lists and dicts must be hashable."""
+def _unflatten(structure: Any, children: Any) -> _Map:
+    in_axes, out_axes, static = structure
+    mapped = object.__new__(_Map)
+    mapped.__dict__.update(static)
+    mapped._in_axes, mapped._out_axes = in_axes.restore(), out_axes.restore()
+    (mapped._fn,) = children
+    return mapped
 
-    def __init__(self, in_axes: Any, out_axes: Any) -> None:
-        self.in_axes, self.out_axes = in_axes, out_axes
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Axes) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(repr((self.in_axes, self.out_axes)))
+jax.tree_util.register_pytree_node(_Map, _flatten, _unflatten)
 
 
 def _shared(fn: Any, devices: int, *args: Any) -> Any:
@@ -142,6 +140,9 @@ def _shared(fn: Any, devices: int, *args: Any) -> Any:
         spec = PartitionSpec(_AXIS)
         mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
     return mapped(*args)
+
+
+_program = JitFunction(_shared, JITOptions())
 
 
 def _stack_results(kind: str, results: list[Any], out_axes: Any) -> Any:
@@ -247,7 +248,7 @@ def pmap(
 
     Raises:
       ValueError: for axes that differ in size, a number of workers that is not positive or exceeds
-        the devices, and items that devices cannot share evenly; for a Python function as for `vmap`.
+        the devices, and items that devices cannot share evenly; for a Python function see `vmap`.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> total = ex.pmap(lambda x: float(np.sum(x)), num_workers=2, host=True)

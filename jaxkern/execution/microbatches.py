@@ -28,7 +28,7 @@ def pipeline_parallel(
 
     Device s processes microbatch m at tick s + m and sends the result to the next device. With S
     stages, M microbatches take M + S - 1 ticks, so devices are idle for (S - 1) / (M + S - 1) of
-    the time. A device holds the floating-point parameters of its own stages only. Huang et al.,
+    the time. A device holds only the floating-point parameters of its stages. Huang et al.,
     "GPipe", NeurIPS 2019.
 
     Args:

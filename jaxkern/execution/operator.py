@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Hashable, Iterable
 from typing import Any, Self
@@ -12,7 +11,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.static import StaticArguments
+from jaxkern.core.static import StaticArguments, exact_key
 from jaxkern.execution.options import CONTEXT
 from jaxkern.execution.tasks import Supervised, has_tracers, run_call
 
@@ -88,7 +87,7 @@ class Operator:
         self = object.__new__(cls)
         names, static = structure
         for name, value in static:
-            self.__dict__[name] = value.restore() if type(value) is _StaticTree else value
+            self.__dict__[name] = value.restore() if type(value) is StaticTree else value
         self.__dict__.update(zip(names, children, strict=True))
         self.__dict__[_CHILD_NAMES] = names
         return self
@@ -98,15 +97,23 @@ class Operator:
 _Structure = tuple[tuple[str, ...], StaticArguments]
 
 
-@dataclasses.dataclass(frozen=True)
-class _StaticTree:
-    """A list, tuple or dict without arrays in the structure of an operator."""
+class StaticTree:
+    """A list, tuple or dict without arrays, in the structure of a pytree."""
 
-    leaves: tuple[Any, ...]
-    tree: Any
+    def __init__(self, value: Any) -> None:
+        self._leaves, self._tree = jax.tree.flatten(value)
+        self._key = exact_key(tuple(self._leaves))
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, StaticTree) and self._tree == other._tree
+        return same and bool(self._key == other._key)
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._tree))
 
     def restore(self) -> Any:
-        return jax.tree.unflatten(self.tree, self.leaves)
+        """Return the value."""
+        return jax.tree.unflatten(self._tree, self._leaves)
 
 
 def is_array(value: Any) -> bool:
@@ -169,9 +176,8 @@ def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
 def _static(op: Operator, name: str, value: Any) -> Any:
     if isinstance(value, _STATIC_TYPES):
         return value
-    leaves, tree = jax.tree.flatten(value)
-    if not (len(leaves) == 1 and leaves[0] is value):
-        value = _StaticTree(tuple(leaves), tree)
+    if is_tree(value):
+        value = StaticTree(value)
     if not is_hashable(value):
         raise TypeError(
             f"{type(op).__name__}.{name}: expected arrays, operators or a hashable value, got "

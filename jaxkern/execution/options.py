@@ -143,7 +143,7 @@ def _with_timeout(options: ExecutionOptions, seconds: Any) -> ExecutionOptions:
     message = f"timeout_seconds: expected a positive number of seconds or None, got {seconds!r}"
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
         raise TypeError(message)
-    if not seconds > 0:
+    if not seconds > 0:  # also for NaN
         raise ValueError(message)
     if seconds > threading.TIMEOUT_MAX:
         return options
@@ -185,7 +185,7 @@ def _limited_kernels(count: int) -> Iterator[None]:
 
 
 def remaining_seconds() -> float | None:
-    """Return the seconds until the deadline in force, at least 0, or None if there is none."""
+    """Return the seconds until the deadline in force, at least 0, or None without one."""
     deadline = current_options().deadline
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 

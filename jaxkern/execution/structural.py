@@ -336,13 +336,9 @@ class StructuralOp(Supervised):
     def _failure(self, error: Exception) -> str:
         """Return why a composite has no graph; with the strategy "parallel", raise the error."""
         symbolic = isinstance(error, SymbolicError)
-        if self._strategy == "parallel":
-            message = f"structural_jit: {self._name} has no graph"
-            if symbolic:
-                error.add_note(message)
-                raise error
-            raise SymbolicError(f"{message}; recording it raised {describe_exception(error)}") from error
         reason = str(error) if symbolic else f"recording it raised {describe_exception(error)}"
+        if self._strategy == "parallel":
+            raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
         return f"runs as written, one call after another: {reason}"
 
     def _time_part(self, run: Callable[[Part], None], part: Part) -> None:

@@ -112,7 +112,7 @@ def run_call(
 ) -> Any:
     """Call a function under the options of the context, in a thread if there is a deadline."""
     options = context.options
-    # Calls under a JAX transformation take no time of their own.
+    # A call under a JAX transformation only adds to the enclosing program.
     if is_tracing() or (options.deadline is None and options.trace is None):
         return fn(*args, **kwargs)
     check_timeout(name)
