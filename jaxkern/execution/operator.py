@@ -104,9 +104,8 @@ class StaticTree:
         self._leaves, self._tree = jax.tree.flatten(value)
         self._key = exact_key(tuple(self._leaves))
 
-    def __eq__(self, other: object) -> bool:
-        same = isinstance(other, StaticTree) and self._tree == other._tree
-        return same and bool(self._key == other._key)
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is StaticTree and (self._key, self._tree) == (other._key, other._tree)
 
     def __hash__(self) -> int:
         return hash((self._key, self._tree))

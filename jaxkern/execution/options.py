@@ -141,7 +141,8 @@ def execution_options(
 
 def _with_timeout(options: ExecutionOptions, seconds: Any) -> ExecutionOptions:
     message = f"timeout_seconds: expected a positive number of seconds or None, got {seconds!r}"
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not is_number:
         raise TypeError(message)
     if not seconds > 0:  # also for NaN
         raise ValueError(message)
