@@ -78,8 +78,8 @@ def watch(chosen: argparse.Namespace) -> int:
     """Watches until nothing comes any more; errors of input are for the caller."""
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
-    from jaxkern.xpcs.correlators.checks import CorrelationWarning
     from jaxkern.xpcs.correlators.bins import BinLabels
+    from jaxkern.xpcs.correlators.checks import CorrelationWarning
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
     from jaxkern.xpcs.detectors.mask_files import masked_map

@@ -94,10 +94,10 @@ def test_a_chain_equals_apply_on_the_same_parameters(name):
         for i, batch in enumerate(batches):
             records = order[8 * i : 8 * i + 8]
             params = aug.sample(jk.random.record_keys(7, 2, records), (24, 32))
-            wanted = jax.jit(aug.apply)(images[records], params)
-            assert batch["image"].dtype == wanted.dtype
-            assert batch["image"].shape[1:] == wanted.shape[1:]
-            assert bits(batch["image"][: len(records)]) == bits(wanted)
+            expected = jax.jit(aug.apply)(images[records], params)
+            assert batch["image"].dtype == expected.dtype
+            assert batch["image"].shape[1:] == expected.shape[1:]
+            assert bits(batch["image"][: len(records)]) == bits(expected)
             assert not any(bits(batch["image"][len(records) :]))
             assert batch["label"][: len(records)].tolist() == records.tolist()
         assert i == 3
@@ -153,7 +153,7 @@ def test_plans_are_checked_natively():
         ({**step, "kernel": [2, 1]}, "'kernel'.* 2"),
         ({**step, "steps": [2]}, "1 codes"),
         ({"segments": [-1]}, "'segments', 'steps'"),
-        ({"segments": [1] * 9}, "9 stages"),
+        ({"segments": [1] * 9}, "describe 9, 1 and 1"),
         (alone, "'segments' of stage 0"),
     ):
         with pytest.raises(ValueError, match=problem):

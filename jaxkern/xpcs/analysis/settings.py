@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Ranges = tuple[tuple[float, float], ...]
-Strategies = Literal["auto", "STANDARD", "LARGE", "CHUNKED", "STREAMING"]
+Strategies = Literal["auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"]
 Losses = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
 Scalings = Literal["auto", "individual", "constant", "fixed"]
 
@@ -76,9 +76,8 @@ class InitialParameters:
 @dataclass(frozen=True)
 class Streaming:
     enable_checkpoints: bool = _key("write checkpoints, to resume a killed fit", False)
-    checkpoint_frequency: int = _key("chunks of data between two checkpoints", 10)
+    checkpoint_frequency: int = _key("passes between two checkpoints", 1)
     checkpoint_dir: str | None = _key("null: checkpoints/ in the output directory")
-    max_checkpoint_overhead: float = _key("largest fraction of the time for writing them", 0.02)
     chunk_points: int | None = _key("points per call of the kernel; null: 2^21")
     on_bad_chunk: Literal["exclude", "raise"] = _key("rows that are NaN or unreadable", "exclude")
     retries: int = _key("attempts to read such rows again", 2)
