@@ -90,7 +90,7 @@ def _report(chosen: argparse.Namespace, found: CorrelatedFiles, table: Path) -> 
     if chosen.json:
         outputs = [outcome.output for outcome in found.outcomes if not outcome.error]
         errors = {str(path): error for path, error in found.errors.items()}
-        again = {str(o.file): o.again for o in found.outcomes if o.again}
+        again = {str(o.file): o.rerun_reason for o in found.outcomes if o.rerun_reason}
         doubts = {str(path): text for path, text in found.warnings.items()}
         print_json(
             {

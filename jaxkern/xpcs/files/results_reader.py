@@ -351,9 +351,7 @@ def _read_twotime(
         overview=overview,
         config=read_config(file, analysis),
         n_pairs=_select_columns(numbers["n_pairs"], picked),
-        n_pairs_parts=_select_columns(
-            None if segments is None else segments.swapaxes(0, 1), picked
-        ),
+        n_pairs_parts=_select_columns(segments, picked),
         n_empty=_select_columns(numbers["n_empty"], picked),
         c2_pairs=None if numbers["c2_pairs"] is None else numbers["c2_pairs"][picked],
         warnings=read_warnings(file, analysis),

@@ -127,18 +127,18 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
     ("flags", "words"),
     [
         (["--bins", "5-1"], "--bins is '5-1'; wanted numbers and ranges"),
-        (["--bins", "99"], "wanted dynamic bins from 1 to 5"),
+        (["--bins", "99"], "bins from 1 to 5"),
         (["--bad-frames", "1,x"], "--bad-frames is '1,x'"),
         (["--twotime", "age-lag:3"], "--twotime is 'age-lag:3'; wanted full, t1t2:N"),
         (["--intensity-cut", "3"], "--intensity-cut is '3'; wanted LOW,HIGH"),
-        (["--begin", "50"], "begin is 50"),
-        (["--end", "41"], "wanted 0 <= begin <= end <= 40"),
+        (["--begin", "50"], "begin, end"),
+        (["--end", "41"], "0 <= begin <= end <= 40"),
         (["--frame-time", "-1"], "frame_time is -1"),
         (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
         (["--qmap", "frames.npy"], "frames.npy"),
-        (["--parts", "30"], "wanted 60 or more, 2 for each of 30 parts"),
-        (["--average", "40"], "leave 1 of the 40 frames"),
-        (["--frame-time", "0"], "wanted s above 0"),
+        (["--parts", "30"], "60 (2 for each of 30 parts)"),
+        (["--average", "40"], "1 of the 40 frames"),
+        (["--frame-time", "0"], "frame_time"),
     ],
 )
 def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
@@ -153,9 +153,9 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--twotime", "--bins", "6"], "wanted dynamic bins from 1 to 5"),
+        (["--twotime", "--bins", "6"], "bins from 1 to 5"),
         (["--twotime", "t1t2:0"], "n of form"),
-        (["--twotime", "t1t2:21", "--stride", "2"], "21 cells of 20 frames; wanted at most 20"),
+        (["--twotime", "t1t2:21", "--stride", "2"], "at most 20 cells"),
         (["--output", "."], "--output . is a folder"),
         (["--plots", "frames.npy"], "--plots frames.npy is a file"),
         (["--metadata", "qmap.h5", "--frame-time", "1"], "qmap.h5: there is no group /entry"),
@@ -172,7 +172,7 @@ def test_a_fit_of_g2_alone_says_what_is_missing(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "r.hdf") == 0
     (tmp_path / "fit.yaml").write_text("data_files: {file: r.hdf}")
     assert main(["xpcs", "fit", "--config", str(tmp_path / "fit.yaml")]) == 2
-    assert "holds g2 alone: give xpcs correlate --twotime" in capsys.readouterr().err
+    assert "--twotime" in capsys.readouterr().err
 
 
 def test_files_that_are_there_stay(folder, tmp_path, capsys):
@@ -198,7 +198,7 @@ def test_the_bar_tells_rates_and_the_time_left(monkeypatch):
     now[0] += 2.0
     bar.advance(250)
     assert told[-1] == ((250,), "multi-tau: 125 frames/s, 250 MB/s, 0:00:06 left")
-    bar.reached(1.0)
+    bar.set_fraction(1.0)
     assert told[-1] == ((1000,), "multi-tau: 500 frames/s, 1 GB/s, 0:00:00 left")
 
 

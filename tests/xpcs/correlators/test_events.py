@@ -251,9 +251,7 @@ def test_memory_that_frames_of_events_would_take(monkeypatch):
         jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
     monkeypatch.setattr(selection, "available_bytes", lambda: 10**8)
     wide = jk.xpcs.QMap(np.ones((512, 512), int))
-    with pytest.raises(
-        MemoryError, match=r"sums of 400 are made, take 0\.839 GB .* a smaller average"
-    ):
+    with pytest.raises(MemoryError, match=r"400.*sums.*0\.839.*smaller.*average"):
         jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
     monkeypatch.setattr(selection, "available_bytes", lambda: 10**10)
     found = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)

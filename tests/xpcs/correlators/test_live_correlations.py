@@ -54,7 +54,7 @@ def test_a_result_of_what_came_so_far():
     for n in (2, 17, 33, 40):
         live.update(xpcs.as_frames(counts[:n]))
         np.testing.assert_array_equal(live.result().g2, xpcs.multitau(counts[:n], qmap).g2)
-    with pytest.raises(ValueError, match="frames of 3 x 3 pixels"):
+    with pytest.raises(ValueError, match=r"3.*pixels.*frames"):
         xpcs.LiveMultiTau(qmap).update(xpcs.as_frames(np.ones((4, 3, 3), np.uint8)))
 
 

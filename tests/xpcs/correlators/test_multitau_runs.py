@@ -227,7 +227,7 @@ def test_wrong_frames_are_refused(backend):
         jk.xpcs.multitau(full, QMAP)
     wide = FRAMES.astype(np.int64)
     wide[3, 0, 0] = 2**40
-    with pytest.raises(ValueError, match="int64 and has counts from 0 to 1099511627776"):
+    with pytest.raises(ValueError, match=r"counts.*int64.*0.*1099511627776"):
         jk.xpcs.multitau(wide, QMAP)
 
 

@@ -152,7 +152,7 @@ def test_refused():
     state = jk.xpcs.multitau_init(24, 150, np.uint16)
     with pytest.raises(ValueError, match="uint16"):
         jk.xpcs.multitau_update(state, np.ones((3, 24), np.int32))
-    with pytest.raises(ValueError, match="total is"):
+    with pytest.raises(ValueError, match="total"):
         jk.xpcs.multitau_update(state, np.ones((3, 23), np.uint16))
     with pytest.raises(ValueError, match="dtype is float64"):
         jk.xpcs.multitau_init(24, 150, np.float64)

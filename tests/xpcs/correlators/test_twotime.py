@@ -144,7 +144,7 @@ def test_matrices_of_whole_counts_are_exact(most, pixels):
     frames = draw.integers(0, most, (10, 1, pixels), dtype, endpoint=True)
     frames[2:5] = most
     frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
-    tiles = two_time_dense.Tiles.of(10)
+    tiles = two_time_dense.Tiles.for_frames(10)
     with jax.enable_x64(True):
         (piece,) = two_time_dense.stage(
             ArrayFrames(frames),
@@ -311,7 +311,7 @@ def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
 def test_what_is_refused():
     frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
     for how, message in [
-        ({"form": "half"}, "form is 'half'; wanted \"full\""),
+        ({"form": "half"}, r"form.*full.*half"),
         ({"form": ("t1t2", 0)}, "n of form"),
         ({"form": ("age-lag", 3)}, "wanted"),
         ({"form": ("t1t2", 7)}, r"\('t1t2', 7\), 7 cells of 6 frames; wanted at most 6"),
@@ -320,7 +320,7 @@ def test_what_is_refused():
         ({"smoothing": "dynamic"}, 'wanted "static" or "none"'),
         ({"dtype": np.int32}, "dtype is int32; wanted float64 or float32"),
         ({"out": np.empty((1, 5, 5))}, r"out has the shape \(1, 5, 5\); wanted \(1, 6, 6\)"),
-        ({"bins": [2]}, "wanted dynamic bins from 1 to 1"),
+        ({"bins": [2]}, "bins.*1 to 1"),
         ({"begin": 6}, "wanted one"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -335,7 +335,7 @@ def test_what_is_refused():
 def test_matrices_that_memory_has_no_room_for(monkeypatch):
     monkeypatch.setattr(two_time_reduction, "available_bytes", lambda: 287)
     frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
-    with pytest.raises(MemoryError, match=r"two-time correlations \[1, 6, 6\] take 2.88e-07 GB"):
+    with pytest.raises(MemoryError, match=r"two.*time.*correlations.*1.*6.*2\.88e-07"):
         jk.xpcs.twotime(frames, qmap)
     assert jk.xpcs.twotime(frames, qmap, dtype=np.float32).c2.shape == (1, 6, 6)
 
@@ -386,7 +386,7 @@ def test_what_results_say_besides():
     coarse = jk.xpcs.twotime(frames, qmap, form=("t1t2", 5), frame_time=0.5)
     assert coarse.fit_data(0.02).dt == 1.0
     for q in (None, 0.03):
-        with pytest.raises(ValueError, match=r"there|wanted one within"):
+        with pytest.raises(ValueError, match="within"):
             c.fit_data(q)
     with pytest.raises(ValueError, match="time of a frame"):
         jk.xpcs.twotime(frames, qmap).fit_data(0.01)

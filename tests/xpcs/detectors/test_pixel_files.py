@@ -173,14 +173,14 @@ def test_masks_that_are_refused(folder, capsys):
         assert not (folder / "r.hdf").exists()
     given = ["--qmap", str(folder / "none.h5"), "--output", str(folder / "r.hdf"), "--quiet"]
     assert main(["xpcs", "correlate", str(folder / "run1.npy"), *given]) == 2
-    assert "no pixels are left" in capsys.readouterr().err
+    assert "no pixels" in capsys.readouterr().err
 
 
 def test_frames_of_infinity_end_with_an_error(folder, capsys):
     np.save(folder / "run1.npy", np.full((20, 60, 40), np.inf, np.float32))
     assert correlate(folder) == 2
     assert not (folder / "r.hdf").exists()
-    assert "error: no pixels are left" in capsys.readouterr().err
+    assert "error: no pixels" in capsys.readouterr().err
 
 
 # Sentinels --------------------------------------------------------------------------------------

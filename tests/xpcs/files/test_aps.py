@@ -82,7 +82,7 @@ def test_row_slabs_are_rows_of_the_whole(tmp_path, layout):
         assert file.symmetric
         for first, stop in [(0, 1), (0, N_T), (5, 9), (16, 17), (3, 3)]:
             np.testing.assert_array_equal(file.read(1, first, stop), c2[1, first:stop])
-        with pytest.raises(IndexError, match="rows 5 to 18 of a matrix of 17"):
+        with pytest.raises(IndexError, match=r"rows.*17.*5.*18"):
             file.read(0, 5, 18)
 
 
@@ -183,7 +183,7 @@ def test_missing_groups_are_named_with_what_is_there(tmp_path):
 
 
 def test_bad_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.h5"):
+    with pytest.raises(FileNotFoundError, match=r"file.*nowhere\.h5"):
         ApsFile(tmp_path / "nowhere.h5")
     text = tmp_path / "text.h5"
     text.write_text("not HDF5")
@@ -194,9 +194,7 @@ def test_bad_files(tmp_path):
 
 
 def test_lists_and_matrices_that_disagree(tmp_path):
-    with pytest.raises(
-        ApsFormatError, match=r"dqlist has 2 values, xpcs/dphilist 1, .* 1 matrices"
-    ):
+    with pytest.raises(ApsFormatError, match=r"1.*values.*dqlist.*xpcs/dphilist.*matrices.*2"):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
     with pytest.raises(ApsFormatError, match="1 bins from 5 to 5; wanted bins of 1 to 4"):
         load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))
@@ -217,7 +215,7 @@ def test_lists_and_matrices_that_disagree(tmp_path):
 
 def test_what_cannot_be_written(tmp_path):
     path = tmp_path / "x.h5"
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match="twice"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0, 3.0])
     with pytest.raises(ValueError, match="phi has 1 values for 2 matrices"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0])
