@@ -48,7 +48,7 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
 def rerun_reason(
     path: Path, provenance: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> str | None:
-    """Return the differences between stored and new results of a file; None if there are none.
+    """Return the differences between stored and new results of a file, or None.
 
     Args:
       path: the file of frames.
