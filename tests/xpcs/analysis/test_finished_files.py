@@ -180,7 +180,7 @@ def test_what_others_wrote_stays(data, capsys):
     results.mkdir()
     (results / "run10.hdf").write_text("mine")
     assert correlate(data) == 2
-    assert "run10.hdf is there and does not say what it was made of" in capsys.readouterr().err
+    assert "run10.hdf exists and has no provenance" in capsys.readouterr().err
     assert listed(results) == ["run10.hdf"]
     assert (results / "run10.hdf").read_text() == "mine"
     assert correlate(data, "--force") == 0

@@ -170,7 +170,7 @@ def test_a_file_that_is_unreadable_just_now(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(xpcs.GrowingFrames, "finish", broken)
     assert main(watched(tmp_path, "--idle", "0.1", "--twotime")) == 2
-    assert "is unfinished just now" in capsys.readouterr().err
+    assert "is unfinished" in capsys.readouterr().err
     assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
 
 

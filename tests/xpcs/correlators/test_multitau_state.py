@@ -154,7 +154,7 @@ def test_refused():
         jk.xpcs.multitau_update(state, np.ones((3, 24), np.int32))
     with pytest.raises(ValueError, match="total"):
         jk.xpcs.multitau_update(state, np.ones((3, 23), np.uint16))
-    with pytest.raises(ValueError, match="dtype is float64"):
+    with pytest.raises(ValueError, match=r"dtype.*float64"):
         jk.xpcs.multitau_init(24, 150, np.float64)
     with pytest.raises(ValueError, match="dtype is int8"):
         jk.xpcs.multitau_init(24, 150, np.int8)

@@ -162,7 +162,7 @@ def test_masks_that_are_refused(folder, capsys):
         ("small.npy", r"small.npy: expected a mask of 60 x 40 pixels"),
         ("line.npy", "line.npy: expected numbers [H, W]"),
         ("text.tif", "text.tif cannot be read as a TIFF file"),
-        ("gone.npy", "there is no file"),
+        ("gone.npy", "file not found"),
         ("run.txt", "expected a mask in a file that ends in .npy"),
         ("two.h5", "two.h5: expected a data set 'mask', or one data set of two axes"),
         ("inverted.npy", "inverted.npy: the mask is 0 in all 2,400 pixels"),

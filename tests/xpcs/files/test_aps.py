@@ -189,14 +189,14 @@ def test_bad_files(tmp_path):
     text.write_text("not HDF5")
     with pytest.raises(ApsFormatError, match="cannot be opened as an HDF5 file"):
         ApsFile(text)
-    with pytest.raises(ValueError, match="layout is 'esrf'; wanted None or one of aps, aps-u"):
+    with pytest.raises(ValueError, match=r"layout.*None.*aps.*esrf"):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0], [0.0]), layout="esrf")
 
 
 def test_lists_and_matrices_that_disagree(tmp_path):
     with pytest.raises(ApsFormatError, match=r"1.*values.*dqlist.*xpcs/dphilist.*matrices.*2"):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
-    with pytest.raises(ApsFormatError, match="1 bins from 5 to 5; wanted bins of 1 to 4"):
+    with pytest.raises(ApsFormatError, match=r"bins.*1.*4.*5"):
         load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))
     with pytest.raises(ApsFormatError, match=r"2 numbered matrices .*wanted one matrix a bin"):
         load_aps(_new(tmp_path / "c.h5", _matrices(2), [3, 4], [1, 2], [0, 1], names=[1, 4]))
@@ -217,7 +217,7 @@ def test_what_cannot_be_written(tmp_path):
     path = tmp_path / "x.h5"
     with pytest.raises(ValueError, match="twice"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0, 3.0])
-    with pytest.raises(ValueError, match="phi has 1 values for 2 matrices"):
+    with pytest.raises(ValueError, match=r"phi.*2.*values.*1"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0])
     with pytest.raises(ValueError, match=r"c2 is \[17, 17\]; wanted \[n, n_t, n_t\]"):
         write_aps(path, _matrices(1)[0], q=0.01, phi=[3.0])

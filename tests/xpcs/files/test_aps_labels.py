@@ -102,7 +102,7 @@ def test_a_qmap_that_disagrees_is_refused(tmp_path, more, words):
 def test_lengths_and_bins_that_disagree_are_refused(tmp_path):
     with pytest.raises(ApsFormatError, match=r"bin.*4.*once"):
         ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [4, 2, 4]))
-    with pytest.raises(ApsFormatError, match=r"3 numbered matrices .* 2 bins"):
+    with pytest.raises(ApsFormatError, match=r"2.*bins.*3"):
         ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [1, 2]))
     old = aps(tmp_path / "o.h5", matrices(2), [0.1] * 3, [1.0, 2.0, 3.0], ["1", "2"])
     with h5py.File(old, "a") as file:

@@ -205,7 +205,7 @@ def test_two_times_of_frames_that_are_not_alike(tmp_path):
     path = tmp_path / "r.hdf"
     with pytest.raises(ValueError, match=r"multitau.*twotime.*0\.001.*0\.002"):
         write_results(path, made.multitau(), made.twotime(frame_time=2e-3))
-    with pytest.raises(ValueError, match="neither multitau nor twotime"):
+    with pytest.raises(ValueError, match=r"multitau.*twotime"):
         write_results(path)
     with pytest.raises(TypeError, match="multitau is a TwoTimeResult; wanted a MultiTauResult"):
         write_results(path, made.twotime())
