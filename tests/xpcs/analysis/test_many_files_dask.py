@@ -104,12 +104,12 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         assert (max(most), len(most), set(caps[::2])) == (1, 7, {3})
         again = xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, retries=0)
         assert (again.count("skipped"), again.count("failed")) == (4, 1)
-        with pytest.raises(ValueError, match="a client has its scheduler and workers"):
+        with pytest.raises(ValueError, match=r"scheduler.*workers.*client"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, workers=2)
         how = {"engine": client, "force": True, "shown": lambda _: client.close()}
         with pytest.raises(ConnectionError, match="the scheduler is gone"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", **how)
-    with pytest.raises(TypeError, match="engine is 3; wanted None"):
+    with pytest.raises(TypeError, match=r"engine.*None.*3"):
         xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=3)
     local = xpcs.correlate_files(data, data / "qmap.h5", data / "local", retries=0)
     assert [row.get("g2") for row in local.table] == [row.get("g2") for row in found.table]
@@ -123,7 +123,7 @@ def test_workers_of_one_process_leave_it_its_own_threads_and_memory(monkeypatch)
     limit = SimpleNamespace(memory_limit=2**30)
     worker = SimpleNamespace(memory_manager=limit, state=SimpleNamespace(nthreads=1))
     before = native.max_workers()
-    one, other = dask_engine._share_of(worker), dask_engine._share_of(worker)
+    one, other = dask_engine._worker_limits(worker), dask_engine._worker_limits(worker)
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)

@@ -156,11 +156,11 @@ def test_refused():
         jk.xpcs.multitau_update(state, np.ones((3, 23), np.uint16))
     with pytest.raises(ValueError, match=r"dtype.*float64"):
         jk.xpcs.multitau_init(24, 150, np.float64)
-    with pytest.raises(ValueError, match="dtype is int8"):
+    with pytest.raises(ValueError, match=r"dtype.*int8"):
         jk.xpcs.multitau_init(24, 150, np.int8)
     with pytest.raises(ValueError, match="n_frames_max is 0"):
         jk.xpcs.multitau_init(24, 0, np.uint8)
-    with pytest.raises(ValueError, match="the map has 1 x 5 pixels"):
+    with pytest.raises(ValueError, match=r"pixels.*1.*5"):
         jk.xpcs.multitau_result(state, jk.xpcs.QMap(np.ones((1, 5))))
     with pytest.raises(TypeError, match="outside of jit"):
         jax.jit(jk.xpcs.multitau_result)(state)

@@ -314,18 +314,18 @@ def test_what_is_refused():
         ({"form": "half"}, r"form.*full.*half"),
         ({"form": ("t1t2", 0)}, "n of form"),
         ({"form": ("age-lag", 3)}, "form"),
-        ({"form": ("t1t2", 7)}, r"\('t1t2', 7\), 7 cells of 6 frames; wanted at most 6"),
-        ({"form": ["t1t2", 4], "average": 2}, "4 cells of 3 frames; wanted at most 3"),
-        ({"form": ("age-lag", 7, 2, 2)}, "7 cells of 6 frames"),
-        ({"smoothing": "dynamic"}, 'wanted "static" or "none"'),
-        ({"dtype": np.int32}, "dtype is int32; wanted float64 or float32"),
-        ({"out": np.empty((1, 5, 5))}, r"out has the shape \(1, 5, 5\); wanted \(1, 6, 6\)"),
+        ({"form": ("t1t2", 7)}, r"6.*cells.*frames.*t1t2.*7"),
+        ({"form": ["t1t2", 4], "average": 2}, r"3.*cells.*frames.*4"),
+        ({"form": ("age-lag", 7, 2, 2)}, r"6.*cells.*frames.*7"),
+        ({"smoothing": "dynamic"}, r"static.*none"),
+        ({"dtype": np.int32}, r"dtype.*float64.*float32.*int32"),
+        ({"out": np.empty((1, 5, 5))}, r"shape.*1.*6.*5"),
         ({"bins": [2]}, "bins.*1 to 1"),
-        ({"begin": 6}, "wanted one"),
+        ({"begin": 6}, "at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             jk.xpcs.twotime(frames, qmap, **how)
-    with pytest.raises(ValueError, match="wanted a map of the frames' shape"):
+    with pytest.raises(ValueError, match="frames"):
         jk.xpcs.twotime(frames.transpose(0, 2, 1), qmap)
     # As many cells as frames are all of C.
     cells, every = (jk.xpcs.twotime(frames, qmap, form=form) for form in (("t1t2", 6), "full"))
@@ -390,7 +390,7 @@ def test_what_results_say_besides():
             c.fit_data(q)
     with pytest.raises(ValueError, match="time"):
         jk.xpcs.twotime(frames, qmap).fit_data(0.01)
-    with pytest.raises(ValueError, match="ages and lags"):
+    with pytest.raises(ValueError, match="age-lag"):
         jk.xpcs.twotime(frames, qmap, form=("age-lag", 2, 2, 2), frame_time=1).fit_data(0.01)
 
 

@@ -198,18 +198,18 @@ def test_lists_and_matrices_that_disagree(tmp_path):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
     with pytest.raises(ApsFormatError, match=r"bins.*1.*4.*5"):
         load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))
-    with pytest.raises(ApsFormatError, match=r"2 numbered matrices .*wanted one matrix a bin"):
+    with pytest.raises(ApsFormatError, match=r"matrix.*2.*bin"):
         load_aps(_new(tmp_path / "c.h5", _matrices(2), [3, 4], [1, 2], [0, 1], names=[1, 4]))
     path = _old(tmp_path / "d.h5", _matrices(2), [1.0, 2.0], [0.0, 1.0])
     with h5py.File(path, "a") as file:
         del file["exchange/C2T_all/g2_00001"]
         file["exchange/C2T_all/g2_00001"] = np.ones((5, 5))
-    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 5\] and .*wanted all"):
+    with pytest.raises(ApsFormatError, match=r"g2_00001.*float64.*5"):
         load_aps(path)
     with h5py.File(path, "a") as file:
         del file["exchange/C2T_all/g2_00001"]
         file["exchange/C2T_all/g2_00001"] = np.ones((5, 7))
-    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 7\]; wanted a square"):
+    with pytest.raises(ApsFormatError, match=r"g2_00001.*square.*float64.*5.*7"):
         load_aps(path)
 
 
@@ -219,5 +219,5 @@ def test_what_cannot_be_written(tmp_path):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0, 3.0])
     with pytest.raises(ValueError, match=r"phi.*2.*values.*1"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0])
-    with pytest.raises(ValueError, match=r"c2 is \[17, 17\]; wanted \[n, n_t, n_t\]"):
+    with pytest.raises(ValueError, match=r"n_t.*17"):
         write_aps(path, _matrices(1)[0], q=0.01, phi=[3.0])

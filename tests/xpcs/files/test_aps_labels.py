@@ -107,11 +107,11 @@ def test_lengths_and_bins_that_disagree_are_refused(tmp_path):
     old = aps(tmp_path / "o.h5", matrices(2), [0.1] * 3, [1.0, 2.0, 3.0], ["1", "2"])
     with h5py.File(old, "a") as file:
         file["xpcs/qphi_bin_to_process"] = [[3], [3]]
-    with pytest.raises(ApsFormatError, match="qphi_bin_to_process has the bin 3 more than once"):
+    with pytest.raises(ApsFormatError, match=r"qphi_bin_to_process.*bin.*3.*once"):
         ApsFile(old)
     with h5py.File(old, "a") as file:
         file["xpcs/qphi_bin_to_process"][...] = [[4], [3]]
-    with pytest.raises(ApsFormatError, match="bins from 3 to 4; wanted bins of 1 to 3"):
+    with pytest.raises(ApsFormatError, match=r"bins.*1.*3.*4"):
         ApsFile(old)
 
 

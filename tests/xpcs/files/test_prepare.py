@@ -63,7 +63,7 @@ def test_q_by_value():
         prepare.select_q(q, 0.0057, tolerance=0.01, phi=phi)
     with pytest.raises(ValueError, match="none"):
         prepare.select_q([], 0.0057, phi=[])
-    with pytest.raises(ValueError, match=r"wanted \[n\] for both"):
+    with pytest.raises(ValueError, match="both"):
         prepare.select_q(q, 0.0057, phi=[0.0])
 
 
@@ -136,11 +136,11 @@ def test_prepared_without_correction_takes_a_mask():
     for bad, words in [
         ([], "angles"),
         ([3], "3"),
-        (np.array([True]), r"the mask of angles is \[1\]; wanted \[3\]"),
+        (np.array([True]), r"angles.*mask.*3.*1"),
     ]:
         with pytest.raises(ValueError, match=words):
             prepare.Prepared(Memory(c2), angles=bad)
-    with pytest.raises(ValueError, match="frames 2 to 9"):
+    with pytest.raises(ValueError, match=r"frames.*2.*9"):
         prepare.Prepared(Memory(c2), frames=(2, 9))
 
 

@@ -207,7 +207,7 @@ def test_two_times_of_frames_that_are_not_alike(tmp_path):
         write_results(path, made.multitau(), made.twotime(frame_time=2e-3))
     with pytest.raises(ValueError, match=r"multitau.*twotime"):
         write_results(path)
-    with pytest.raises(TypeError, match="multitau is a TwoTimeResult; wanted a MultiTauResult"):
+    with pytest.raises(TypeError, match=r"multitau.*MultiTauResult.*TwoTimeResult"):
         write_results(path, made.twotime())
     assert list(tmp_path.iterdir()) == []
 
