@@ -1,4 +1,4 @@
-"""Caps the threads of the CPU kernels from Python."""
+"""Limit of the number of threads of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from jaxkern.core.threads import num_threads as num_threads
 
 
 def set_num_threads(count: int | None) -> None:
-    """Caps the threads that the CPU kernels use from now on.
+    """Limit the number of threads of the CPU kernels, from the next call on.
 
-    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity: set
-    that too (``taskset``, ``srun --cpu-bind=cores``) where the rest of a program matters.
+    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity. Set the
+    affinity too (``taskset``, ``srun --cpu-bind=cores``) if the rest of the program matters.
 
     Args:
-      count: the most threads; 0 for no cap but XLA's pool; None for what the environment says
-        (``JAXKERN_NUM_THREADS``, else SLURM's, the control group's and the affinity's bound).
+      count: maximum number of threads; 0 for XLA's pool as the only limit; None for the limit of
+        the environment (``JAXKERN_NUM_THREADS``, else the smallest of SLURM's allocation, the
+        control group's quota and the affinity).
 
     Raises:
-      ValueError: when ``count`` is no whole number from 0 to 2**31 - 1.
+      ValueError: if ``count`` is not an integer from 0 to 2**31 - 1.
 
     Example:
       >>> import jaxkern.performance

@@ -291,10 +291,10 @@ def test_bad_input_is_refused():
 def test_memory_of_another_build_raises():
     library = registry.module("cpu")
     ring = functools.partial(library.Ring, [("float32", 4, [2], -1)], 2, 0, 0, -1.0)
-    wanted = r".* jaxkern\.ring\.Allocator\.v\d"
-    with pytest.raises(TypeError, match="jaxkern.ring.ProgramAccess" + wanted):
+    expected = r".* jaxkern\.ring\.Allocator\.v\d"
+    with pytest.raises(TypeError, match="jaxkern.ring.ProgramAccess" + expected):
         ring(library.ring_access())
-    with pytest.raises(TypeError, match="missing" + wanted):
+    with pytest.raises(TypeError, match="missing" + expected):
         ring(next(iter(library.registrations().values())))
 
 
