@@ -206,7 +206,8 @@ void check_refusals() {
     return
         [=] { Packer(length, static_cast<Method>(method), static_cast<Overlong>(overlong), bins); };
   };
-  expect(!throws(made(1, 0, 0, 1)) && !throws(made(kMaxRowLength, 2, 3, 1)), "a packer was refused");
+  expect(!throws(made(1, 0, 0, 1)) && !throws(made(kMaxRowLength, 2, 3, 1)),
+         "a packer was refused");
   for (const int64_t length : {int64_t{0}, int64_t{-1}, kMaxRowLength + 1, INT64_MAX}) {
     expect(throws(made(length, 0, 0, 1)), "a row of no length");
   }
