@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkern.core.timing import call_seconds
-from jaxkern.execution.jit import Jitted
+from jaxkern.execution.jit import JitFunction
 from jaxkern.execution.operator import Operator
 
 
@@ -81,15 +81,15 @@ def _donated_by_jaxkern(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
       ValueError: if it donates the operator that is called, which cannot be copied.
     """
     method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
-    if isinstance(fn, Jitted):
-        jitted, donated = fn, [fn.donated(i) for i in range(len(args))]
-    elif isinstance(method, Jitted):
-        jitted, donated = method, [method.donated(1 + i) for i in range(len(args))]
-    elif isinstance(fn, Operator) and isinstance(forward, Jitted):
-        jitted, donated = forward, [forward.donated("inputs")]
+    if isinstance(fn, JitFunction):
+        jitted, donated = fn, [fn.donated_name(i) for i in range(len(args))]
+    elif isinstance(method, JitFunction):
+        jitted, donated = method, [method.donated_name(1 + i) for i in range(len(args))]
+    elif isinstance(fn, Operator) and isinstance(forward, JitFunction):
+        jitted, donated = forward, [forward.donated_name("inputs")]
     else:
         return None
-    if jitted is not fn and (owner := jitted.donated(0)):
+    if jitted is not fn and (owner := jitted.donated_name(0)):
         raise ValueError(
             f"{name_of(fn)} donates its own operator ({owner!r} is in donate_argnames), so it can "
             "be called only once; remove it from donate_argnames, or pass a function that takes "
