@@ -2,18 +2,119 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import operator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxkern.core.cost import Cost
 from jaxkern.core.integers import narrowable
-from jaxkern.image import ops
+from jaxkern.core.op import Op
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> tuple[jax.Array, jax.Array]:
+    """Calls Pillow on the host: image u8 [height, width, channels] and its size i32 [2]."""
+    canvas = (static["height"], static["width"], static["channels"])
+    results = (jax.ShapeDtypeStruct(canvas, np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+    run = functools.partial(_decode_all, **static)
+    return jax.pure_callback(run, results, buffer, begin, end, vmap_method="expand_dims")  # type: ignore[no-any-return]
+
+
+def _decode_all(
+    buffer: Any, begin: Any, end: Any, *, mask: bool, **static: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    buffer, begin, end = (np.asarray(x) for x in (buffer, begin, end))
+    batch = np.broadcast_shapes(buffer.shape[:-1], begin.shape, end.shape)
+    buffer = np.broadcast_to(buffer, (*batch, buffer.shape[-1]))
+    begin, end = np.broadcast_to(begin, batch), np.broadcast_to(end, batch)
+    canvas = (static["height"], static["width"], static["channels"])
+    images, sizes = np.zeros((*batch, *canvas), np.uint8), np.zeros((*batch, 2), np.int32)
+    for number, at in enumerate(np.ndindex(batch)):
+        try:
+            image = _decode_one(buffer[at], int(begin[at]), int(end[at]), **static)
+        except (OSError, SyntaxError, ValueError) as error:
+            if not mask:
+                raise ValueError(f"jaxkern.image_decode_jpeg: image {number}: {error}") from error
+            continue
+        images[at][: image.shape[0], : image.shape[1]] = image
+        sizes[at] = image.shape[:2]
+    return images, sizes
+
+
+def _decode_one(
+    buffer: np.ndarray,
+    begin: int,
+    end: int,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    max_pixels: int,
+    denominator: int,
+) -> np.ndarray:
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise ImportError(
+            "jk.image.decode_jpeg needs Pillow here, because jaxkern has no native JPEG decoder "
+            "for this platform or was built without libjpeg-turbo; run `pip install pillow`"
+        ) from None
+    if not 0 <= begin <= end <= len(buffer):
+        raise ValueError(
+            f"bytes {begin} to {end} do not lie inside operand 'buffer' of {len(buffer)} bytes"
+        )
+    try:
+        opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])
+    except UnidentifiedImageError:
+        raise ValueError("Pillow does not know it as a JPEG") from None
+    except Image.DecompressionBombError as error:  # twice Image.MAX_IMAGE_PIXELS and more
+        raise ValueError(str(error)) from None
+    with opened:
+        if opened.width * opened.height > max_pixels:
+            raise ValueError(
+                f"its header says {opened.height} x {opened.width} pixels; "
+                f"max_pixels is {max_pixels}"
+            )
+        if denominator > 1:
+            opened.draft(None, [max(1, n // denominator) for n in opened.size])
+        image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
+    if image.height > height or image.width > width:
+        raise ValueError(
+            f"it has {image.height} x {image.width} pixels and the canvas {height} x {width}"
+        )
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
 
 MAX_PIXELS = 178_956_970
 """Pillow's limit: a quarter of 2**31 bytes as RGB."""
+
+
+decode_jpeg_op = Op(
+    "jaxkern.image_decode_jpeg",
+    version=1,
+    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
+        jax.ShapeDtypeStruct((height, width, channels), np.uint8),
+        jax.ShapeDtypeStruct((2,), np.int32),
+    ),
+    impl=_call_pillow,
+    attributes=lambda max_pixels, denominator, mask, **_: {
+        "max_pixels": np.int64(max_pixels),
+        "denominator": np.int32(denominator),
+        "mask": np.bool_(mask),
+    },
+    # How many bytes an image has is known at run time only.
+    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
+        flops=None, bytes=height * width * channels
+    ),
+    platforms=("cpu",),
+)
 
 
 def decode_jpeg(
@@ -95,7 +196,7 @@ def decode_jpeg(
         # A sum that overflows ends before it begins, which is refused as any place outside.
         end = places + counts
         begin = places.astype(end.dtype)
-    images, sizes = ops.decode_jpeg(
+    images, sizes = decode_jpeg_op(
         data[None],
         begin,
         end,

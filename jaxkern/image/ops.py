@@ -13,7 +13,6 @@ import numpy as np
 from jaxkern.core.batch import nbytes
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.image import pillow
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Filter, Layout
 from jaxkern.image.program import program_twin
@@ -172,26 +171,6 @@ ragged_stages = Op(
     # At most, as of ragged chains.
     cost=lambda buffer, *operands, plan, max_height, max_width: _stages_cost(
         plan, *[max_height * max_width * plan.channels] * 2
-    ),
-    platforms=("cpu",),
-)
-
-decode_jpeg = Op(
-    "jaxkern.image_decode_jpeg",
-    version=1,
-    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
-        _Struct((height, width, channels), np.uint8),
-        _Struct((2,), np.int32),
-    ),
-    impl=pillow.decode_jpeg,
-    attributes=lambda max_pixels, denominator, mask, **_: {
-        "max_pixels": np.int64(max_pixels),
-        "denominator": np.int32(denominator),
-        "mask": np.bool_(mask),
-    },
-    # How many bytes an image has is known at run time only.
-    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
-        flops=None, bytes=height * width * channels
     ),
     platforms=("cpu",),
 )

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from jaxkern import image as im
-from jaxkern.image.policies.operations import program_step
+from jaxkern.image.policies.policies import program_step
 from jaxkern.image.policies.tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
 from jaxkern.image.program.program import Code
 

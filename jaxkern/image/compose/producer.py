@@ -8,15 +8,197 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
 
-from jaxkern.image.compose.compose import Compose
-from jaxkern.image.compose.drawing import Params
+from jaxkern.core import registry
+from jaxkern.core.keys import epoch_key, fold_records, high_low
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.plan import ChainPlan
+from jaxkern.image.compose.batch import checked_images, checked_parameters
+from jaxkern.image.compose.compose import Compose, Params
 from jaxkern.image.compose.masks import fill_bytes, mask_transforms
-from jaxkern.image.compose.record_drawing import SeededChain, drawing_of, key_data, library, native
+from jaxkern.image.ops import stages_attributes
+from jaxkern.image.stages import Call, Stage, StagesPlan
+
+# Records whose parameters one call draws, in about a millisecond for a crop, a flip and an erasure.
+_BLOCK = 1024
+
+
+class SeededChain:
+    """A drawing with a seed and an epoch, which `ChainProducer` and `EncodedProducer` are."""
+
+    struct: jax.ShapeDtypeStruct
+    capsule: Any
+    _drawing: _Drawing
+    _key: np.ndarray
+
+    def at(self, seed: int, epoch: int) -> Self:
+        """The same producer for another seed and epoch; nothing is compiled anew."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._key = key_data(seed, epoch)
+        return other
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """The parameters of these records int64 [N], drawn: arrays [N or 1, ...]."""
+        return [] if self.capsule is None else self._drawn(records)
+
+    def _drawn(self, records: np.ndarray, size: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of images int32 [N, 2] where they differ in size."""
+        count = len(records)
+        # One size, so that one program is compiled; what a record gets depends on it alone.
+        blocks = max(-(-count // _BLOCK), 1)
+        padded = np.zeros(blocks * _BLOCK, np.int64)
+        padded[:count] = records
+        sides: list[tuple[np.ndarray, ...]] = [()] * blocks
+        if size is not None:
+            sized = np.ones((blocks * _BLOCK, 2), np.int32)
+            sized[:count] = size
+            sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
+        with jax.default_device(_cpu()):
+            drawn = [
+                self._drawing.sample(self._key, *high_low(block, "records", rank=1), *side)
+                for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
+            ]
+        arrays = [np.asarray(_joined(blocks)) for blocks in zip(*drawn, strict=True)]
+        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
+
+
+class _Drawing:
+    """How a chain draws and folds the parameters of records, and what makes their pixels.
+
+    Attributes:
+      plan: None where the chain changes nothing.
+      struct, capsule: as of `ChainProducer`; without a capsule where images differ in size.
+      sample: (data of the epoch's key, high and low halves of [N] records, and heights and widths
+        int32 [N] where they differ) -> operands; jitted.
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        settings: str,
+        shape: tuple[int | None, ...],
+        dtype: np.dtype,
+        derive: Callable[[jax.Array], jax.Array] | None,
+        wide: bool,
+    ) -> None:
+        del settings, wide  # only tell drawings apart: what is traced depends on them
+        self._aug = copy.copy(aug)  # traced later, when its attributes may have been set anew
+        self._shape, self._dtype = shape, dtype
+        self._derive = derive
+        # The plan follows from shapes alone, so one image says it.
+        plans: list[ChainPlan | StagesPlan | None] = []
+
+        def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
+            size = sides or shape[:2]
+            folded = self._fold(self._draw(key, high, low, size), high.shape[0], size)
+            plans.append(folded[0] if folded else None)
+            return folded[1] if folded else ()
+
+        one = np.zeros(1, np.uint32)
+        sides = [np.ones(1, np.int32) for side in shape[:2] if side is None]
+        jax.eval_shape(trace, np.zeros(2, np.uint32), one, one, *sides)
+        self.plan = plan = plans[0]
+        self.capsule: Any = None
+        if plan is None:
+            self.struct = jax.ShapeDtypeStruct(shape, dtype)
+        else:
+            source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
+            self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
+            if not sides:
+                height, width = (int(side) for side in shape[:2] if side is not None)
+                self.capsule = library().image_chain_producer(
+                    native(plan, height, width), height, width
+                )
+        self.sample = jax.jit(trace)
+
+    def _draw(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Params:
+        keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
+
+    def _fold(self, params: Params, count: int, size: tuple[Any, ...]) -> Call | None:
+        """The chain's plan and its operands for the parameters of so many records."""
+        aug = self._aug
+        shape = (count, *(1 if side is None else side for side in self._shape))
+        batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
+        given = checked_parameters(aug.transforms, params, count)
+        height, width = size
+        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
+        steps = list(zip(aug.transforms, given, strict=True))
+        first, *others = aug._passes(steps, chain)
+        if others:
+            raise ValueError(
+                f"{aug!r} changes the number of channels between its transforms, which native "
+                "threads do not; a pipeline runs the whole Compose as a JAX program instead"
+            )
+        return first.stages.finish()
+
+
+def drawing_of(aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any) -> _Drawing:
+    """The drawing of a chain that takes records one by one."""
+    for transform in aug.transforms:
+        if transform.stage == "batch":
+            raise ValueError(
+                f"{transform!r} mixes the images of a batch, and records are made one by one; "
+                "apply it to the batches in a Compose of its own"
+            )
+    if aug.dtype == np.uint16:
+        raise ValueError(
+            "native threads make no uint16; a pipeline runs the whole Compose as a JAX program "
+            "instead"
+        )
+    library()
+    wide = bool(jax.config.read("jax_enable_x64"))
+    return _drawing(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+
+
+def library() -> Any:
+    """The CPU library; RuntimeError where it is not loaded."""
+    found = registry.module("cpu")
+    if found is None:
+        raise RuntimeError(
+            "batches are filled by native code, and jaxkern's CPU library is not loaded: "
+            f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
+        )
+    return found
+
+
+def native(plan: ChainPlan | StagesPlan, height: int = 0, width: int = 0) -> Any:
+    """A plan for images of this size as the library's functions take it."""
+    if isinstance(plan, ChainPlan):
+        plan = StagesPlan((Stage(plan),), plan.channels, plan.source_dtype)
+    return library().image_stages(
+        **{name: np.asarray(value).tolist() for name, value in stages_attributes(plan).items()},
+        channels=plan.channels,
+        source_dtype=int(plan.source_dtype),
+        height=height,
+        width=width,
+    )
+
+
+# Every pipeline of the same Compose draws by the same program. An evicted one compiles anew.
+_drawing = functools.lru_cache(maxsize=32)(_Drawing)
+
+
+def key_data(seed: int, epoch: int) -> np.ndarray:
+    with jax.default_device(_cpu()):
+        return np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _joined(blocks: Sequence[Any]) -> Any:
+    """An operand of blocks of records: one that all of them share, or the records'."""
+    if len(blocks) == 1 or blocks[0].shape[0] == 1:
+        return blocks[0]
+    return np.concatenate([np.asarray(block) for block in blocks])
 
 
 class ChainProducer(SeededChain):

@@ -22,16 +22,18 @@ from jaxkern.image.compose.batch import (
 from jaxkern.image.compose.masks import mask_bytes, mask_transforms
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.boxes import (
+from jaxkern.image.transforms.moves import (
     FORMATS,
+    Move,
     clamped,
     from_corners,
     moved_boxes,
+    moved_points,
+    of_images,
     sane,
     to_corners,
     with_area,
 )
-from jaxkern.image.transforms.moves import Move, moved_points, of_images
 from jaxkern.image.transforms.transform import Size, Transform
 
 KEYPOINTS = ("torchvision", "centers")

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxkern.image.chain.plan import MAX_SIZE
-from jaxkern.image.program import noise_twin, warp_twin
+from jaxkern.image.program import warp_twin
 from jaxkern.image.program.program import MAX_FACTOR, Code, ProgramStep
 
 _LUMA = (0.2989, 0.587, 0.114)
@@ -132,24 +132,24 @@ def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array
 
 
 def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    key = noise_twin.key_of_parts(values[4:])
+    key = warp_twin.key_of_parts(values[4:])
     height, width, _ = image.shape
-    field = noise_twin.field(key, (height, width), values[2:4], step.kernel)
+    field = warp_twin.field(key, (height, width), values[2:4], step.kernel)
     fill = _filled(image, step)
     return warp_twin.elastic(image, values[:2], field, interpolation=step.interpolation, fill=fill)
 
 
 def _noise(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     del step
-    noisy = noise_twin.added(image, values)
+    noisy = warp_twin.added(image, values)
     return noisy if image.shape[-1] < 4 else jnp.concatenate([noisy[..., :3], image[..., 3:]], -1)
 
 
 def _erase(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     fill = _filled(image, step)
     if fill is None:
-        key = noise_twin.key_of_parts(values[4:])
-        paint = noise_twin.normal(key, image.shape).astype(jnp.float32)
+        key = warp_twin.key_of_parts(values[4:])
+        paint = warp_twin.normal(key, image.shape).astype(jnp.float32)
     else:
         paint = jnp.asarray(fill, jnp.float32)
         paint = jnp.round(paint) if _is_levels(image) else paint

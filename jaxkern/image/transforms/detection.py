@@ -14,11 +14,9 @@ import numpy as np
 from jaxkern.image.chain.axis import clip, is_static
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.boxes import overlap, sane, with_area
-from jaxkern.image.transforms.draws import uniform_below
-from jaxkern.image.transforms.moves import Move, boxed
+from jaxkern.image.transforms.moves import Move, boxed, overlap, sane, with_area
 from jaxkern.image.transforms.sizes import OfOwnSize
-from jaxkern.image.transforms.transform import Size, Transform, as_number, set_fields
+from jaxkern.image.transforms.transform import Size, Transform, as_number, set_fields, uniform_below
 
 _ROUNDS = 128  # of options, after which an image is left whole
 

@@ -20,9 +20,8 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
 from jaxkern.image.program.coefficients import fitted_sizes
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.draws import uniform_below
 from jaxkern.image.transforms.moves import Move, boxed
-from jaxkern.image.transforms.transform import Size, Transform, set_fields
+from jaxkern.image.transforms.transform import Size, Transform, set_fields, uniform_below
 
 
 def filter_of(interpolation: str, antialias: bool) -> Filter:

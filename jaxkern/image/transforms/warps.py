@@ -20,11 +20,16 @@ from jaxkern.image.program.coefficients import (
 )
 from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.crops import RandomCrop
-from jaxkern.image.transforms.draws import between, uniform_below
+from jaxkern.image.transforms.crops import Pad, RandomCrop
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.padding import Pad
-from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.transform import (
+    Size,
+    Stage,
+    Transform,
+    between,
+    set_fields,
+    uniform_below,
+)
 
 NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
 
