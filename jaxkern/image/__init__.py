@@ -5,6 +5,7 @@ from jaxkern.image.compose.producer import ChainProducer, EncodedProducer, MaskP
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.policies.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policies.tables import AutoAugmentPolicy
+from jaxkern.image.program.program import Code, program_step
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms.choices import RandomApply, RandomChoice, RandomOrder
 from jaxkern.image.transforms.colour import (
@@ -45,6 +46,7 @@ __all__ = [
     "AutoAugmentPolicy",
     "CenterCrop",
     "ChainProducer",
+    "Code",
     "ColorJitter",
     "Compose",
     "CutMix",
@@ -89,4 +91,5 @@ __all__ = [
     "Transform",
     "TrivialAugmentWide",
     "decode_jpeg",
+    "program_step",
 ]

@@ -1,4 +1,4 @@
-"""JPEG bytes to pixels in the middle of a program."""
+"""JPEG decoding inside jitted programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> tuple[jax.Array, jax.Array]:
-    """Calls Pillow on the host: image u8 [height, width, channels] and its size i32 [2]."""
+    """Call Pillow on the host: return image u8 [height, width, channels] and its size i32 [2]."""
     canvas = (static["height"], static["width"], static["channels"])
     results = (jax.ShapeDtypeStruct(canvas, np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
     run = functools.partial(_decode_all, **static)
@@ -36,15 +36,15 @@ def _decode_all(
     begin, end = np.broadcast_to(begin, batch), np.broadcast_to(end, batch)
     canvas = (static["height"], static["width"], static["channels"])
     images, sizes = np.zeros((*batch, *canvas), np.uint8), np.zeros((*batch, 2), np.int32)
-    for number, at in enumerate(np.ndindex(batch)):
+    for n, index in enumerate(np.ndindex(batch)):
         try:
-            image = _decode_one(buffer[at], int(begin[at]), int(end[at]), **static)
+            image = _decode_one(buffer[index], int(begin[index]), int(end[index]), **static)
         except (OSError, SyntaxError, ValueError) as error:
             if not mask:
-                raise ValueError(f"jaxkern.image_decode_jpeg: image {number}: {error}") from error
+                raise ValueError(f"jaxkern.image_decode_jpeg: image {n}: {error}") from error
             continue
-        images[at][: image.shape[0], : image.shape[1]] = image
-        sizes[at] = image.shape[:2]
+        images[index][: image.shape[0], : image.shape[1]] = image
+        sizes[index] = image.shape[:2]
     return images, sizes
 
 
@@ -109,7 +109,7 @@ decode_jpeg_op = Op(
         "denominator": np.int32(denominator),
         "mask": np.bool_(mask),
     },
-    # How many bytes an image has is known at run time only.
+    # The number of bytes of an image is known at run time only.
     cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
         flops=None, bytes=height * width * channels
     ),
@@ -128,33 +128,33 @@ def decode_jpeg(
     max_pixels: int = MAX_PIXELS,
     denominator: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Decodes N JPEG images that lie in one buffer, each into the corner of a canvas of one size.
+    """Decode N JPEG images from one buffer, each into the top left corner of a canvas.
 
-    Baseline and progressive, of any subsampling, grayscale, colour, CMYK and YCCK; upright by the
-    orientation of EXIF. Values are those of Pillow's ``convert``. Native threads decode on the CPU;
-    on other platforms, and where jaxkern was built without libjpeg-turbo, Pillow does, called on
-    the host.
+    Supports baseline and progressive files of any subsampling, in grayscale, colour, CMYK and YCCK.
+    EXIF orientation is applied. Values equal those of Pillow's ``convert``. Native threads decode
+    on the CPU. On other platforms, and if jaxkern was built without libjpeg-turbo, the program
+    calls Pillow on the host.
 
     Args:
       buffer: uint8 [B].
       offsets: int32 or int64 [N + 1]: image n is ``buffer[offsets[n]:offsets[n + 1]]``; or [N] with
         ``lengths``.
       lengths: int32 or int64 [N], bytes of each image.
-      size: (H, W) of the canvas, static; a number for a square one. Pixels beyond an image are 0.
+      size: (H, W) of the canvas, static; an integer for a square. Pixels outside an image are 0.
       channels: 1, 3 or 4 (alpha is 255).
       on_bad: "raise", or "mask": zeros and the size (0, 0) for an image that does not decode, is
-        cut off or damaged, exceeds the canvas or ``max_pixels``, or does not lie in the buffer.
-      max_pixels: height * width that an image may have, checked before anything is allocated.
-      denominator: 1, 2, 4 or 8: decodes at this fraction of the size, rounded up, which takes less
-        time. Values then differ from a full image that is resized: each is an average of its pixels
-        before the colours are interpolated.
+        truncated or damaged, exceeds the canvas or ``max_pixels``, or is not inside the buffer.
+      max_pixels: largest height * width of an image, checked before anything is allocated.
+      denominator: 1, 2, 4 or 8: decode at this fraction of the size, rounded up, which is faster.
+        Values then differ from a resized full image: each is an average of pixels before chroma
+        is interpolated.
 
     Returns:
       Images, uint8 [N, H, W, channels], and their sizes, int32 [N, 2], height and width.
 
     Raises:
       TypeError, ValueError: for wrong dtypes, shapes or options.
-      jax.errors.JaxRuntimeError: where the program runs, for a bad image, with its number.
+      jax.errors.JaxRuntimeError: at run time, for a bad image; the message has its number.
 
     Example:
       >>> import io, numpy as np, jax, jaxkern as jk
@@ -169,33 +169,33 @@ def decode_jpeg(
     height, width = (size, size) if isinstance(size, int) else size
     height, width = operator.index(height), operator.index(width)
     if height < 1 or width < 1:
-        raise ValueError(f"size is {size}; wanted a height and width of 1 or more")
+        raise ValueError(f"size: expected a height and width of at least 1, got {size}")
     if channels not in CHANNEL_COUNTS:
-        raise ValueError(f"channels is {channels!r}; wanted 1, 3 or 4")
+        raise ValueError(f"channels: expected 1, 3 or 4, got {channels!r}")
     if on_bad not in ("raise", "mask"):
-        raise ValueError(f"on_bad is {on_bad!r}; wanted 'raise' or 'mask'")
+        raise ValueError(f"on_bad: expected 'raise' or 'mask', got {on_bad!r}")
     if denominator not in (1, 2, 4, 8):
-        raise ValueError(f"denominator is {denominator!r}; wanted 1, 2, 4 or 8")
+        raise ValueError(f"denominator: expected 1, 2, 4 or 8, got {denominator!r}")
     if operator.index(max_pixels) < 1:
-        raise ValueError(f"max_pixels is {max_pixels}; wanted 1 or more")
+        raise ValueError(f"max_pixels: expected at least 1, got {max_pixels}")
     data = jnp.asarray(buffer)
     if data.dtype != jnp.uint8 or data.ndim != 1:
-        raise TypeError(f"buffer is {data.dtype.name}{list(data.shape)}; wanted uint8[B]")
-    places = _integers("offsets", offsets)
+        raise TypeError(f"buffer: expected uint8[B], got {data.dtype.name}{list(data.shape)}")
+    starts = _integers("offsets", offsets)
     if lengths is None:
-        if places.shape[0] < 1:
-            raise ValueError("offsets is empty; wanted N + 1 numbers, or N with lengths")
-        begin, end = places[:-1], places[1:]
+        if starts.shape[0] < 1:
+            raise ValueError("offsets: expected N + 1 numbers, or N with lengths, got none")
+        begin, end = starts[:-1], starts[1:]
     else:
         counts = _integers("lengths", lengths)
-        if counts.shape != places.shape:
+        if counts.shape != starts.shape:
             raise ValueError(
-                f"lengths has {counts.shape[0]} numbers and offsets {places.shape[0]}; "
-                "wanted as many"
+                f"lengths: expected {starts.shape[0]} numbers, as many as offsets, got "
+                f"{counts.shape[0]}"
             )
-        # A sum that overflows ends before it begins, which is refused as any place outside.
-        end = places + counts
-        begin = places.astype(end.dtype)
+        # A sum that overflows ends before it begins, and is rejected like any invalid range.
+        end = starts + counts
+        begin = starts.astype(end.dtype)
     images, sizes = decode_jpeg_op(
         data[None],
         begin,
@@ -211,10 +211,10 @@ def decode_jpeg(
     return images, sizes
 
 
-def _integers(name: str, given: Any) -> jax.Array:
-    array = jnp.asarray(narrowable(given, name))
+def _integers(name: str, values: Any) -> jax.Array:
+    array = jnp.asarray(narrowable(values, name))
     if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
         raise TypeError(
-            f"{name} is {array.dtype.name}{list(array.shape)}; wanted int32 or int64 [N]"
+            f"{name}: expected int32 or int64 [N], got {array.dtype.name}{list(array.shape)}"
         )
     return array

@@ -54,11 +54,11 @@ def program(images, rows, codes=None, backend="native"):
     op = np.full((len(rows), count), int(Code.NONE), np.int32)
     values = np.zeros((len(rows), count, VALUES), np.float32)
     for n, row in enumerate(rows):
-        for s, (code, given) in enumerate(row):
+        for s, (code, inputs) in enumerate(row):
             op[n, s] = code
-            values[n, s, : len(given)] = given
-    drawn = [tuple(Code(k) for k in sorted({*op[:, s]} & {*ALL})) for s in range(count)]
-    steps = [(op[:, s], values[:, s], ProgramStep(codes or drawn[s])) for s in range(count)]
+            values[n, s, : len(inputs)] = inputs
+    draws = [tuple(Code(k) for k in sorted({*op[:, s]} & {*ALL})) for s in range(count)]
+    steps = [(op[:, s], values[:, s], ProgramStep(codes or draws[s])) for s in range(count)]
     with jk.backend(backend):
         return np.asarray(jax.jit(lambda x: ops.run_program(x, steps))(images))
 
@@ -81,11 +81,11 @@ def hue(unit, shift):
     """By Python's own colour model, in float64."""
     import colorsys
 
-    turned = np.empty_like(unit, dtype=np.float64)
+    rotated = np.empty_like(unit, dtype=np.float64)
     for at in np.ndindex(unit.shape[:-1]):
         h, s, v = colorsys.rgb_to_hsv(*unit[at].tolist())
-        turned[at] = colorsys.hsv_to_rgb((h + shift) % 1.0, s, v)
-    return turned
+        rotated[at] = colorsys.hsv_to_rgb((h + shift) % 1.0, s, v)
+    return rotated
 
 
 def smoothed(x):
@@ -96,9 +96,9 @@ def smoothed(x):
     return total / 13
 
 
-def oracle_u8(x, code, given):
+def oracle_u8(x, code, inputs):
     """One operation on an image u8 of three channels, from the rules in docs/images.md."""
-    f, rest = ([*given, 0.0, 0.0])[:2]
+    f, rest = ([*inputs, 0.0, 0.0])[:2]
     wide = x.astype(np.float32)
     factor = np.float32(np.clip(f, -1024, 1024))
     rest = np.float32(np.clip(rest, -1024, 1024))
@@ -119,7 +119,7 @@ def oracle_u8(x, code, given):
         bits = int(np.clip(f, 0, 8))
         return (x >> (8 - bits)) << (8 - bits) if bits else np.zeros_like(x)
     if code is Code.SOLARIZE:
-        threshold = f if len(given) == 2 else 255 * f
+        threshold = f if len(inputs) == 2 else 255 * f
         return np.where(x >= threshold, 255 - x, x)
     if code is Code.AUTOCONTRAST:
         low, high = wide.min((0, 1)), wide.max((0, 1))
@@ -140,15 +140,15 @@ def oracle_u8(x, code, given):
         return 255 - x
     if code is Code.GRAYSCALE:
         return np.repeat(gray_levels(x)[..., None], 3, axis=-1).astype(np.uint8)
-    order = [int(np.clip(np.rint(k), 0, 2)) for k in given]
+    order = [int(np.clip(np.rint(k), 0, 2)) for k in inputs]
     return x[..., order]
 
 
 def with_all_values(images, code):
     """Each image with each of the operation's values."""
-    given = GIVEN[code]
-    rows = [[(code, values)] for values in given for _ in images]
-    return np.concatenate([images] * len(given)), rows
+    inputs = GIVEN[code]
+    rows = [[(code, values)] for values in inputs for _ in images]
+    return np.concatenate([images] * len(inputs)), rows
 
 
 @pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
@@ -156,13 +156,13 @@ def test_levels_equal_the_oracle_and_the_twin(code):
     images, rows = with_all_values(U8, code)
     native = program(images, rows, (code,))
     np.testing.assert_array_equal(native, program(images, rows, (code,), "jax"))
-    for x, [(_, given)], out in zip(images, rows, native, strict=True):
+    for x, [(_, inputs)], out in zip(images, rows, native, strict=True):
         if code is Code.HUE:
-            off = np.abs(out - np.trunc(hue(x / 255.0, given[0]) * 255.999))
+            off = np.abs(out - np.trunc(hue(x / 255.0, inputs[0]) * 255.999))
             assert off.max() <= 1
-            assert (off > 0).mean() < 0.01, given
+            assert (off > 0).mean() < 0.01, inputs
         else:
-            np.testing.assert_array_equal(out, oracle_u8(x, code, given), err_msg=str(given))
+            np.testing.assert_array_equal(out, oracle_u8(x, code, inputs), err_msg=str(inputs))
 
 
 def test_the_mean_of_one_level_is_that_level():
@@ -177,8 +177,8 @@ def random_rows(count, steps, seed):
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        drawn = [ALL[k] for k in rng.integers(0, len(ALL), steps)]
-        rows.append([(code, GIVEN[code][rng.integers(len(GIVEN[code]))]) for code in drawn])
+        draws = [ALL[k] for k in rng.integers(0, len(ALL), steps)]
+        rows.append([(code, GIVEN[code][rng.integers(len(GIVEN[code]))]) for code in draws])
     return rows
 
 
@@ -186,10 +186,10 @@ def test_programs_are_their_operations_one_after_the_other():
     images = np.concatenate([U8, U8[:, ::-1]])
     rows = random_rows(len(images), 7, 1)
     native = program(images, rows)
-    wanted = images
+    expected = images
     for s in range(7):
-        wanted = program(wanted, [[row[s]] for row in rows])
-    np.testing.assert_array_equal(native, wanted)
+        expected = program(expected, [[row[s]] for row in rows])
+    np.testing.assert_array_equal(native, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -215,13 +215,13 @@ def test_floats_equal_the_twin(code):
 def test_small_and_long_images(shape):
     images = RNG.integers(0, 256, (1, *shape, 3), np.uint8)
     rows = [[(code, GIVEN[code][0]) for code in ALL if code is not Code.HUE]]
-    wanted = images[0]
-    for code, given in rows[0]:
+    expected = images[0]
+    for code, inputs in rows[0]:
         if code is not Code.SHARPNESS or min(shape) > 2:
-            wanted = oracle_u8(wanted, code, given)
-    np.testing.assert_array_equal(program(images, rows)[0], wanted)
-    turned = program(images.astype(np.float32) / 255, [[(code, GIVEN[code][0]) for code in ALL]])
-    assert np.isfinite(turned).all()
+            expected = oracle_u8(expected, code, inputs)
+    np.testing.assert_array_equal(program(images, rows)[0], expected)
+    rotated = program(images.astype(np.float32) / 255, [[(code, GIVEN[code][0]) for code in ALL]])
+    assert np.isfinite(rotated).all()
 
 
 def test_what_no_step_may_do_changes_nothing():
@@ -237,8 +237,8 @@ def test_what_no_step_may_do_changes_nothing():
 
 def test_values_that_are_not_finite_change_nothing():
     rows = [
-        [(code, (*[0.5] * place, bad)) for code in ALL]
-        for place, bad in enumerate((np.nan, np.inf, -np.inf))
+        [(code, (*[0.5] * position, bad)) for code in ALL]
+        for position, bad in enumerate((np.nan, np.inf, -np.inf))
     ]
     for backend in ("native", "jax"):
         np.testing.assert_array_equal(program(U8, rows, backend=backend), U8)
@@ -271,7 +271,7 @@ def test_blurs_and_warps_between_colours(dtype):
     """Both buffers are written, and tables are done before what moves pixels."""
     images = U8 if dtype is np.uint8 else F32
     invert = (np.int32(Code.INVERT), np.zeros((1, VALUES), np.float32), ProgramStep(ALL))
-    moved = [np.float32([*given, *[0.0] * (VALUES - len(given))])[None] for _, given, _ in MOVES]
+    moved = [np.float32([*inputs, *[0.0] * (VALUES - len(inputs))])[None] for _, inputs, _ in MOVES]
     moves = [(np.int32(c), v, s) for (c, _, s), v in zip(MOVES, moved, strict=True)]
     for steps in (moves[:3], [invert, moves[0], invert], [invert, *moves, invert]):
         outs = []
@@ -292,14 +292,14 @@ def test_the_order_of_a_jitter():
     names = ("brightness", "contrast", "saturation", "hue")
     factors = dict(zip(names, np.float32([1.3, 0.75, 1.25, 0.1]), strict=True))
     codes = (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION, Code.HUE)
-    given = [(f, 1 - f) for f in list(factors.values())[:3]] + [(factors["hue"],)]
+    inputs = [(f, 1 - f) for f in list(factors.values())[:3]] + [(factors["hue"],)]
     aug = im.Compose([jitter(hue=0.2)])
     out = aug.apply(U8, ({**factors, "order": order},))
-    wanted = program(U8, [[(codes[k], given[k]) for k in row] for row in order])
-    np.testing.assert_array_equal(out, wanted)
+    expected = program(U8, [[(codes[k], inputs[k]) for k in row] for row in order])
+    np.testing.assert_array_equal(out, expected)
     # What is None is not applied, nor what is no position.
     out = im.Compose([im.ColorJitter(brightness=0.4)]).apply(U8, ({**factors, "order": order},))
-    np.testing.assert_array_equal(out, program(U8, [[(codes[0], given[0])]] * 3))
+    np.testing.assert_array_equal(out, program(U8, [[(codes[0], inputs[0])]] * 3))
     out = aug.apply(U8, ({**factors, "order": order + 90},))
     np.testing.assert_array_equal(out, U8)
 
@@ -309,9 +309,9 @@ def test_bytes_are_rounded_before_and_behind_a_program():
     aug = im.Compose([im.Resize((9, 11)), im.RandomInvert(1.0), im.Normalize(0.5, 0.25)])
     params = ({}, {"apply": np.asarray([True, False, True])}, {})
     resized = im.Compose([im.Resize((9, 11))]).apply(U8)
-    wanted = np.where(np.asarray([1, 0, 1])[:, None, None, None], 255 - resized, resized)
-    wanted = (wanted / 255 - 0.5) / 0.25
-    np.testing.assert_allclose(aug.apply(U8, params), wanted, atol=1e-5)
+    expected = np.where(np.asarray([1, 0, 1])[:, None, None, None], 255 - resized, resized)
+    expected = (expected / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(aug.apply(U8, params), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
@@ -321,8 +321,8 @@ def test_half_types_are_worked_on_in_float32(dtype):
     out = aug.apply(images, ({"apply": True}, {"apply": True}))
     assert out.dtype == images.dtype
     inverted = 1 - images.astype(jnp.float32)
-    wanted = jnp.where(inverted >= 0.5, 1 - inverted, inverted)
-    np.testing.assert_allclose(out.astype(jnp.float32), wanted, atol=1e-2)
+    expected = jnp.where(inverted >= 0.5, 1 - inverted, inverted)
+    np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -355,9 +355,9 @@ def test_draws_are_a_records_own_and_compile_nothing():
         traced.append(1)
         return aug(keys, images)
 
-    whole = run(keys, images)
-    turned = run(keys[::-1], images[::-1])
-    np.testing.assert_array_equal(whole, turned[::-1])
+    complete = run(keys, images)
+    rotated = run(keys[::-1], images[::-1])
+    np.testing.assert_array_equal(complete, rotated[::-1])
     assert len(traced) == 1
 
 
@@ -369,9 +369,9 @@ def test_gradients_of_float_chains():
 
     @jax.jit
     def loss(x, factor):
-        given = {"brightness": factor, "contrast": 1.1, "saturation": factor, "hue": 0.0}
-        given = {name: jnp.broadcast_to(jnp.float32(f), (1,)) for name, f in given.items()}
-        out = aug.apply(x, ({**given, "order": order}, {"apply": True}))
+        inputs = {"brightness": factor, "contrast": 1.1, "saturation": factor, "hue": 0.0}
+        inputs = {name: jnp.broadcast_to(jnp.float32(f), (1,)) for name, f in inputs.items()}
+        out = aug.apply(x, ({**inputs, "order": order}, {"apply": True}))
         return jnp.sum(out * jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape)) / 100
 
     of_pixels, of_factor = jax.jit(jax.grad(loss, (0, 1)))(x, jnp.float32(0.9))

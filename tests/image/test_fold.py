@@ -51,8 +51,8 @@ CASES = {
 
 def fold(transforms, params, size=(16, 16)):
     chain = ChainBuilder(*size, 3, Dtype.U8)
-    for transform, given in zip(transforms, params, strict=True):
-        transform._fold(chain, given)
+    for transform, inputs in zip(transforms, params, strict=True):
+        transform.fold(chain, inputs)
     return chain.finish(Dtype.F32, Layout.NHWC)
 
 

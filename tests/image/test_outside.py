@@ -46,5 +46,5 @@ def test_keys_are_of_one_kind_whatever_the_default():
         keys = jk.random.record_keys(0, 0, np.arange(8))
         some = jk.random.record_keys(0, 0, np.arange(4, 8))
         aug = im.Compose([im.RandomCrop(8)])
-        whole, part = aug.sample(keys, (64, 64)), aug.sample(some, (64, 64))
-    np.testing.assert_array_equal(whole[0]["top"][4:], part[0]["top"])
+        complete, part = aug.sample(keys, (64, 64)), aug.sample(some, (64, 64))
+    np.testing.assert_array_equal(complete[0]["top"][4:], part[0]["top"])

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from jaxkern import image as im
-from jaxkern.image.policies.policies import program_step
+from jaxkern.image.policies.policies import op_steps
 from jaxkern.image.policies.tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
 from jaxkern.image.program.program import Code
 
@@ -33,8 +33,8 @@ def draw(transform, *names, count=COUNT):
     """The parameters of these names, or all: what is not asked for is not compiled either."""
 
     def sample(keys):
-        drawn = im.Compose([transform]).sample(keys, SIZE)[0]
-        return {name: drawn[name] for name in names or drawn}
+        draws = im.Compose([transform]).sample(keys, SIZE)[0]
+        return {name: draws[name] for name in names or draws}
 
     return {name: np.asarray(value) for name, value in jax.jit(sample)(keys()[:count]).items()}
 
@@ -43,15 +43,15 @@ def names_of(transform, op):
     return np.asarray([*transform.OPS, "-"])[op]
 
 
-def frequencies(names, strengths, wanted):
+def frequencies(names, strengths, reference):
     """Chi-square of (name, magnitude) pairs against {(name, magnitude): probability}."""
     keys = [(str(n), round(float(m), 4) + 0.0) for n, m in zip(names, strengths, strict=True)]
-    wanted = {(n, round(m, 4) + 0.0): p for (n, m), p in wanted.items()}
-    counts = dict.fromkeys(wanted, 0)
+    reference = {(n, round(m, 4) + 0.0): p for (n, m), p in reference.items()}
+    counts = dict.fromkeys(reference, 0)
     for key in keys:
         assert key in counts, key
         counts[key] += 1
-    expected = np.asarray(list(wanted.values())) * len(keys)
+    expected = np.asarray(list(reference.values())) * len(keys)
     assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
 
 
@@ -65,44 +65,44 @@ STRENGTH = {
 
 
 def both_signs(strength, chance):
-    wanted = {}
+    reference = {}
     for name, value in strength.items():
         signs = (1, -1) if name in SIGNED and value else (1,)
         for sign in signs:
-            place = (name, sign * value)
-            wanted[place] = wanted.get(place, 0) + chance / len(signs)
-    return wanted
+            position = (name, sign * value)
+            reference[position] = reference.get(position, 0) + chance / len(signs)
+    return reference
 
 
 def test_rand_augment_draws_every_op_and_sign_alike():
     transform = im.RandAugment(3, 9)
-    drawn = draw(transform)
-    assert drawn["op"].shape == drawn["magnitude"].shape == (COUNT, 3)
-    wanted = both_signs(STRENGTH, 1 / 14)
+    draws = draw(transform)
+    assert draws["op"].shape == draws["magnitude"].shape == (COUNT, 3)
+    reference = both_signs(STRENGTH, 1 / 14)
     for step in range(3):
-        frequencies(names_of(transform, drawn["op"][:, step]), drawn["magnitude"][:, step], wanted)
-    table = stats.contingency.crosstab(drawn["op"][:, 0], drawn["op"][:, 1]).count
+        frequencies(names_of(transform, draws["op"][:, step]), draws["magnitude"][:, step], reference)
+    table = stats.contingency.crosstab(draws["op"][:, 0], draws["op"][:, 1]).count
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
 def test_trivial_augment_draws_every_magnitude_alike():
     transform = im.TrivialAugmentWide()
-    drawn = draw(transform)
-    names, strength = names_of(transform, drawn["op"][:, 0]), drawn["magnitude"][:, 0]
-    assert stats.chisquare(np.bincount(drawn["op"][:, 0], minlength=14)).pvalue > 1e-3
+    draws = draw(transform)
+    names, strength = names_of(transform, draws["op"][:, 0]), draws["magnitude"][:, 0]
+    assert stats.chisquare(np.bincount(draws["op"][:, 0], minlength=14)).pvalue > 1e-3
     largest = dict.fromkeys(SIGNED, 0.99) | {"TranslateX": 32, "TranslateY": 32, "Rotate": 135}
     for name in SIGNED:
-        place = strength[names == name] / largest[name] * 30
-        np.testing.assert_allclose(place, np.round(place), atol=1e-4)
-        counts = np.bincount(np.round(place).astype(int) + 30, minlength=61)
+        position = strength[names == name] / largest[name] * 30
+        np.testing.assert_allclose(position, np.round(position), atol=1e-4)
+        counts = np.bincount(np.round(position).astype(int) + 30, minlength=61)
         expected = np.ones(61)
         expected[30] = 2  # zero, with either sign
         assert stats.chisquare(counts, expected * counts.sum() / 62).pvalue > 1e-3, name
     bits = strength[names == "Posterize"]
-    wanted = np.bincount(np.round(8 - np.arange(31) / 5).astype(int), minlength=9)[2:]
+    reference = np.bincount(np.round(8 - np.arange(31) / 5).astype(int), minlength=9)[2:]
     counts = np.bincount(bits.astype(int), minlength=9)
     assert counts[:2].sum() == 0
-    assert stats.chisquare(counts[2:], wanted * len(bits) / 31).pvalue > 1e-3
+    assert stats.chisquare(counts[2:], reference * len(bits) / 31).pvalue > 1e-3
     level = np.round(strength[names == "Solarize"] * 30).astype(int)
     assert stats.chisquare(np.bincount(level, minlength=31)).pvalue > 1e-3
 
@@ -110,30 +110,30 @@ def test_trivial_augment_draws_every_magnitude_alike():
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
 def test_auto_augment_draws_its_pairs(policy):
     transform = im.AutoAugment(policy)
-    drawn = draw(transform)
+    draws = draw(transform)
     table = magnitude_table(AUTO_AUGMENT, 10, SIZE)
-    wanted = {}
+    reference = {}
     published = pairs(transform.policy)
     assert len(published.op) == 25
-    for op, chance, place in zip(*published, strict=True):
+    for op, chance, position in zip(*published, strict=True):
         options = []
         for step in range(2):
             row = {("-", 0.0): 1 - float(chance[step])}
             name = transform.OPS[op[step]]
-            value = round(float(table[op[step], place[step]]), 4)
+            value = round(float(table[op[step], position[step]]), 4)
             row |= both_signs({name: value}, float(chance[step]))
             options.append(row)
         for first, p in options[0].items():
             for second, q in options[1].items():
                 key = (*first, *second)
-                wanted[key] = wanted.get(key, 0) + p * q / 25
-    counts = dict.fromkeys(wanted, 0)
-    names = names_of(transform, drawn["op"])
-    for (a, b), (x, y) in zip(names, drawn["magnitude"], strict=True):
+                reference[key] = reference.get(key, 0) + p * q / 25
+    counts = dict.fromkeys(reference, 0)
+    names = names_of(transform, draws["op"])
+    for (a, b), (x, y) in zip(names, draws["magnitude"], strict=True):
         counts[str(a), round(float(x), 4) + 0.0, str(b), round(float(y), 4) + 0.0] += 1
     observed, expected = (
         np.asarray(list(counts.values())),
-        COUNT * np.asarray(list(wanted.values())),
+        COUNT * np.asarray(list(reference.values())),
     )
     assert (observed[expected == 0] == 0).all()
     frequent = expected >= 5
@@ -146,40 +146,40 @@ def test_auto_augment_draws_its_pairs(policy):
 
 def test_aug_mix_draws_chains_and_weights():
     transform = im.AugMix(severity=4, alpha=0.7)
-    drawn = draw(transform, "op", "magnitude")
-    used = drawn["op"] >= 0
-    assert drawn["op"].shape == drawn["magnitude"].shape == (COUNT, 3, 3)
+    draws = draw(transform, "op", "magnitude")
+    used = draws["op"] >= 0
+    assert draws["op"].shape == draws["magnitude"].shape == (COUNT, 3, 3)
     np.testing.assert_array_equal(used, np.sort(used, axis=2)[:, :, ::-1])
     depths = np.bincount(used.sum(axis=2).reshape(-1), minlength=4)
     assert depths[0] == 0
     assert stats.chisquare(depths[1:]).pvalue > 1e-3
-    assert (drawn["magnitude"][~used] == 0).all()
-    assert stats.chisquare(np.bincount(drawn["op"][used], minlength=13)).pvalue > 1e-3
-    turned = names_of(transform, drawn["op"]) == "Rotate"
-    place = np.round(drawn["magnitude"][turned] / 30 * 9).astype(int) + 3
-    counts = np.bincount(place, minlength=7)
+    assert (draws["magnitude"][~used] == 0).all()
+    assert stats.chisquare(np.bincount(draws["op"][used], minlength=13)).pvalue > 1e-3
+    rotated = names_of(transform, draws["op"]) == "Rotate"
+    position = np.round(draws["magnitude"][rotated] / 30 * 9).astype(int) + 3
+    counts = np.bincount(position, minlength=7)
     assert (
         stats.chisquare(counts, np.asarray([1, 1, 1, 2, 1, 1, 1]) * counts.sum() / 8).pvalue > 1e-3
     )
-    drawn = draw(transform, "weights", "m", count=2000)
-    assert stats.kstest(drawn["m"], stats.beta(0.7, 0.7).cdf).pvalue > 1e-3
-    np.testing.assert_allclose(drawn["weights"].sum(axis=1), 1, atol=1e-5)
+    draws = draw(transform, "weights", "m", count=2000)
+    assert stats.kstest(draws["m"], stats.beta(0.7, 0.7).cdf).pvalue > 1e-3
+    np.testing.assert_allclose(draws["weights"].sum(axis=1), 1, atol=1e-5)
     for chain in range(3):
-        assert stats.kstest(drawn["weights"][:, chain], stats.beta(0.7, 1.4).cdf).pvalue > 1e-3
+        assert stats.kstest(draws["weights"][:, chain], stats.beta(0.7, 1.4).cdf).pvalue > 1e-3
 
 
 def test_aug_mix_without_all_ops_and_with_a_depth():
-    drawn = draw(im.AugMix(all_ops=False, chain_depth=2, mixture_width=1), "op")
-    assert drawn["op"].shape == (COUNT, 1, 2)
-    assert stats.chisquare(np.bincount(drawn["op"].reshape(-1), minlength=9)).pvalue > 1e-3
+    draws = draw(im.AugMix(all_ops=False, chain_depth=2, mixture_width=1), "op")
+    assert draws["op"].shape == (COUNT, 1, 2)
+    assert stats.chisquare(np.bincount(draws["op"].reshape(-1), minlength=9)).pvalue > 1e-3
 
 
 def test_containers_draw_with_their_probabilities():
     inner = [im.RandAugment(1), im.RandomHorizontalFlip(0.25)]
-    drawn = draw(im.RandomApply(inner, p=0.3), "apply", "1.flip")
-    assert abs(drawn["apply"].mean() - 0.3) < 0.02
-    assert abs(drawn["1.flip"].mean() - 0.25) < 0.02
-    joint = (drawn["apply"] & drawn["1.flip"]).mean()
+    draws = draw(im.RandomApply(inner, p=0.3), "apply", "1.flip")
+    assert abs(draws["apply"].mean() - 0.3) < 0.02
+    assert abs(draws["1.flip"].mean() - 0.25) < 0.02
+    joint = (draws["apply"] & draws["1.flip"]).mean()
     assert abs(joint - 0.3 * 0.25) < 0.02
     choice = im.RandomChoice([*inner, im.RandomVerticalFlip()], p=[1, 0, 3])
     counts = np.bincount(draw(choice, "choice")["choice"], minlength=3)
@@ -192,8 +192,8 @@ def test_containers_draw_with_their_probabilities():
 
 
 def test_transforms_of_a_container_draw_on_their_own():
-    drawn = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
-    table = stats.contingency.crosstab(drawn["0.op"][:, 0], drawn["1.op"][:, 0]).count
+    draws = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
+    table = stats.contingency.crosstab(draws["0.op"][:, 0], draws["1.op"][:, 0]).count
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
@@ -214,7 +214,7 @@ def all_ops():
 
 @functools.cache
 def all_steps():
-    return jax.jit(lambda op, m: program_step(all_ops(), op, m, (20, 30)))
+    return jax.jit(lambda op, m: op_steps(all_ops(), op, m, (20, 30)))
 
 
 def step(name, magnitude):
@@ -232,7 +232,7 @@ def source(values, x, y):
 
 def test_warps_of_ops():
     """Points of the result, counted from the top left corner, and where they come from."""
-    for name, magnitude, point, wanted in [
+    for name, magnitude, point, reference in [
         ("ShearX", 0.5, (4.0, 6.0), (7.0, 6.0)),
         ("ShearX", -0.5, (0.0, 0.0), (0.0, 0.0)),
         ("ShearY", 0.5, (4.0, 6.0), (4.0, 8.0)),
@@ -245,7 +245,7 @@ def test_warps_of_ops():
     ]:
         code, values = step(name, magnitude)
         assert code is Code.WARP
-        np.testing.assert_allclose(source(values, *point), wanted, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(source(values, *point), reference, atol=1e-5, err_msg=name)
         assert values[6:].tolist() == [0, 0]
 
 
@@ -262,16 +262,16 @@ def test_colours_of_ops():
         ("Invert", 0.0, Code.INVERT, ()),
         ("Identity", 0.0, Code.NONE, ()),
     ]:
-        found = step(name, magnitude)
-        assert found[0] is code, name
-        np.testing.assert_allclose(found[1][: len(values)], values, err_msg=name)
+        actual = step(name, magnitude)
+        assert actual[0] is code, name
+        np.testing.assert_allclose(actual[1][: len(values)], values, err_msg=name)
 
 
 def test_ops_out_of_range():
     op = np.asarray([-1, 15, -7, 2**31 - 1, 3], np.int32)
-    code, _ = jax.jit(
-        lambda op: program_step(tuple(AUTO_AUGMENT), op, np.ones(5, np.float32), (4, 4))
-    )(op)
+    code, _ = jax.jit(lambda op: op_steps(tuple(AUTO_AUGMENT), op, np.ones(5, np.float32), (4, 4)))(
+        op
+    )
     assert np.asarray(code).tolist() == [Code.NONE] * 4 + [Code.WARP]
     images = np.zeros((1, 4, 4, 3), np.uint8)
     bad = ({"op": np.asarray([[15]], np.int32), "magnitude": np.zeros((1, 1), np.float32)},)

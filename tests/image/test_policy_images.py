@@ -32,9 +32,9 @@ INNER_PARAMS = {"0.apply": True, "1.apply": True, "2.flip": True}
 
 
 def in_order(image, order):
-    for place in order:
-        name = "flip" if place == 2 else "apply"
-        image = applied(INNER[place], image, {name: np.asarray([True])})
+    for position in order:
+        name = "flip" if position == 2 else "apply"
+        image = applied(INNER[position], image, {name: np.asarray([True])})
     return image
 
 
@@ -80,7 +80,7 @@ LARGE = [
 ]
 
 
-def drawn(aug, seed, images):
+def draws(aug, seed, images):
     keys = jax.random.split(jax.random.key(seed), len(images))
     return keys, jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
 
@@ -88,19 +88,19 @@ def drawn(aug, seed, images):
 @pytest.mark.parametrize("policy", SMALL, ids=lambda p: type(p).__name__)
 def test_native_equals_twin(policy):
     aug, images = im.Compose([policy]), np.tile(U8, (8, 1, 1, 1))
-    _, params = drawn(aug, 8, images)
-    found = {}
+    _, params = draws(aug, 8, images)
+    actual = {}
     for backend in ("native", "jax"):
         with jk.backend(backend):
-            found[backend] = np.asarray(jax.jit(aug.apply)(images, params))
-    np.testing.assert_array_equal(found["native"], found["jax"])
+            actual[backend] = np.asarray(jax.jit(aug.apply)(images, params))
+    np.testing.assert_array_equal(actual["native"], actual["jax"])
 
 
 @native
 @pytest.mark.parametrize("policy", LARGE, ids=lambda p: type(p).__name__)
 def test_the_same_in_any_batch(run, policy):
     aug, images = im.Compose([policy]), np.tile(U8, (3, 1, 1, 1))
-    keys, params = drawn(aug, 8, images)
+    keys, params = draws(aug, 8, images)
     out = run(aug, images, params)
     assert (np.asarray(out) != images).any(axis=(1, 2, 3)).sum() > len(images) // 3
     alone = jax.jit(lambda k, x: aug(k, x))(keys[5:6], images[5:6])
@@ -137,9 +137,9 @@ def test_aug_mix_is_a_mean_of_chains(run):
         for w, chain in enumerate(chains):
             image = U8[n : n + 1]
             for name, *strength in chain:
-                given = np.asarray([[strength[0] if strength else 0.0]], np.float32)
-                place = np.asarray([[im.TrivialAugmentWide.OPS.index(name)]], np.int32)
-                image = np.asarray(single(image, ({"op": place, "magnitude": given},)))
+                inputs = np.asarray([[strength[0] if strength else 0.0]], np.float32)
+                position = np.asarray([[im.TrivialAugmentWide.OPS.index(name)]], np.int32)
+                image = np.asarray(single(image, ({"op": position, "magnitude": inputs},)))
             share = weights[n, w] * (np.float32(1) - m[n])
             total = total + share * image[0].astype(np.float32)
         np.testing.assert_array_equal(out[n], total.astype(np.uint8))

@@ -22,9 +22,9 @@ def keys():
     return jax.random.split(jax.random.key(0), COUNT)
 
 
-def draw(transform, size, place=0):
+def draw(transform, size, position=0):
     sample = jax.jit(lambda k: im.Compose([transform]).sample(k, size))
-    return {name: np.asarray(value) for name, value in sample(keys())[place].items()}
+    return {name: np.asarray(value) for name, value in sample(keys())[position].items()}
 
 
 def test_random_resized_crop_area_and_ratio():
@@ -37,9 +37,9 @@ def test_random_resized_crop_area_and_ratio():
     low, high = np.log(ratio)
     assert stats.kstest(log_ratio, stats.uniform(low, high - low).cdf).pvalue > 1e-3
     assert abs(np.corrcoef(share, log_ratio)[0, 1]) < 0.03
-    for start, length, whole in (("top", "height", 4000), ("left", "width", 5000)):
-        place = (p[start] + 0.5) / (whole - p[length] + 1)
-        assert stats.kstest(place, stats.uniform(0, 1).cdf).pvalue > 1e-3
+    for start, length, complete in (("top", "height", 4000), ("left", "width", 5000)):
+        position = (p[start] + 0.5) / (complete - p[length] + 1)
+        assert stats.kstest(position, stats.uniform(0, 1).cdf).pvalue > 1e-3
 
 
 def test_random_resized_crop_stays_inside_and_reaches_all_places():
@@ -126,7 +126,7 @@ def test_cutmix_boxes():
 
 def test_sample_one_image_gives_scalars():
     for transform in (im.RandomResizedCrop(4), im.RandomErasing(), im.RandomCrop(4)):
-        drawn = transform.sample(jax.random.key(0), (8, 9))
-        assert drawn.keys() == transform.parameters.keys()
-        assert all(value.shape == () for value in drawn.values())
+        draws = transform.sample(jax.random.key(0), (8, 9))
+        assert draws.keys() == transform.parameters.keys()
+        assert all(value.shape == () for value in draws.values())
     assert im.CenterCrop(4).sample(jax.random.key(0), (8, 9)) == {}

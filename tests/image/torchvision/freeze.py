@@ -58,9 +58,9 @@ class Case:
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         rows = []
-        for place, image in enumerate(batch):
-            given = {key: value[place] for key, value in self.params.items()}
-            rows.append(self.apply(tensor(image), given).numpy().transpose(1, 2, 0))
+        for position, image in enumerate(batch):
+            inputs = {key: value[position] for key, value in self.params.items()}
+            rows.append(self.apply(tensor(image), inputs).numpy().transpose(1, 2, 0))
         return np.stack(rows)
 
 
@@ -96,10 +96,10 @@ def policy_case(name, steps, images=None, channels=3, **options):
     op = [[names.index(n) if n else -1 for n, _ in row] for row in steps]
     magnitude = [[m for _, m in row] for row in steps]
 
-    def apply(image, given):
-        for place, m in zip(given["op"], given["magnitude"], strict=True):
-            if place >= 0:
-                image = policy_op(policy, names[place], image, m)
+    def apply(image, inputs):
+        for position, m in zip(inputs["op"], inputs["magnitude"], strict=True):
+            if position >= 0:
+                image = policy_op(policy, names[position], image, m)
         return image
 
     params = {"op": np.asarray(op, np.int32), "magnitude": np.asarray(magnitude, np.float32)}
@@ -126,9 +126,9 @@ SIGNED = {
 def every_op(names):
     """Rows and images: each op with each of its magnitudes on two images."""
     rows, images = [], []
-    for place, name in enumerate(names):
-        for turn, m in enumerate(SIGNED[name]):
-            for image in (turn, 2 - (place + turn) % 2):
+    for position, name in enumerate(names):
+        for rotation, m in enumerate(SIGNED[name]):
+            for image in (rotation, 2 - (position + rotation) % 2):
                 rows.append([(name, m)])
                 images.append(image)
     return rows, images
@@ -150,22 +150,22 @@ def aug_mix_case(chains, weights, m, **options):
         "m": np.asarray(m, np.float32),
     }
 
-    def apply(image, given):
+    def apply(image, inputs):
         """torchvision's own forward pass, whose draws are replaced by those that are given."""
         policy = v2.AugMix(**options)
-        used = given["op"] >= 0
+        used = inputs["op"] >= 0
         depths = iter(used.sum(axis=1).tolist())
-        share = float(given["m"])
-        drawn = iter([torch.tensor([[share, 1 - share]]), torch.tensor(given["weights"][None])])
-        steps = iter(zip(given["op"][used], given["magnitude"][used], strict=True))
-        policy._sample_dirichlet = lambda params: next(drawn)
+        share = float(inputs["m"])
+        draws = iter([torch.tensor([[share, 1 - share]]), torch.tensor(inputs["weights"][None])])
+        steps = iter(zip(inputs["op"][used], inputs["magnitude"][used], strict=True))
+        policy._sample_dirichlet = lambda params: next(draws)
 
         real = policy._apply_image_or_video_transform
 
         def replaced(image, name, magnitude, interpolation, fill):
-            place, strength = next(steps)
+            position, strength = next(steps)
             return real(
-                image, names[place], float(strength), interpolation=interpolation, fill=fill
+                image, names[position], float(strength), interpolation=interpolation, fill=fill
             )
 
         policy._apply_image_or_video_transform = replaced
@@ -229,10 +229,10 @@ def colours():
     }
     order = np.asarray([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], np.int32)
 
-    def jitter(image, given):
-        for place in given["order"]:
-            name = list(factors)[place]
-            image = getattr(F, f"adjust_{name}")(image, float(given[name]))
+    def jitter(image, inputs):
+        for position in inputs["order"]:
+            name = list(factors)[position]
+            image = getattr(F, f"adjust_{name}")(image, float(inputs[name]))
         return image
 
     options = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
@@ -242,10 +242,10 @@ def colours():
         params = {"apply": np.asarray([True, True, True, False])}
         options = options or {}
 
-        def apply(image, given):
+        def apply(image, inputs):
             floats = image.dtype != torch.uint8 and of_floats is not None
             values = (of_floats if floats else options).values()
-            return function(image, *values) if given["apply"] else image
+            return function(image, *values) if inputs["apply"] else image
 
         return Case(name, options, params, apply, of_floats=of_floats)
 
@@ -257,8 +257,8 @@ def colours():
     yield applied("RandomSolarize", F.solarize, {"threshold": 90.0}, {"threshold": 0.4})
     yield applied("RandomAdjustSharpness", F.adjust_sharpness, {"sharpness_factor": 2.5})
 
-    def permuted(image, given):
-        return F.permute_channels(image, given["permutation"].tolist())
+    def permuted(image, inputs):
+        return F.permute_channels(image, inputs["permutation"].tolist())
 
     order = np.asarray([[2, 0, 1], [1, 0, 2], [1, 2, 0]], np.int32)
     yield Case("RandomChannelPermutation", {}, {"permutation": order}, permuted)
@@ -271,16 +271,16 @@ def warps():
     def filled(image):
         return fill[image.dtype != torch.uint8]["fill"]
 
-    def turned(image, given):
-        return F.rotate(image, float(given["angle"]), interpolation=NEAREST, fill=0)
+    def rotated(image, inputs):
+        return F.rotate(image, float(inputs["angle"]), interpolation=NEAREST, fill=0)
 
     params = {"angle": f32(23.7, -51.3, 160.9)}
     for angle in params["angle"]:
         no_ties("Rotate", float(angle))
-    yield Case("RandomRotation", {"degrees": 180}, params, turned)
+    yield Case("RandomRotation", {"degrees": 180}, params, rotated)
 
-    def affine(image, given):
-        m = {name: float(value) for name, value in given.items()}
+    def affine(image, inputs):
+        m = {name: float(value) for name, value in inputs.items()}
         return F.affine(
             image,
             angle=m["angle"],
@@ -314,14 +314,14 @@ def warps():
         np.int32,
     )
 
-    def tilted(image, given):
-        given = given["endpoints"].tolist()
-        return F.perspective(image, start, given, interpolation=BILINEAR, fill=filled(image))
+    def tilted(image, inputs):
+        inputs = inputs["endpoints"].tolist()
+        return F.perspective(image, start, inputs, interpolation=BILINEAR, fill=filled(image))
 
     yield Case("RandomPerspective", fill[0], {"endpoints": ends}, tilted, of_floats=fill[1])
 
-    def blurred(image, given):
-        return F.gaussian_blur(image, [5, 3], [float(given["sigma"])] * 2)
+    def blurred(image, inputs):
+        return F.gaussian_blur(image, [5, 3], [float(inputs["sigma"])] * 2)
 
     params = {"sigma": f32(0.6, 1.7, 3.1)}
     yield Case("GaussianBlur", {"kernel_size": [5, 3]}, params, blurred)
@@ -333,8 +333,8 @@ def resamplings():
     params = dict(zip(("top", "left", "height", "width"), boxes, strict=True))
     for antialias in (True, False):
 
-        def resized(image, given, antialias=antialias):
-            box = [int(value) for value in given.values()]
+        def resized(image, inputs, antialias=antialias):
+            box = [int(value) for value in inputs.values()]
             bicubic = v2.InterpolationMode.BICUBIC
             return F.resized_crop(image, *box, [9, 11], bicubic, antialias=antialias)
 
@@ -343,9 +343,9 @@ def resamplings():
     params = {"top": np.asarray([0, 7, 3], np.int32), "left": np.asarray([9, 0, 2], np.int32)}
     for mode in ("edge", "reflect", "symmetric"):
 
-        def cropped(image, given, mode=mode):
+        def cropped(image, inputs, mode=mode):
             padded = F.pad(image, [4, 3, 5, 6], padding_mode=mode)
-            return F.crop(padded, int(given["top"]), int(given["left"]), 14, 12)
+            return F.crop(padded, int(inputs["top"]), int(inputs["left"]), 14, 12)
 
         options = {"size": [14, 12], "padding": [4, 3, 5, 6], "padding_mode": mode}
         yield Case("RandomCrop", options, params, cropped)

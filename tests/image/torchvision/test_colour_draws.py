@@ -20,8 +20,8 @@ FACTORS = ("brightness", "contrast", "saturation", "hue")
 
 def mine(transform):
     keys = jax.random.split(jax.random.key(4), COUNT)
-    drawn = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
-    return {name: np.asarray(value) for name, value in drawn.items()}
+    draws = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
+    return {name: np.asarray(value) for name, value in draws.items()}
 
 
 def theirs(transform):
@@ -51,40 +51,40 @@ def same_frequencies(first, second):
     ],
 )
 def test_jitters(v2, options):
-    drawn, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
+    draws, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
     for name in FACTORS:
-        alike(drawn[name], [params[f"{name}_factor"] for params in reference])
-    same_frequencies(drawn["order"], [params["fn_idx"].tolist() for params in reference])
+        alike(draws[name], [params[f"{name}_factor"] for params in reference])
+    same_frequencies(draws["order"], [params["fn_idx"].tolist() for params in reference])
     # A factor and the order, and two factors, have nothing to do with each other.
-    assert abs(np.corrcoef(drawn["brightness"], drawn["contrast"])[0, 1]) < 0.05
-    assert abs(np.corrcoef(drawn["hue"], drawn["order"][:, 0])[0, 1]) < 0.05
+    assert abs(np.corrcoef(draws["brightness"], draws["contrast"])[0, 1]) < 0.05
+    assert abs(np.corrcoef(draws["hue"], draws["order"][:, 0])[0, 1]) < 0.05
 
 
 def test_photometric_distortions(v2):
     for p in (0.5, 0.8):
-        drawn = mine(im.RandomPhotometricDistort(p=p))
+        draws = mine(im.RandomPhotometricDistort(p=p))
         reference = theirs(v2.RandomPhotometricDistort(p=p))
-        for place, name in enumerate(FACTORS):
+        for position, name in enumerate(FACTORS):
             used = [params[f"{name}_factor"] for params in reference]
-            alike(drawn[name], [factor for factor in used if factor is not None])
-            same_frequencies(drawn["apply"][:, place], [factor is not None for factor in used])
+            alike(draws[name], [factor for factor in used if factor is not None])
+            same_frequencies(draws["apply"][:, position], [factor is not None for factor in used])
         order = [params["channel_permutation"] for params in reference]
-        same_frequencies(drawn["apply"][:, 4], [each is not None for each in order])
-        permuted = np.where(drawn["apply"][:, 4:], drawn["permutation"], -1) + 1
+        same_frequencies(draws["apply"][:, 4], [each is not None for each in order])
+        permuted = np.where(draws["apply"][:, 4:], draws["permutation"], -1) + 1
         none = [-1, -1, -1]
         same_frequencies(
             permuted, 1 + np.asarray([none if each is None else each.tolist() for each in order])
         )
         same_frequencies(
-            drawn["contrast_before"], [params["contrast_before"] for params in reference]
+            draws["contrast_before"], [params["contrast_before"] for params in reference]
         )
-        same_frequencies(drawn["apply"], np.random.default_rng(1).random((COUNT, 5)) < p)
+        same_frequencies(draws["apply"], np.random.default_rng(1).random((COUNT, 5)) < p)
 
 
 def test_channel_permutations(v2):
     reference = theirs(v2.RandomChannelPermutation())
-    drawn = mine(im.RandomChannelPermutation())
-    same_frequencies(drawn["permutation"], [params["permutation"].tolist() for params in reference])
+    draws = mine(im.RandomChannelPermutation())
+    same_frequencies(draws["permutation"], [params["permutation"].tolist() for params in reference])
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ def threefry(key, counter):
         x = (counter >> np.uint64(32)).astype(np.uint32) + key[0]
         y = (counter & np.uint64(0xFFFFFFFF)).astype(np.uint32) + key[1]
         for group in range(5):
-            for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            for angle in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
                 x = x + y
-                y = ((y << np.uint32(turn)) | (y >> np.uint32(32 - turn))) ^ x
+                y = ((y << np.uint32(angle)) | (y >> np.uint32(32 - angle))) ^ x
             x = x + key[(group + 1) % 3]
             y = y + key[(group + 2) % 3] + np.uint32(group + 1)
     return x, y
@@ -38,6 +38,6 @@ def normals(seed, shape):
     count = int(np.prod(shape))
     a, b = words(seed, (count + 1) // 2)
     radius = np.sqrt(-2.0 * np.log((a + 0.5) * 2.0**-32))
-    turn = 2.0 * np.pi * (b * 2.0**-32)
-    pairs = np.stack([radius * np.cos(turn), radius * np.sin(turn)], axis=-1)
+    angle = 2.0 * np.pi * (b * 2.0**-32)
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
     return pairs.reshape(-1)[:count].reshape(shape)

@@ -132,8 +132,8 @@ class Oracle:
         self.images = [function(image, n) for n, image in enumerate(self.images)]
 
     def run(self, transforms, params):
-        for transform, given in zip(transforms, params, strict=True):
-            values = {name: np.asarray(value) for name, value in given.items()}
+        for transform, inputs in zip(transforms, params, strict=True):
+            values = {name: np.asarray(value) for name, value in inputs.items()}
             step = getattr(self, type(transform).__name__)
             step(transform, lambda name, n, v=values: v[name][n] if v[name].ndim else v[name][()])
         return self
