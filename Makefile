@@ -1,37 +1,37 @@
-# What to do with a clone of this repository; the README and docs/development.md say more.
+# Commands for a clone of this repository, described in README.md and docs/development.md.
 #   make test TESTFLAGS="-k compose"     PYTHON=python3.13 make test VENV=.venv-313
 PYTHON ?= python3
 VENV ?= .venv
 TESTFLAGS ?=
-# What `make test` runs below tests/: TESTS="core xpcs/files/test_aps.py".
+# Folders and files below tests/ that `make test` runs: TESTS="core xpcs/files/test_aps.py".
 TESTS ?= .
-# Kernels without which the tests fail at once: JAXKERN_REQUIRE=cpu,jpeg wants the JPEG decoder too.
+# Native parts without which the tests fail; JAXKERN_REQUIRE=cpu,jpeg includes the JPEG decoder.
 JAXKERN_REQUIRE ?= cpu
 TRAINFLAGS ?=
 BENCHFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 WHEELS := build/wheels-$(notdir $(VENV))
-# Folders too: theirs is the time of the last file that was added or removed.
+# Includes folders, whose modification time changes when a file is added or removed.
 SOURCES := $(shell find csrc jaxkern -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml
-# From outside the tree and without the working directory on the path: only the wheel is importable.
+# Tests run outside the source tree, so that they import the installed wheel.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 	--rootdir $(CURDIR)/tests -p no:cacheprovider
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment faults train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_xpcs.py
 
-# Every transform, on photographs.
+# The figure of all transforms.
 figures-images: EXTRA = demo
 figures-images: install
 	$(BIN)/python examples/augmentations.py
 
-# Those of the pages on XPCS, in few colours; docs/benchmarks.md names what makes the others.
+# The figures of the XPCS pages, with a reduced palette. docs/benchmarks.md says how to make the others.
 figures-xpcs: EXTRA = demo
 figures-xpcs: install
 	$(BIN)/python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png
@@ -42,38 +42,38 @@ figures-xpcs: install
 		i.open(sys.argv[1]).convert('RGB').quantize(192, dither=0).save(sys.argv[2], optimize=True)" \
 		demo-output/xpcs/$${shown%:*}.png docs/images/xpcs-$${shown%:*}.png || exit; done
 
-# Goes on behind the last checkpoint in demo-output/train-digits.
+# Resumes from the last checkpoint in demo-output/train-digits.
 train: EXTRA = train
 train: install
 	$(BIN)/python examples/train_digits.py --plot demo-output/train-digits.png $(TRAINFLAGS)
 
-# Goes on behind the last checkpoint in demo-output/train-tokens.
+# Resumes from the last checkpoint in demo-output/train-tokens.
 train-tokens: EXTRA = train
 train-tokens: install
 	$(BIN)/python examples/train_tokens.py $(TRAINFLAGS)
 
-# A file stays in one process, where its tests share what is compiled.
+# The tests of a file run in one process, where they share compiled programs.
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
 	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
-# What takes many processes, kills or seconds, most of it of one file; and everything with it.
+# Tests marked `slow`, many of which are in one file; and all tests.
 test-slow:
 	$(MAKE) test TESTFLAGS="-m slow --dist load $(TESTFLAGS)"
 
 test-all:
 	$(MAKE) test TESTFLAGS="-m 'not benchmark' $(TESTFLAGS)"
 
-# Beside torchvision, without its own dependencies: any build of torch will do.
+# Comparison with torchvision, which is installed without its dependencies: any build of torch works.
 test-torchvision: .venv-torchvision/bin/python
 	.venv-torchvision/bin/python -m pip install -q torch==2.13.0
 	.venv-torchvision/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) test VENV=.venv-torchvision TESTS=image/torchvision
 
-# Beside other correlators of detector frames, without what their windows need; boost-corr and
-# pysimplemask ask for Python 3.12 and run on 3.11. Their warnings are theirs.
+# Comparison with other XPCS correlators, without the dependencies of their user interfaces. boost-corr and
+# pysimplemask require Python 3.12 but run on 3.11. Warnings of these packages are not errors.
 xpcs-peers: xpcs-peers-environment
 	$(MAKE) test VENV=.venv-xpcs-peers TESTS=xpcs/peers TESTFLAGS="-W default $(TESTFLAGS)"
 
@@ -82,17 +82,11 @@ xpcs-peers-environment: .venv-xpcs-peers/bin/python
 	.venv-xpcs-peers/bin/python -m pip install -q --no-deps --ignore-requires-python \
 		boost-corr==0.1.7 pysimplemask==0.4.5 scikit-beam==0.0.27 xpcs-correlator==0.4.5
 
-# What reads the data sets of a library that brings many others.
+# Tests of Hugging Face datasets, a library with many dependencies.
 test-huggingface: EXTRA = test,huggingface
 test-huggingface: install
 	mkdir -p build/outside
 	cd build/outside && JAXKERN_REQUIRE=cpu $(PYTEST) $(CURDIR)/tests/pipeline/huggingface $(TESTFLAGS)
-
-# Puts small faults into the sources and shows that a test of each package fails: FAULTFLAGS="ring".
-faults: EXTRA = test
-faults: install
-	$(BIN)/python -m pip install -q nanobind 'cmake>=3.26' ninja
-	$(BIN)/python tests/faults/run.py $(FAULTFLAGS)
 
 train-check: EXTRA = test,train
 train-check: install
@@ -111,18 +105,18 @@ bench: install
 	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
 	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
 
-# All that this machine allows, into one page: BENCHFLAGS="--quick --only ops" for a part of it.
+# All benchmarks that this machine supports, in one report: BENCHFLAGS="--quick --only ops" for some of them.
 bench-all: EXTRA = bench,cli
 bench-all: install
 	$(BIN)/python benchmarks/run.py $(BENCHFLAGS)
 
-# Timings of the ops that are kept: BENCHFLAGS=--benchmark-compare compares with the ones before.
+# Timings of the ops, which are saved: BENCHFLAGS=--benchmark-compare compares with the last ones.
 bench-ops: EXTRA = test
 bench-ops: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest -p no:cacheprovider -m benchmark \
 		--benchmark-autosave $(BENCHFLAGS) tests/benchmarking
 
-# A file of 4 GB is written, fitted and deleted: BENCHFLAGS="--points 1e8 --quick" for a smaller one.
+# Writes, fits and deletes a file of 4 GB: BENCHFLAGS="--points 1e8 --quick" for a smaller one.
 bench-streaming: EXTRA = bench
 bench-streaming: install
 	$(BIN)/python benchmarks/xpcs_streaming.py $(BENCHFLAGS)
@@ -139,7 +133,7 @@ bench-native: install
 	build/bench/bench_ring --json build/bench/native-ring.json
 	$(BIN)/python benchmarks/ring_handover.py build/bench/native-ring.json
 
-# Where the time of the demo goes: a table, a plot and a profile in benchmark-results/.
+# Profile of the demo: a table, a plot and a trace in benchmark-results/.
 profile: EXTRA = demo,cli
 profile: install
 	$(BIN)/python -P -m jaxkern profile --plot benchmark-results/profile-demo.png examples/demo.py
@@ -157,7 +151,7 @@ bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q --no-deps torchvision==0.28.0
 	$(MAKE) bench VENV=.venv-peers
 
-# Beside the peers of `make xpcs-peers`, some of which take minutes: BENCHFLAGS=--quick.
+# Comparison with the packages of `make xpcs-peers`, some of which take minutes: BENCHFLAGS=--quick.
 bench-correlators: xpcs-peers-environment
 	$(MAKE) install VENV=.venv-xpcs-peers EXTRA=bench
 	.venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py $(BENCHFLAGS)
@@ -167,13 +161,14 @@ gpu-check:
 
 lint: $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -r .ci/lint.txt
+	.ci/dialect
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
-# The pages without a warning, and the examples of all docstrings; code in pages runs in the tests.
+# Builds the pages with warnings as errors and runs the examples of docstrings. Tests run the code in pages.
 docs: EXTRA = docs,test
 docs: install
 	$(BIN)/python -P -m sphinx -W --keep-going -q -b html docs build/docs
@@ -184,7 +179,7 @@ docs: install
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output
 
-# A wheel from the tree, installed with the extra that a command needs.
+# Builds a wheel and installs it with the extra that a command needs.
 install: $(WHEELS)/installed
 	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
 
@@ -196,5 +191,5 @@ $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
-		f"Python 3.11 or newer is wanted and this is {v[0]}.{v[1]}: set PYTHON=python3.11")'
+		f"expected Python 3.11 or newer, got {v[0]}.{v[1]}: set PYTHON=python3.11")'
 	$(PYTHON) -m venv $*

@@ -79,8 +79,7 @@ __all__ = [
     "testing",
     "tokens",
     "xpcs",
-    "zip",
-]
+]  # without `zip`, which would shadow the builtin on `import *`
 
 # Imported at first use, so that `import jaxkern` stays cheap.
 _DOMAINS = (

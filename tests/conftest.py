@@ -1,4 +1,4 @@
-"""Settings of every test: four CPU devices, programs that compile fast, a cache of its own."""
+"""Settings for all tests: four CPU devices, fast compilation, a separate cache folder."""
 
 import gc
 import os
@@ -6,36 +6,36 @@ import signal
 import tempfile
 from importlib import metadata
 
-# The older one of XLA's two emitters of loops compiles in less than half of the other's time.
+# XLA's older loop emitter compiles in less than half the time.
 _EMITTERS = ["--xla_cpu_use_fusion_emitters=false"] * (metadata.version("jaxlib") == "0.10.0")
 
 
 def pytest_configure(config):
-    """Sets XLA's flags, before JAX starts."""
-    # A shell's background job ignores Ctrl-C, and so would all tests of it and their processes.
+    """Set the flags of XLA before JAX starts."""
+    # A background job of a shell ignores SIGINT, and its child processes inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # until all is imported
-    # Timings are of programs as users compile them.
+    gc.disable()  # until all tests are imported
+    # Benchmarks use the compiler flags that users have.
     if config.getoption("markexpr") == "benchmark":
         return
     os.environ["XLA_FLAGS"] = " ".join(
         [
             os.environ.get("XLA_FLAGS", ""),
             "--xla_force_host_platform_device_count=4",
-            # Tests compile far longer than they run.
+            # Compilation takes longer than running the tests.
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
             *_EMITTERS,
         ]
     ).strip()
-    if not hasattr(config, "workerinput"):  # workers of xdist get the environment
+    if not hasattr(config, "workerinput"):  # workers of xdist inherit the environment
         folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 def pytest_collection_finish():
-    """What is imported stays: no collection of garbage looks through it again."""
+    """Exclude imported modules from garbage collection."""
     gc.freeze()
     gc.enable()

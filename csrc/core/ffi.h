@@ -1,6 +1,6 @@
 // Checks that a handler makes before it touches memory, and the batch axes of the op recipe.
 //
-// A handler names each operand once; the first problem is kept and returned as a status:
+// A handler names each operand once. The first problem is recorded and returned as a status:
 //
 // clang-format off
 //   ffi::Error Scale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer s,
@@ -54,7 +54,7 @@ inline std::string shape_text(ffi::AnyBuffer::Dimensions dimensions) {
   return text + "]";
 }
 
-// As NumPy and ml_dtypes name it.
+// The name of a dtype in NumPy and ml_dtypes.
 inline const char* dtype_text(ffi::DataType dtype) {
   switch (dtype) {
     case ffi::PRED:
@@ -108,7 +108,7 @@ inline const char* dtype_text(ffi::DataType dtype) {
   }
 }
 
-// One checked operand: where each sample's part is.
+// One checked operand: its memory, dtype, core shape and the offset of each sample.
 struct Operand {
   char* data = nullptr;
   ffi::DataType dtype = ffi::DataType::INVALID;
@@ -129,9 +129,10 @@ class Call {
     const auto dimensions = result.dimensions();
     if (dimensions.size() < core_rank || core_rank > kMaxCoreRank ||
         dimensions.size() - core_rank > static_cast<size_t>(kMaxBatchRank)) {
-      fail("the result has shape " + shape_text(dimensions) + "; wanted " +
+      fail("result",
            std::to_string(core_rank) + " axes after at most " + std::to_string(kMaxBatchRank) +
-           " batch axes");
+               " batch axes",
+           "shape " + shape_text(dimensions));
       return;
     }
     rank_ = dimensions.size() - core_rank;
@@ -139,26 +140,27 @@ class Call {
       batch_[i] = dimensions[i];
     }
     for (size_t i = 0; i < core_rank; ++i) core_[i] = dimensions[rank_ + i];
-    // Next to an axis of size 0 the others may have any size: their product need not exist.
-    const bool none = std::find(batch_, batch_ + rank_, 0) != batch_ + rank_;
-    samples_ = none ? 0 : 1;
+    // If one axis has size 0, the product of the other axes may overflow.
+    const bool empty = std::find(batch_, batch_ + rank_, 0) != batch_ + rank_;
+    samples_ = empty ? 0 : 1;
     for (size_t i = 0; i < rank_; ++i) {
       if (__builtin_mul_overflow(samples_, batch_[i], &samples_)) {
-        fail("the result has shape " + shape_text(dimensions) + "; wanted fewer than 2^63 samples");
+        fail("result", "fewer than 2^63 samples", "shape " + shape_text(dimensions));
         return;
       }
     }
   }
 
-  // A wanted dtype of INVALID and a wanted size of kAnySize accept anything: the caller checks.
+  // Checks an operand. A dtype of INVALID and a size of kAnySize accept anything; the caller then
+  // checks them.
   Operand operand(const char* name, ffi::AnyBuffer buffer, ffi::DataType dtype,
                   std::initializer_list<int64_t> core) {
     Operand result;
     if (!ok()) return result;
     const auto dimensions = buffer.dimensions();
     if (dtype != ffi::DataType::INVALID && buffer.element_type() != dtype) {
-      fail(std::string("operand '") + name + "' has dtype " + dtype_text(buffer.element_type()) +
-           "; wanted " + dtype_text(dtype));
+      fail(std::string("operand '") + name + "'", std::string("dtype ") + dtype_text(dtype),
+           dtype_text(buffer.element_type()));
       return result;
     }
     // An operand without any batch axis is the same for every sample.
@@ -168,21 +170,22 @@ class Call {
       matches = dimensions[i] == 1 || dimensions[i] == batch_[i];
     }
     size_t axis = 0;
-    for (int64_t wanted : core) {
+    for (int64_t expected : core) {
       if (!matches) break;
       result.core[axis] = dimensions[own + axis];
-      matches = wanted == kAnySize || wanted == result.core[axis];
+      matches = expected == kAnySize || expected == result.core[axis];
       ++axis;
     }
     if (!matches) {
-      fail(std::string("operand '") + name + "' has shape " + shape_text(dimensions) + "; wanted " +
-           wanted_text(core));
+      fail(std::string("operand '") + name + "'", "shape " + expected_shape_text(core),
+           shape_text(dimensions));
       return result;
     }
     result.data = static_cast<char*>(buffer.untyped_data());
     result.dtype = buffer.element_type();
     result.item_size = ffi::ByteWidth(result.dtype);
-    // The product of a buffer's axes exists unless one is 0; then there is nothing to step over.
+    // The product of a buffer's axes can overflow only if one of them is 0; strides are unused
+    // then.
     const bool empty = std::find(dimensions.begin(), dimensions.end(), 0) != dimensions.end();
     int64_t stride = empty ? 0 : 1;
     for (size_t i = 0; i < core.size(); ++i) stride *= result.core[i];
@@ -195,21 +198,24 @@ class Call {
     return result;
   }
 
-  // The same for a further result: its batch axes must be full.
+  // Checks a result. Unlike an operand's, its batch axes must have their full size.
   Operand result(const char* name, ffi::AnyBuffer buffer, ffi::DataType dtype,
                  std::initializer_list<int64_t> core) {
     Operand checked = operand(name, buffer, dtype, core);
     const bool shared = buffer.dimensions().size() != rank_ + core.size();
     for (size_t i = 0; ok() && i < rank_; ++i) {
       if (shared || buffer.dimensions()[i] != batch_[i]) {
-        fail(std::string("result '") + name + "' has shape " + shape_text(buffer.dimensions()) +
-             "; wanted " + wanted_text(core));
+        fail(std::string("result '") + name + "'", "shape " + expected_shape_text(core),
+             shape_text(buffer.dimensions()));
       }
     }
     return checked;
   }
 
-  // Keeps the first problem only. `text` says what was given and what was wanted.
+  // Records a problem: "op: name: expected X, got Y". Only the first one is kept.
+  void fail(const std::string& name, const std::string& expected, const std::string& got) {
+    fail(name + ": expected " + expected + ", got " + got);
+  }
   void fail(const std::string& text) {
     if (ok()) message_ = op_ + ": " + text;
   }
@@ -223,7 +229,7 @@ class Call {
   int64_t result_size(size_t axis) const { return core_[axis]; }
 
  private:
-  std::string wanted_text(std::initializer_list<int64_t> core) const {
+  std::string expected_shape_text(std::initializer_list<int64_t> core) const {
     std::string text = "[";
     for (size_t i = 0; i < rank_; ++i) text += (i ? ", " : "") + std::to_string(batch_[i]) + "|1";
     for (int64_t size : core) {
@@ -238,47 +244,48 @@ class Call {
   int64_t samples_ = 1;
 };
 
-// A handler that says which target it is when a call does not fit its binding. XLA's own text names
+// A handler whose errors name the target if a call does not match its binding. XLA's own text names
 // neither the target nor, for a wrong dtype, the attribute. An exception, such as std::bad_alloc,
-// becomes an error: XLA's frames cannot be unwound, and the process would end.
+// becomes an error status, because an exception that reaches XLA's frames ends the process.
 template <XLA_FFI_Handler* handler>
 struct Described {
-  static inline const char* target = "";  // set before the handler is registered
+  static inline const char* target = "";  // set before registration
 
   static XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
     try {
       XLA_FFI_Error* error = handler(frame);
-      return error == nullptr ? nullptr : described(frame, error);
+      return error == nullptr ? nullptr : binding_error(frame, error);
     } catch (const std::bad_alloc&) {
-      return raised(frame, "out of memory", XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
+      return exception_error(frame, "out of memory", XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
     } catch (const std::exception& error) {
-      return raised(frame, error.what(), XLA_FFI_Error_Code_INTERNAL);
+      return exception_error(frame, error.what(), XLA_FFI_Error_Code_INTERNAL);
     } catch (...) {
-      return raised(frame, "an exception that is no std::exception", XLA_FFI_Error_Code_INTERNAL);
+      return exception_error(frame, "an exception that does not derive from std::exception",
+                             XLA_FFI_Error_Code_INTERNAL);
     }
   }
 
  private:
-  static XLA_FFI_Error* raised(XLA_FFI_CallFrame* frame, const char* what,
-                               XLA_FFI_Error_Code code) {
-    char text[512];  // not a std::string, for which there may be no memory
+  static XLA_FFI_Error* exception_error(XLA_FFI_CallFrame* frame, const char* what,
+                                        XLA_FFI_Error_Code code) {
+    char text[512];  // a std::string could fail to allocate
     std::snprintf(text, sizeof text, "%s: %s", target, what);
-    XLA_FFI_Error_Create_Args made = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, code};
-    return frame->api->XLA_FFI_Error_Create(&made);
+    XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, code};
+    return frame->api->XLA_FFI_Error_Create(&args);
   }
 
-  static XLA_FFI_Error* described(XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
-    // XLA's helpers, because the call behind them has another name in newer headers.
-    const std::string said = ffi::internal::GetErrorMessage(frame->api, error);
-    if (said.find("] Wrong number of ") == std::string::npos &&
-        said.find("] Failed to decode ") == std::string::npos) {
+  static XLA_FFI_Error* binding_error(XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
+    // XLA's helpers are used because newer headers rename the call that they wrap.
+    const std::string message = ffi::internal::GetErrorMessage(frame->api, error);
+    if (message.find("] Wrong number of ") == std::string::npos &&
+        message.find("] Failed to decode ") == std::string::npos) {
       return error;
     }
     ffi::internal::DestroyError(frame->api, error);
-    const std::string text = std::string(target) + ": " + said + "\n" + attributes_text(frame);
-    XLA_FFI_Error_Create_Args made = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(),
+    const std::string text = std::string(target) + ": " + message + "\n" + attributes_text(frame);
+    XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(),
                                       XLA_FFI_Error_Code_INVALID_ARGUMENT};
-    return frame->api->XLA_FFI_Error_Create(&made);
+    return frame->api->XLA_FFI_Error_Create(&args);
   }
 
   static std::string attributes_text(const XLA_FFI_CallFrame* frame) {
@@ -303,8 +310,8 @@ struct Described {
       text += ")";
     }
     return "The call's attributes are " + (text.empty() ? "none" : text) +
-           ". From Python a float is float64 and an int int64: np.float32(x) and np.int32(n) "
-           "are narrower";
+           ". A Python float is passed as float64 and an int as int64; use np.float32(x) or "
+           "np.int32(n) for a narrower type";
   }
 
   static std::string dtype_of(XLA_FFI_DataType dtype) {
@@ -312,8 +319,8 @@ struct Described {
   }
 };
 
-// XLA's thread pool as an executor; valid during the call only. The pool's size is not the number
-// of cores, so that bounds the workers.
+// XLA's thread pool as an executor, valid during the call only. The number of cores is a second
+// bound on the workers, since the pool can be larger.
 inline Executor executor_of(ffi::ThreadPool& pool) {
   Executor executor;
   executor.workers = std::min<int64_t>(pool.num_threads(),

@@ -20,7 +20,7 @@ ChainState::ChainState(const Stages& stages) : stages_(stages) {
     const Problem problem = check_plan(stage.chain);
     if (problem.argument == nullptr) continue;
     throw std::invalid_argument(std::string("the plan's '") + problem.argument + "' in segment " +
-                                std::to_string(stage.first_segment + problem.segment) +
+                                std::to_string(stage.first_segment + problem.segment) + ": " +
                                 problem.text());
   }
   const int64_t segments = stages.segments(), channels = plan_.channels;
@@ -78,7 +78,7 @@ StagesSample ChainState::checked_sample(const JaxkernRecords& records, int64_t i
   if (const Problem problem = check_stages_sample(stages_, sample, i);
       problem.argument != nullptr) {
     throw std::invalid_argument("'" + std::string(problem.argument) + "' in segment " +
-                                std::to_string(problem.segment) + problem.text());
+                                std::to_string(problem.segment) + ": " + problem.text());
   }
   return all;
 }

@@ -13,8 +13,8 @@
 
 namespace jaxkern::image {
 
-// An output of this many pixels stays addressable with 64-bit byte offsets, and a chain of them
-// ends in finite time.
+// Largest output of a segment, in pixels: byte offsets fit 64 bits, and hostile plans end in finite
+// time.
 constexpr int64_t kMaxPixels = int64_t{1} << 31;
 
 enum class Fault : int32_t {
@@ -42,7 +42,7 @@ JAXKERN_HD bool fits(int32_t start, int32_t length, int32_t size) {
   return start >= 0 && length >= 1 && length <= size && start <= size - length;
 }
 
-// The first fault of a sample under a checked plan: its sizes, boxes and steps.
+// Returns the first fault in the sizes, boxes and steps of a sample; the plan is checked already.
 JAXKERN_HD SampleFault first_fault(const Plan& plan, const Geometry* geometry, int32_t height,
                                    int32_t width) {
   if (!is_size(height)) return {Fault::kSourceHeight, 0};
@@ -66,33 +66,31 @@ JAXKERN_HD SampleFault first_fault(const Plan& plan, const Geometry* geometry, i
   return {Fault::kNone, 0};
 }
 
-// Whether a ragged image of height x width x channels bytes lies inside its buffer.
-JAXKERN_HD bool lies_in_buffer(int64_t offset, int32_t height, int32_t width, int32_t channels,
-                               int64_t buffer_size) {
+// True if a ragged image of height x width x channels bytes is inside its buffer.
+JAXKERN_HD bool is_in_buffer(int64_t offset, int32_t height, int32_t width, int32_t channels,
+                             int64_t buffer_size) {
   return offset >= 0 && offset <= buffer_size && height >= 1 && width >= 1 &&
          static_cast<int64_t>(height) * width <= (buffer_size - offset) / channels;
 }
 
-// Where the first problem of a plan's operands is; `argument` is null when there is none.
+// The first invalid argument of a plan or sample; `argument` is null if all are valid.
 struct Problem {
   const char* argument = nullptr;  // "geometry", "height", ...
   int64_t sample = 0;
   int32_t segment = 0;
-  const char* wanted = nullptr;  // e.g. "a box of at least one row inside the input"; static text
-  std::string given = {};        // of a sample: what is there instead
+  const char* expected = nullptr;  // e.g. "a box of at least one row inside the input"; static text
+  std::string got = {};
 
-  // "rows 99 to 103 of 9; wanted a box ..." behind the name of what is out of range.
-  std::string text() const {
-    return " is out of range" + (given.empty() ? "" : ": " + given) + "; wanted " + wanted;
-  }
+  // "expected a box ..., got rows 99 to 103 of 9", for the text after an argument's name.
+  std::string text() const { return std::string("expected ") + expected + ", got " + got; }
 };
 
-// Checks everything that the arithmetic trusts: the plan's ranges, and one sample's boxes, sizes
-// and steps. Reads nothing but the plan and the sample's small arrays.
+// Check everything that the arithmetic relies on: the ranges of the plan, and the boxes, sizes and
+// steps of one sample. They read only the plan and the sample's small arrays.
 Problem check_plan(const Plan& plan);
 Problem check_sample(const Plan& plan, const Sample& sample, int64_t index);
 
-// How many bytes one sample's output takes.
+// Size of one sample's output in bytes.
 size_t output_bytes(const Plan& plan);
 
 }  // namespace jaxkern::image

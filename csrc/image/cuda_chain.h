@@ -109,7 +109,7 @@ struct ChainBody {
                                 : *call.operands.at<int32_t>(at, kOffset);
       height = *call.operands.at<int32_t>(at, kHeight);
       width = *call.operands.at<int32_t>(at, kWidth);
-      sound = lies_in_buffer(offset, height, width, C, call.buffer_size);
+      sound = is_in_buffer(offset, height, width, C, call.buffer_size);
     }
     const Geometry* geometry =
         reinterpret_cast<const Geometry*>(call.operands.at<int32_t>(at, kGeometry));

@@ -75,17 +75,17 @@ int32_t channels_of(const StageOperands& op) { return op.stages.last().chain.cha
 // What is wrong with a sample; empty where nothing is.
 template <typename Op>
 std::string problem_of(const Op& op, const Places& places, int64_t i) {
-  if (op.ragged && !lies_in_buffer(places.offset, places.height, places.width, channels_of(op),
-                                   op.buffer_size)) {
-    return "image " + std::to_string(i) + " of " + std::to_string(places.height) + " x " +
+  if (op.ragged &&
+      !is_in_buffer(places.offset, places.height, places.width, channels_of(op), op.buffer_size)) {
+    return "image " + std::to_string(i) + ": expected an image inside operand 'buffer' of " +
+           std::to_string(op.buffer_size) + " bytes, got " + std::to_string(places.height) + " x " +
            std::to_string(places.width) + " x " + std::to_string(channels_of(op)) +
-           " bytes at offset " + std::to_string(places.offset) +
-           " does not lie inside operand 'buffer' of " + std::to_string(op.buffer_size) + " bytes";
+           " bytes at offset " + std::to_string(places.offset);
   }
   const Problem problem = check(op, sample_at(op, places, i), i);
   if (problem.argument == nullptr) return {};
   return std::string("operand or attribute '") + problem.argument + "' of sample " +
-         std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) +
+         std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) + ": " +
          problem.text();
 }
 

@@ -48,8 +48,7 @@ struct ImageDecodeJpeg {
     begin = call.operand("begin", begins, wide ? ffi::S64 : ffi::S32, {});
     end = call.operand("end", ends, wide ? ffi::S64 : ffi::S32, {});
     if (!is_jpeg_denominator(denominator)) {
-      call.fail("attribute 'denominator' is " + std::to_string(denominator) +
-                "; wanted 1, 2, 4 or 8");
+      call.fail("attribute 'denominator'", "1, 2, 4 or 8", std::to_string(denominator));
     }
     canvas = call.result("images", *images, ffi::U8, {kAnySize, kAnySize, kAnySize});
     size = call.result("sizes", *sizes, ffi::S32, {2});
@@ -58,8 +57,8 @@ struct ImageDecodeJpeg {
     const int64_t c = call.result_size(2);
     if (call.result_size(0) > kLimit || call.result_size(1) > kLimit ||
         (c != 1 && c != 3 && c != 4)) {
-      call.fail("the result has shape " + shape_text(images->dimensions()) +
-                "; wanted 1, 3 or 4 channels, and a height and width below 2^31");
+      call.fail("result", "1, 3 or 4 channels, and a height and width below 2^31",
+                "shape " + shape_text(images->dimensions()));
       return;
     }
     height = static_cast<int32_t>(call.result_size(0));
@@ -79,8 +78,8 @@ std::string decode_one(const ImageDecodeJpeg& op, int64_t i, JpegDecoder& decode
   const int64_t begin = op.place(op.begin, i), end = op.place(op.end, i);
   const int64_t bytes = op.buffer.core[0];
   if (begin < 0 || end < begin || end > bytes) {
-    return "bytes " + std::to_string(begin) + " to " + std::to_string(end) +
-           " do not lie inside operand 'buffer' of " + std::to_string(bytes) + " bytes";
+    return "expected a range inside operand 'buffer' of " + std::to_string(bytes) +
+           " bytes, got bytes " + std::to_string(begin) + " to " + std::to_string(end);
   }
   const uint8_t* data = op.buffer.at<uint8_t>(i) + begin;
   const auto count = static_cast<size_t>(end - begin);

@@ -1,6 +1,6 @@
-// The operands of the image ops, once for the CPU and for CUDA: each op's FFI binding behind a
-// platform's contexts, and as its constructor the checks of a call. The first problem is kept in
-// `call`. Values that the kernels trust are checked later, where they lie.
+// The operands of the image ops, shared by the CPU and CUDA handlers. Each op is a struct with its
+// FFI binding, which follows a platform's contexts, and a constructor that checks a call. `call`
+// records the first problem. Values in buffers are checked later, in the memory where they are.
 #ifndef JAXKERN_IMAGE_OPERANDS_H_
 #define JAXKERN_IMAGE_OPERANDS_H_
 
@@ -21,7 +21,7 @@ using In = ffi::AnyBuffer;
 using Out = ffi::Result<ffi::AnyBuffer>;
 using Integers = ffi::Span<const int32_t>;
 
-inline Dtype to_dtype(Call& call, const std::string& what, ffi::DataType from) {
+inline Dtype to_dtype(Call& call, const std::string& name, ffi::DataType from) {
   switch (from) {
     case ffi::U8:
       return Dtype::kU8;
@@ -32,20 +32,19 @@ inline Dtype to_dtype(Call& call, const std::string& what, ffi::DataType from) {
     case ffi::F32:
       return Dtype::kF32;
     default:
-      call.fail(what + " has dtype " + dtype_text(from) +
-                "; wanted uint8, float16, bfloat16 or float32");
+      call.fail(name, "dtype uint8, float16, bfloat16 or float32", dtype_text(from));
       return Dtype::kU8;
   }
 }
 
 inline Layout to_layout(Call& call, int32_t layout) {
   if (layout != 0 && layout != 1) {
-    call.fail("attribute 'layout' is " + std::to_string(layout) + "; wanted 0 (NHWC) or 1 (NCHW)");
+    call.fail("attribute 'layout'", "0 (NHWC) or 1 (NCHW)", std::to_string(layout));
   }
   return static_cast<Layout>(layout);
 }
 
-// What a chain takes beside its pixels. The attributes are structure only.
+// The operands and attributes of a chain, without its pixels. The attributes are its structure.
 struct ChainParameters {
   In geometry, affine, fill, erase_box, erase_value;
   Out out;
@@ -69,8 +68,8 @@ struct ChainParameters {
   }
 };
 
-// The images of a call: `pixels` is either dense [batch..., H, W, C], or, for ragged images, one
-// flat buffer [1..., B] with a place and a size for each sample.
+// The images of a call: `pixels` is either dense [batch..., H, W, C] or, for ragged images, a flat
+// buffer [1..., B] with an offset and a size for each sample.
 struct SourceOperands {
   Call call;
   ffi::AnyBuffer result;
@@ -86,8 +85,8 @@ struct SourceOperands {
     const Dtype dtype = to_dtype(call, "operand 'images'", images.element_type());
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     if (pixels.core[0] > kLimit || pixels.core[1] > kLimit) {
-      call.fail("operand 'images' has shape " + shape_text(images.dimensions()) +
-                "; wanted a height and width below 2^31");
+      call.fail("operand 'images'", "a height and width below 2^31",
+                "shape " + shape_text(images.dimensions()));
     }
     return dtype;
   }
@@ -114,15 +113,15 @@ struct ChainOperands : SourceOperands {
     if (call.ok()) read_plan(in);
   }
 
-  // After the pixels: the sizes follow from the plan.
+  // Called after the pixels were read. The expected shapes follow from the plan.
   void read_parameters(const ChainParameters& in) {
     if (!call.ok()) return;
     int64_t erasures = 0;
     for (int32_t s = 0; s < plan.segments; ++s) {
       const int32_t count = plan.segment[s].erasures;
       if (count < 0 || count > kMaxErasures) {
-        call.fail("attribute 'erasures' holds " + std::to_string(count) + "; wanted 0 to " +
-                  std::to_string(kMaxErasures));
+        call.fail("attribute 'erasures'", "counts of 0 to " + std::to_string(kMaxErasures),
+                  std::to_string(count));
         return;
       }
       erasures += count;
@@ -137,32 +136,33 @@ struct ChainOperands : SourceOperands {
     const Problem problem = check_plan(plan);
     if (call.ok() && problem.argument != nullptr) {
       call.fail(std::string("attribute '") + problem.argument + "' of segment " +
-                std::to_string(problem.segment) + problem.text());
+                std::to_string(problem.segment) + ": " + problem.text());
     }
   }
 
  private:
-  // Fills the plan from attributes and the result's shape; ranges are check_plan's business.
+  // Fills the plan from the attributes and the result's shape. check_plan checks the ranges later.
   void read_plan(const ChainParameters& in) {
     if (!set_segments(in.filter, in.size, in.erasures, in.rounding, &plan)) {
-      call.fail("attributes describe " + std::to_string(in.filter.size()) + " segments with " +
-                std::to_string(in.size.size()) + " sizes, " + std::to_string(in.erasures.size()) +
-                " erasure counts and " + std::to_string(in.rounding.size()) +
-                " roundings; wanted 1 to " + std::to_string(kMaxSegments) +
-                " segments, two sizes each and one of the rest");
+      call.fail("attributes 'filter', 'size', 'erasures' and 'rounding'",
+                "lengths S, 2 S, S and S with S from 1 to " + std::to_string(kMaxSegments),
+                std::to_string(in.filter.size()) + ", " + std::to_string(in.size.size()) + ", " +
+                    std::to_string(in.erasures.size()) + " and " +
+                    std::to_string(in.rounding.size()));
       return;
     }
     plan.layout = to_layout(call, in.layout);
-    plan.output_dtype = to_dtype(call, "the result", result.element_type());
+    plan.output_dtype = to_dtype(call, "result", result.element_type());
     if (!call.ok()) return;
     const bool nchw = plan.layout == Layout::kNCHW;
     const Segment& last = plan.segment[plan.segments - 1];
     const int64_t channels = call.result_size(nchw ? 0 : 2);
     if (channels < 1 || channels > kMaxChannels || call.result_size(nchw ? 1 : 0) != last.height ||
         call.result_size(nchw ? 2 : 1) != last.width) {
-      call.fail("the result has shape " + shape_text(result.dimensions()) + "; wanted height " +
-                std::to_string(last.height) + ", width " + std::to_string(last.width) +
-                " and 1, 3 or 4 channels in the order of attribute 'layout'");
+      call.fail("result",
+                "height " + std::to_string(last.height) + ", width " + std::to_string(last.width) +
+                    " and 1, 3 or 4 channels in the order of attribute 'layout'",
+                "shape " + shape_text(result.dimensions()));
       return;
     }
     plan.channels = static_cast<int32_t>(channels);
@@ -207,7 +207,7 @@ struct ImageChainRagged : ChainOperands {
   }
 };
 
-// An op whose kernels take one call for all samples: see `run` in handlers.cc and cuda_handlers.cc.
+// An op whose kernels take one call for all samples; see `run` in handlers.cc and cuda_handlers.cc.
 struct ImageMix {
   Call call;
   ffi::AnyBuffer result;
@@ -238,8 +238,8 @@ struct ImageMix {
     const int64_t height = nchw ? b : a, width = nchw ? c : b, channels = nchw ? a : c;
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     if (height > kLimit || width > kLimit || channels > kMaxChannels) {
-      call.fail("operand 'x' has shape " + shape_text(x.dimensions()) +
-                "; wanted at most 4 channels, and a height and width below 2^31");
+      call.fail("operand 'x'", "at most 4 channels, and a height and width below 2^31",
+                "shape " + shape_text(x.dimensions()));
     }
     if (!call.ok()) return;
     for (int k = 0; k < kMixOperands; ++k) {
@@ -281,25 +281,24 @@ struct ImageProgram {
     const ffi::DataType type = out->element_type();
     const int64_t steps = static_cast<int64_t>(codes.size());
     if (c != 1 && c != 3 && c != 4) {
-      call.fail("the result has shape " + shape_text(result.dimensions()) +
-                "; wanted 1, 3 or 4 channels on the last axis");
+      call.fail("result", "1, 3 or 4 channels on the last axis",
+                "shape " + shape_text(result.dimensions()));
     }
     if (type != ffi::U8 && type != ffi::F32) {
-      call.fail(std::string("the result has dtype ") + dtype_text(type) +
-                "; wanted uint8 or float32");
+      call.fail("result", "dtype uint8 or float32", dtype_text(type));
     }
     if (h > kMaxSize || w > kMaxSize) {
-      call.fail("the result has shape " + shape_text(result.dimensions()) +
-                "; wanted a height and width of at most 2^24");
+      call.fail("result", "a height and width of at most 2^24",
+                "shape " + shape_text(result.dimensions()));
     }
     if (steps > kMaxProgramSteps || interpolation.size() != codes.size() ||
         kernel.size() != 2 * codes.size() ||
         static_cast<int64_t>(fill.size()) != steps * (call.ok() ? c : 0)) {
-      call.fail("attributes describe " + std::to_string(steps) + " steps with " +
-                std::to_string(interpolation.size()) + " interpolations, " +
-                std::to_string(kernel.size()) + " kernel sizes and " + std::to_string(fill.size()) +
-                " fill values; wanted at most " + std::to_string(kMaxProgramSteps) +
-                " steps, for each one interpolation, two sizes and a fill for each channel");
+      call.fail(
+          "attributes 'codes', 'interpolation', 'kernel' and 'fill'",
+          "lengths P, P, 2 P and P * channels with P at most " + std::to_string(kMaxProgramSteps),
+          std::to_string(steps) + ", " + std::to_string(interpolation.size()) + ", " +
+              std::to_string(kernel.size()) + " and " + std::to_string(fill.size()));
     }
     const Operand operands[] = {call.operand("images", images, type, {h, w, c}),
                                 call.operand("op", op, ffi::S32, {steps}),
@@ -314,9 +313,9 @@ struct ImageProgram {
     for (int k = 0; k < kProgramOperands; ++k) {
       work.operands.set(k, operands[k].data, operands[k].map);
     }
-    if (const std::string wrong = set_steps(codes, interpolation, kernel, fill, &work);
-        !wrong.empty()) {
-      call.fail("attribute " + wrong);
+    if (const std::string problem = set_steps(codes, interpolation, kernel, fill, &work);
+        !problem.empty()) {
+      call.fail("attribute " + problem);
     }
   }
 

@@ -1,4 +1,4 @@
-// The call of an image program: its steps from attributes, and memory to run it with.
+// The call of an image program: its steps from attributes, and scratch memory to run it.
 #ifndef JAXKERN_IMAGE_PROGRAM_CALL_H_
 #define JAXKERN_IMAGE_PROGRAM_CALL_H_
 
@@ -13,9 +13,9 @@
 
 namespace jaxkern::image {
 
-// Sets the steps of a call whose channels are set, from arrays as the ops' attributes hold them:
-// codes and interpolation [P], kernel [P * 2], fill [P * C], with P at most kMaxProgramSteps. "" or
-// what is wrong with them, naming the attribute.
+// Sets the steps of a call whose channels are set, from the ops' attributes: codes and
+// interpolation [P], kernel [P * 2], fill [P * C], with P at most kMaxProgramSteps. Returns "", or
+// an error message that starts with the attribute's name.
 template <typename Integers, typename Floats>
 std::string set_steps(const Integers& codes, const Integers& interpolation, const Integers& kernel,
                       const Floats& fill, ProgramCall* call) {
@@ -26,27 +26,27 @@ std::string set_steps(const Integers& codes, const Integers& interpolation, cons
     step = {codes[s], interpolation[s], kernel[2 * s], kernel[2 * s + 1], {}};
     for (size_t k = 0; k < channels; ++k) step.fill[k] = fill[s * channels + k];
     if (step.interpolation != 0 && step.interpolation != 1) {
-      return "'interpolation' holds " + std::to_string(step.interpolation) +
-             "; wanted 0 (nearest) or 1 (bilinear)";
+      return "'interpolation': expected 0 (nearest) or 1 (bilinear), got " +
+             std::to_string(step.interpolation);
     }
     for (const int32_t size : {step.kernel_x, step.kernel_y}) {
       if (size < 1 || size % 2 == 0 || size > kMaxBlurKernel) {
-        return "'kernel' holds " + std::to_string(size) + "; wanted odd sizes to " +
-               std::to_string(kMaxBlurKernel);
+        return "'kernel': expected odd sizes from 1 to " + std::to_string(kMaxBlurKernel) +
+               ", got " + std::to_string(size);
       }
     }
   }
   return {};
 }
 
-// What a thread keeps; larger images have theirs for the call.
-constexpr size_t kKeptScratchBytes = size_t{8} << 20;
+// Scratch that each thread keeps between calls. Larger images allocate theirs for the call.
+constexpr size_t kThreadScratchBytes = size_t{8} << 20;
 
-// Samples [begin, end) of a checked call, with memory of the thread's own.
+// Runs samples [begin, end) of a checked call.
 inline void run_program_samples(const ProgramCall& call, int64_t begin, int64_t end) {
   const size_t bytes = program_scratch_bytes(call);
-  if (bytes <= kKeptScratchBytes) {
-    return program_samples(call, begin, end, thread_scratch<kKeptScratchBytes>());
+  if (bytes <= kThreadScratchBytes) {
+    return program_samples(call, begin, end, thread_scratch<kThreadScratchBytes>());
   }
   struct Free {
     void operator()(char* memory) const { std::free(memory); }

@@ -1,4 +1,4 @@
-// The operands of stages: those of a chain and of a program, over all stages, with their checks.
+// The operands of image stages and their checks: those of a chain and of a program, for all stages.
 #ifndef JAXKERN_IMAGE_STAGE_OPERANDS_H_
 #define JAXKERN_IMAGE_STAGE_OPERANDS_H_
 
@@ -12,7 +12,8 @@
 
 namespace jaxkern::image {
 
-// What stages take beside their pixels: S segments, K erasures and P steps of all stages.
+// The operands and attributes of stages, without their pixels: S segments, K erasures and P steps
+// over all stages.
 struct StageParameters {
   In geometry, affine, fill, erase_box, erase_value, op, values;
   Out out;
@@ -36,9 +37,9 @@ struct StageParameters {
         .template Attr<Integers>("size")           // [S * 2]: height, width of each output
         .template Attr<Integers>("erasures")       // [S]
         .template Attr<Integers>("rounding")       // [S]
-        .template Attr<Integers>("segments")       // [stages]: how many each has
-        .template Attr<Integers>("steps")          // [stages]: how many each has
-        .template Attr<Integers>("dtype")          // [stages]: of the image behind each
+        .template Attr<Integers>("segments")       // [stages]: count of each
+        .template Attr<Integers>("steps")          // [stages]: count of each
+        .template Attr<Integers>("dtype")          // [stages]: of each one's output
         .template Attr<Integers>("codes")          // [P]: a bit for each code of a step
         .template Attr<Integers>("interpolation")  // [P]: of warps, 0 nearest, 1 bilinear
         .template Attr<Integers>("kernel")         // [P * 2]: of blurs, x and y
@@ -59,32 +60,32 @@ struct StageOperands : SourceOperands {
     return call.ok() ? call.result_size(in.layout == 1 ? 0 : 2) : 0;
   }
 
-  // After the pixels: `high` and `wide` are 0 where images differ in size.
-  void read_parameters(const StageParameters& in, Dtype source, int64_t high, int64_t wide) {
+  // Called after the pixels were read. `height` and `width` are 0 if images differ in size.
+  void read_parameters(const StageParameters& in, Dtype source, int64_t height, int64_t width) {
     if (!call.ok()) return;
     const int64_t c = channels(in);
     const auto list = [](const auto& span) {
       return Slice<std::decay_t<decltype(*span.begin())>>{span.begin(), span.size()};
     };
-    StagesAttributes given = {};
-    given.filter = list(in.filter);
-    given.size = list(in.size);
-    given.erasures = list(in.erasures);
-    given.rounding = list(in.rounding);
-    given.segments = list(in.segments);
-    given.steps = list(in.steps);
-    given.dtype = list(in.dtype);
-    given.codes = list(in.codes);
-    given.interpolation = list(in.interpolation);
-    given.kernel = list(in.kernel);
-    given.fill = list(in.warp_fill);
-    given.layout = in.layout;
-    given.channels = static_cast<int32_t>(c > kMaxChannels ? 0 : c);
-    given.source_dtype = static_cast<int32_t>(source);
-    given.height = static_cast<int32_t>(high);
-    given.width = static_cast<int32_t>(wide);
-    if (const std::string wrong = set_stages(given, &stages); !wrong.empty()) {
-      call.fail(wrong);
+    StagesAttributes attributes = {};
+    attributes.filter = list(in.filter);
+    attributes.size = list(in.size);
+    attributes.erasures = list(in.erasures);
+    attributes.rounding = list(in.rounding);
+    attributes.segments = list(in.segments);
+    attributes.steps = list(in.steps);
+    attributes.dtype = list(in.dtype);
+    attributes.codes = list(in.codes);
+    attributes.interpolation = list(in.interpolation);
+    attributes.kernel = list(in.kernel);
+    attributes.fill = list(in.warp_fill);
+    attributes.layout = in.layout;
+    attributes.channels = static_cast<int32_t>(c > kMaxChannels ? 0 : c);
+    attributes.source_dtype = static_cast<int32_t>(source);
+    attributes.height = static_cast<int32_t>(height);
+    attributes.width = static_cast<int32_t>(width);
+    if (const std::string problem = set_stages(attributes, &stages); !problem.empty()) {
+      call.fail(problem);
       return;
     }
     const int64_t s = stages.segments(), e = stages.erasures(), p = stages.steps();
@@ -96,13 +97,13 @@ struct StageOperands : SourceOperands {
     op = call.operand("op", in.op, ffi::S32, {p});
     values = call.operand("values", in.values, ffi::F32, {p, kProgramValues});
     const ProgramCall& last = stages.last().program;
-    const Dtype dtype = to_dtype(call, "the result", result.element_type());
+    const Dtype dtype = to_dtype(call, "result", result.element_type());
     const int64_t h = last.height, w = last.width;
     out = in.layout == 1 ? call.result("out", result, ffi::DataType::INVALID, {c, h, w})
                          : call.result("out", result, ffi::DataType::INVALID, {h, w, c});
     if (call.ok() && dtype != last.dtype) {
-      call.fail(std::string("the result has dtype ") + dtype_text(result.element_type()) +
-                "; wanted what attribute 'dtype' says of the last stage");
+      call.fail("result", "the dtype of the last stage in attribute 'dtype'",
+                dtype_text(result.element_type()));
     }
   }
 };

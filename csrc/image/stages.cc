@@ -73,41 +73,38 @@ void run_program(const Stage& stage, const StagesSample& sample, const void* ima
 
 bool is_program_dtype(Dtype dtype) { return dtype == Dtype::kU8 || dtype == Dtype::kF32; }
 
-std::string counts_text(const StagesAttributes& given) {
-  return "attributes describe " + std::to_string(given.segments.size()) + " stages with " +
-         std::to_string(given.filter.size()) + " segments, " + std::to_string(given.size.size()) +
-         " sizes, " + std::to_string(given.erasures.size()) + " erasure counts, " +
-         std::to_string(given.rounding.size()) + " roundings, " +
-         std::to_string(given.codes.size()) + " steps, " +
-         std::to_string(given.interpolation.size()) + " interpolations, " +
-         std::to_string(given.kernel.size()) + " kernel sizes, " +
-         std::to_string(given.fill.size()) + " fill values, steps of " +
-         std::to_string(given.steps.size()) + " stages and dtypes of " +
-         std::to_string(given.dtype.size()) +
-         "; wanted as many as attributes 'segments' and 'steps' say, in 1 to " +
-         std::to_string(kMaxStages) + " stages of at most " + std::to_string(kMaxSegments) +
-         " segments and " + std::to_string(kMaxProgramSteps) + " steps";
+std::string counts_text(const StagesAttributes& in) {
+  return "attributes 'segments', 'steps' and 'dtype' describe " +
+         std::to_string(in.segments.size()) + ", " + std::to_string(in.steps.size()) + " and " +
+         std::to_string(in.dtype.size()) + " stages, with " + std::to_string(in.filter.size()) +
+         " filters, " + std::to_string(in.size.size()) + " sizes, " +
+         std::to_string(in.erasures.size()) + " erasure counts, " +
+         std::to_string(in.rounding.size()) + " roundings, " + std::to_string(in.codes.size()) +
+         " codes, " + std::to_string(in.interpolation.size()) + " interpolations, " +
+         std::to_string(in.kernel.size()) + " kernel sizes and " + std::to_string(in.fill.size()) +
+         " fill values; expected 1 to " + std::to_string(kMaxStages) + " stages of at most " +
+         std::to_string(kMaxSegments) + " segments and " + std::to_string(kMaxProgramSteps) +
+         " steps, and per segment or step the lengths that 'segments' and 'steps' imply";
 }
 
-// Whether every list is as long as the stages say.
-bool counts_fit(const StagesAttributes& given) {
-  const size_t stages = given.segments.size();
-  if (stages < 1 || stages > kMaxStages || given.steps.size() != stages ||
-      given.dtype.size() != stages) {
+// True if every list has the length that the stages imply.
+bool counts_match(const StagesAttributes& in) {
+  const size_t stages = in.segments.size();
+  if (stages < 1 || stages > kMaxStages || in.steps.size() != stages || in.dtype.size() != stages) {
     return false;
   }
   size_t segments = 0, steps = 0;
   for (size_t k = 0; k < stages; ++k) {
-    const int32_t s = given.segments[k], p = given.steps[k];
+    const int32_t s = in.segments[k], p = in.steps[k];
     if (s < (k == 0 ? 0 : 1) || s > kMaxSegments || p < 0 || p > kMaxProgramSteps) return false;
     segments += static_cast<size_t>(s);
     steps += static_cast<size_t>(p);
   }
-  return given.filter.size() == segments && given.size.size() == 2 * segments &&
-         given.erasures.size() == segments && given.rounding.size() == segments &&
-         given.codes.size() == steps && given.interpolation.size() == steps &&
-         given.kernel.size() == 2 * steps &&
-         given.fill.size() == steps * static_cast<size_t>(given.channels);
+  return in.filter.size() == segments && in.size.size() == 2 * segments &&
+         in.erasures.size() == segments && in.rounding.size() == segments &&
+         in.codes.size() == steps && in.interpolation.size() == steps &&
+         in.kernel.size() == 2 * steps &&
+         in.fill.size() == steps * static_cast<size_t>(in.channels);
 }
 
 template <typename T>
@@ -121,18 +118,18 @@ int32_t Stages::erasures() const { return last().first_erasure + erasures_of(las
 
 int64_t Stages::output_bytes() const { return image_bytes(last()); }
 
-std::string set_stages(const StagesAttributes& given, Stages* stages) {
-  const int32_t channels = given.channels;
+std::string set_stages(const StagesAttributes& in, Stages* stages) {
+  const int32_t channels = in.channels;
   if (channels != 1 && channels != 3 && channels != 4) {
-    return "attribute 'channels' is " + std::to_string(channels) + "; wanted 1, 3 or 4";
+    return "attribute 'channels': expected 1, 3 or 4, got " + std::to_string(channels);
   }
-  if (!counts_fit(given)) return counts_text(given);
-  stages->count = static_cast<int32_t>(given.segments.size());
-  int32_t segment = 0, erasure = 0, step = 0, height = given.height, width = given.width;
-  Dtype dtype = static_cast<Dtype>(given.source_dtype);
+  if (!counts_match(in)) return counts_text(in);
+  stages->count = static_cast<int32_t>(in.segments.size());
+  int32_t segment = 0, erasure = 0, step = 0, height = in.height, width = in.width;
+  Dtype dtype = static_cast<Dtype>(in.source_dtype);
   for (int32_t k = 0; k < stages->count; ++k) {
     const size_t at = static_cast<size_t>(k);
-    const int32_t segments = given.segments[at], steps = given.steps[at];
+    const int32_t segments = in.segments[at], steps = in.steps[at];
     const bool last = k + 1 == stages->count;
     Stage& stage = stages->stage[k];
     stage = {};
@@ -142,32 +139,31 @@ std::string set_stages(const StagesAttributes& given, Stages* stages) {
     Plan& plan = stage.chain;
     plan.channels = channels;
     plan.source_dtype = dtype;
-    plan.output_dtype = static_cast<Dtype>(given.dtype[at]);
-    plan.layout = last ? static_cast<Layout>(given.layout) : Layout::kNHWC;
+    plan.output_dtype = static_cast<Dtype>(in.dtype[at]);
+    plan.layout = last ? static_cast<Layout>(in.layout) : Layout::kNHWC;
     plan.kept = !last || steps > 0;
     if (segments > 0) {
-      set_segments(part(given.filter, segment, segments), part(given.size, segment, segments, 2),
-                   part(given.erasures, segment, segments), part(given.rounding, segment, segments),
+      set_segments(part(in.filter, segment, segments), part(in.size, segment, segments, 2),
+                   part(in.erasures, segment, segments), part(in.rounding, segment, segments),
                    &plan);
-      if (const Problem found = check_plan(plan); found.argument != nullptr) {
-        return std::string("attribute '") + found.argument + "' of segment " +
-               std::to_string(segment + found.segment) + found.text();
+      if (const Problem problem = check_plan(plan); problem.argument != nullptr) {
+        return std::string("attribute '") + problem.argument + "' of segment " +
+               std::to_string(segment + problem.segment) + ": " + problem.text();
       }
       height = plan.segment[segments - 1].height;
       width = plan.segment[segments - 1].width;
     } else if (steps == 0 || plan.output_dtype != dtype || !is_size(height) || !is_size(width)) {
-      return "attribute 'segments' of stage 0 is 0, with " + std::to_string(steps) +
-             " steps, dtype " + std::to_string(given.dtype[at]) + " behind dtype " +
-             std::to_string(given.source_dtype) + ", and images of " + std::to_string(height) +
-             " x " + std::to_string(width) +
-             " (0: they differ); wanted a program there, the source's dtype behind it, and images "
-             "of one size, 1 to 2^24 on a side";
+      return "attribute 'segments' of stage 0: expected 1 or more, or a program that keeps the "
+             "source's dtype and images of one size, 1 to 2^24 on a side; got 0, with " +
+             std::to_string(steps) + " steps, source dtype " + std::to_string(in.source_dtype) +
+             ", output dtype " + std::to_string(in.dtype[at]) + " and images of " +
+             std::to_string(height) + " x " + std::to_string(width) + " (0 x 0: of several sizes)";
     }
     dtype = plan.output_dtype;
     if (plan.kept && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
-      return "attributes 'dtype' and 'layout' of stage " + std::to_string(k) + " are " +
-             std::to_string(given.dtype[at]) + " and " + std::to_string(given.layout) +
-             "; wanted 0 (uint8) or 3 (float32), and 0 (NHWC), where a program or chain follows";
+      return "attributes 'dtype' and 'layout' of stage " + std::to_string(k) +
+             ": expected 0 (uint8) or 3 (float32), and 0 (NHWC), before a program or chain, got " +
+             std::to_string(in.dtype[at]) + " and " + std::to_string(in.layout);
     }
     ProgramCall& program = stage.program;
     program.dtype = dtype;
@@ -175,11 +171,11 @@ std::string set_stages(const StagesAttributes& given, Stages* stages) {
     program.width = width;
     program.channels = channels;
     program.samples = 1;
-    if (const std::string wrong = set_steps(
-            part(given.codes, step, steps), part(given.interpolation, step, steps),
-            part(given.kernel, step, steps, 2), part(given.fill, step, steps, channels), &program);
-        !wrong.empty()) {
-      return "attribute " + wrong;
+    if (const std::string problem = set_steps(
+            part(in.codes, step, steps), part(in.interpolation, step, steps),
+            part(in.kernel, step, steps, 2), part(in.fill, step, steps, channels), &program);
+        !problem.empty()) {
+      return "attribute " + problem;
     }
     segment += segments;
     erasure += erasures_of(plan);

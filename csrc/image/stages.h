@@ -67,7 +67,7 @@ struct StagesAttributes {
 };
 
 // Sets stages from attributes. "" or what is wrong with them: then nothing may be run.
-std::string set_stages(const StagesAttributes& given, Stages* stages);
+std::string set_stages(const StagesAttributes& attributes, Stages* stages);
 
 // One image's operands: arrays over the segments, erasures and steps of all stages.
 struct StagesSample {

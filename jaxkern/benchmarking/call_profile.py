@@ -15,9 +15,9 @@ from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
-from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.compile_clock import CompileClock
-from jaxkern.core.quantities import duration
+from jaxkern.core.quantities import format_duration
 
 MOST_CALLS = 10_000
 
@@ -43,7 +43,7 @@ class Profile(Measurement):
         }
 
     def __str__(self) -> str:
-        compiled = f"  compiled in {duration(self.compile_seconds)}, before the samples"
+        compiled = f"  compiled in {format_duration(self.compile_seconds)}, before the samples"
         return f"{super().__str__()}\n{compiled}"
 
 
@@ -82,8 +82,8 @@ def profile_fn(
       >>> measured.min <= measured.median <= measured["p90"] <= measured.max
       True
     """
-    calls, warmup = whole_number("calls", calls, 1), whole_number("warmup", warmup, 0)
-    seconds = real_number("seconds", seconds, 0)
+    calls, warmup = check_integer("calls", calls, 1), check_integer("warmup", warmup, 0)
+    seconds = check_number("seconds", seconds, 0)
     with CompileClock() as clock:
         started = time.perf_counter()
         callee = Callee(fn, args)

@@ -17,8 +17,8 @@ from jaxkern.benchmarking.equality import check_same
 from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
-from jaxkern.core.arguments import real_number, whole_number
-from jaxkern.core.quantities import duration
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.quantities import format_duration
 
 _LONGEST_TURN = 3600.0
 Check = Literal["equal", "close"] | Callable[[Any, Any], Any] | None
@@ -60,7 +60,8 @@ class Comparison:
         width = max(map(len, self.arms))
         lines = [f"{self.checked}; medians, {first} = 1"]
         for name, arm in self.arms.items():
-            line = f"  {name:<{width}}  {duration(arm.median):>9}  p90 {duration(arm.p90):>9}"
+            median, p90 = format_duration(arm.median), format_duration(arm.p90)
+            line = f"  {name:<{width}}  {median:>9}  p90 {p90:>9}"
             lines.append(line + ("" if name == first else f"  x{self.speedup(name, over=first)}"))
         return "\n".join(lines)
 
@@ -109,10 +110,10 @@ def compare(
     """
     if not isinstance(arms, Mapping) or len(arms) < 2:
         raise ValueError(f"arms is {arms!r:.80}; wanted a dict of two functions or more by name")
-    rounds, warmup = whole_number("rounds", rounds, 1), whole_number("warmup", warmup, 0)
-    turn_seconds = real_number("turn_seconds", turn_seconds, 0, _LONGEST_TURN)
-    pause, atol = real_number("pause", pause, 0), real_number("atol", atol, 0)
-    rtol = None if rtol is None else real_number("rtol", rtol, 0)
+    rounds, warmup = check_integer("rounds", rounds, 1), check_integer("warmup", warmup, 0)
+    turn_seconds = check_number("turn_seconds", turn_seconds, 0, _LONGEST_TURN)
+    pause, atol = check_number("pause", pause, 0), check_number("atol", atol, 0)
+    rtol = None if rtol is None else check_number("rtol", rtol, 0)
     callees = {name: Callee(fn, args) for name, fn in arms.items()}
     if back_to_back and (donors := [name for name, c in callees.items() if c.donated]):
         raise ValueError(

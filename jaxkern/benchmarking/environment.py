@@ -14,7 +14,7 @@ from jaxkern.core.backend import current_backend
 from jaxkern.core.machine import cpu_model
 from jaxkern.core.memory import memory_limit
 from jaxkern.core.threads import num_threads, schedulable_cpus
-from jaxkern.core.version import __version__, installed
+from jaxkern.core.version import __version__, installed_versions
 
 
 def environment(*packages: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "jaxkern": __version__,
-            **installed("jax", "jaxlib", "numpy", *packages),
+            **installed_versions("jax", "jaxlib", "numpy", *packages),
         },
         "settings": {
             "backend": current_backend(),

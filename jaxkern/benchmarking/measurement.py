@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.benchmarking.resources import Resources
 from jaxkern.benchmarking.samples import Samples
-from jaxkern.core.quantities import duration
+from jaxkern.core.quantities import format_duration
 
 Kind = Literal["call", "batch", "arm"]
 
@@ -92,9 +92,11 @@ class Measurement:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {len(self.samples)} samples, one a {self.kind}"]
-        spread = f"{duration(self.min)} to {duration(self.max)}"
-        lines.append(f"  median {duration(self.median)}, p90 {duration(self.p90)}, {spread}")
-        lines.append(f"  mean {duration(self.mean)}, std {duration(self.std)}")
+        spread = f"{format_duration(self.min)} to {format_duration(self.max)}"
+        lines.append(
+            f"  median {format_duration(self.median)}, p90 {format_duration(self.p90)}, {spread}"
+        )
+        lines.append(f"  mean {format_duration(self.mean)}, std {format_duration(self.std)}")
         if self.resources is not None:
             lines.append(f"  {self.resources}")
         return "\n".join(lines)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import jax
 
 from jaxkern.benchmarking.hlo_scopes import read_scopes
-from jaxkern.core.quantities import duration
+from jaxkern.core.quantities import format_duration
 
 _NANOSECOND = 1e-9
 
@@ -77,14 +77,14 @@ class Trace:
         heading = f"{'share':>6} {'total':>9} {'calls':>7} {'a call':>9}"
         lines = [f"{heading}  {'operation':<{width}}  from"]
         lines += [
-            f"{100 * op.seconds / total:>5.1f}% {duration(op.seconds):>9} {op.calls:>7,} "
-            f"{duration(op.seconds / op.calls):>9}  {op.name:<{width}.{width}}  "
+            f"{100 * op.seconds / total:>5.1f}% {format_duration(op.seconds):>9} {op.calls:>7,} "
+            f"{format_duration(op.seconds / op.calls):>9}  {op.name:<{width}.{width}}  "
             f"{op.scope or op.program}"
             for op in shown
         ]
         if (rest := len(self.ops) - len(shown)) > 0:
             left = total - sum(op.seconds for op in shown)
-            lines.append(f"{100 * left / total:>5.1f}% {duration(left):>9} in {rest} more")
+            lines.append(f"{100 * left / total:>5.1f}% {format_duration(left):>9} in {rest} more")
         return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxkern.benchmarking.environment import differences
 from jaxkern.benchmarking.measurement import Measurement, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, ratio_of_medians
-from jaxkern.core.quantities import duration
+from jaxkern.core.quantities import format_duration
 
 
 def report(
@@ -115,12 +115,14 @@ def _plain(value: Any) -> str:
 def _table(measured: Measurement) -> list[str]:
     figures = measured.figures()
     rows = [("samples", str(figures["count"]))]
-    rows += [(n, duration(figures[n])) for n in ("median", "mean", "std", "min", "max", "p90")]
+    rows += [
+        (n, format_duration(figures[n])) for n in ("median", "mean", "std", "min", "max", "p90")
+    ]
     for name in ("examples_per_second", "batches_per_second"):
         if name in figures:
             rows.append((name, f"{figures[name]:,.1f}"))
     if "compile_seconds" in figures:
-        rows.append(("compile", duration(figures["compile_seconds"])))
+        rows.append(("compile", format_duration(figures["compile_seconds"])))
     if measured.resources is not None:
         whole = " (all arms)" if measured.kind == "arm" else ""
         rows.append((f"resources{whole}", str(measured.resources)))

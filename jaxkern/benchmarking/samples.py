@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.arguments import check_integer, check_number
 
 Outcome = Literal["faster", "slower", "no difference shown"]
 LEAST_SAMPLES = 5
@@ -124,9 +124,9 @@ def ratio_of_medians(
       ValueError: samples that are missing, not above 0, or of different number where paired; a
         number out of its range.
     """
-    confidence = real_number("confidence", confidence, 0, 1)
-    resamples, seed = whole_number("resamples", resamples, 1), whole_number("seed", seed, 0)
-    block = None if block is None else whole_number("block", block, 1)
+    confidence = check_number("confidence", confidence, 0, 1)
+    resamples, seed = check_integer("resamples", resamples, 1), check_integer("seed", seed, 0)
+    block = None if block is None else check_integer("block", block, 1)
     over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)
     for name, given in (("after", over), ("before", under)):
         if given.ndim != 1 or given.size == 0 or not np.all(np.isfinite(given)) or given.min() <= 0:

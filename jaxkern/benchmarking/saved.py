@@ -12,8 +12,8 @@ from typing import Any
 from jaxkern.benchmarking.environment import differences
 from jaxkern.benchmarking.measurement import Measurement, from_dict, plain
 from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
-from jaxkern.core.arguments import real_number
-from jaxkern.core.quantities import duration
+from jaxkern.core.arguments import check_number
+from jaxkern.core.quantities import format_duration
 
 DIRECTORY = Path("benchmark-results")
 FORMAT = "jaxkern measurement, version 1"
@@ -157,7 +157,7 @@ def compare_to_baseline(
       >>> jk.benchmarking.compare_to_baseline(first, first).outcome
       'no difference shown'
     """
-    least_change = real_number("least_change", least_change, 0)
+    least_change = check_number("least_change", least_change, 0)
     runs: list[Measurement] = []
     if not isinstance(baseline, Measurement):
         path = Path(baseline)
@@ -191,6 +191,7 @@ def compare_to_baseline(
             outcome = "no difference shown"
             notes.append(
                 f"the medians of {len(medians)} saved runs on this machine reach from "
-                f"{duration(min(medians))} to {duration(max(medians))}, and this one is among them"
+                f"{format_duration(min(medians))} to {format_duration(max(medians))}, and this "
+                "one is among them"
             )
     return Verdict(outcome, ratio, least_change, not machine, tuple(notes))

@@ -15,8 +15,8 @@ from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
 from jaxkern.benchmarking.utilization import DeviceSampler
-from jaxkern.core.arguments import whole_number
-from jaxkern.core.quantities import duration
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.quantities import format_duration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,10 @@ class PipelineResult(Measurement):
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
             f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
-            f"{duration(self.duration_seconds)}\n"
-            f"  a batch: median {duration(self.p50)}, p90 {duration(self.p90)}, "
-            f"p95 {duration(self.p95)}, p99 {duration(self.p99)}, max {duration(self.max)}\n"
+            f"{format_duration(self.duration_seconds)}\n"
+            f"  a batch: median {format_duration(self.p50)}, p90 {format_duration(self.p90)}, "
+            f"p95 {format_duration(self.p95)}, p99 {format_duration(self.p99)}, max "
+            f"{format_duration(self.max)}\n"
             f"  {self.resources}\n"
             f"  device utilization: {busy}"
         )
@@ -131,8 +132,8 @@ class PipelineBenchmark:
                 "of a seed that returns one"
             )
         self._stream = data_stream
-        self._batches = whole_number("num_batches", num_batches, 1)
-        self._warmup = whole_number("warmup_batches", warmup_batches, 0)
+        self._batches = check_integer("num_batches", num_batches, 1)
+        self._warmup = check_integer("warmup_batches", warmup_batches, 0)
         self._examples = examples or _leading
         self._name = name or type(data_stream).__name__
 

@@ -100,7 +100,7 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
     from jaxkern.benchmarking.samples import LEAST_SAMPLES
-    from jaxkern.core.quantities import duration
+    from jaxkern.core.quantities import format_duration
 
     timed = [result for result in results if "speedup" in result]
     # All cases have as many rounds.
@@ -109,8 +109,8 @@ def _print(results: list[dict[str, Any]], judged: bool) -> None:
     rows = [
         [
             result["case"],
-            duration(result["native_seconds"]),
-            duration(result["jax_seconds"]),
+            format_duration(result["native_seconds"]),
+            format_duration(result["jax_seconds"]),
             f"{result['values_per_second']:.3g}",
             str(result["speedup"]),
             *([result["verdict"].outcome] if judged else []),

@@ -216,7 +216,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> None:
-    from jaxkern.core.quantities import duration
+    from jaxkern.core.quantities import format_duration
 
     total = recorded.seconds
     rows = [
@@ -224,8 +224,8 @@ def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> N
             op.scope or op.program,
             op.name,
             f"{op.calls:,}",
-            duration(op.seconds),
-            duration(op.seconds / op.calls),
+            format_duration(op.seconds),
+            format_duration(op.seconds / op.calls),
             f"{100 * op.seconds / total:.1f}%",
         ]
         for op in recorded.ops[:top]
@@ -235,11 +235,13 @@ def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> N
         print_table(f"Where the time of {script.name} goes: compiled programs", columns, rows)
     if (rest := len(recorded.ops) - len(rows)) > 0:
         left = sum(op.seconds for op in recorded.ops[top:])
-        print(f"and {rest:,} more operations: {duration(left)}, {100 * left / total:.1f}%")
+        print(f"and {rest:,} more operations: {format_duration(left)}, {100 * left / total:.1f}%")
     print(
-        f"the script took {duration(shares['wall_seconds'])}, of which its main thread traced and "
-        f"compiled for {duration(shares['compile_seconds'])}; operations of compiled programs took "
-        f"{duration(total)} of all threads together"
+        f"the script took {format_duration(shares['wall_seconds'])}, of which its main thread "
+        "traced and "
+        f"compiled for {format_duration(shares['compile_seconds'])}; operations of compiled "
+        "programs took "
+        f"{format_duration(total)} of all threads together"
     )
     print(f"open {recorded.perfetto} in https://ui.perfetto.dev,")
     print(f"or {recorded.directory} in TensorBoard's profiler")

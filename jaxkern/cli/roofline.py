@@ -49,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _row(name: str, result: Any) -> list[str]:
-    from jaxkern.core.quantities import duration
+    from jaxkern.core.quantities import format_duration
 
     def figure(value: float | None, scale: float = 1.0) -> str:
         return "unknown" if value is None else f"{value / scale:.3g}"
@@ -58,7 +58,7 @@ def _row(name: str, result: Any) -> list[str]:
     share = result.efficiency
     return [
         name,
-        duration(result.time),
+        format_duration(result.time),
         figure(result.intensity),
         figure(rates[0], 1e9),
         figure(rates[1], 1e9),

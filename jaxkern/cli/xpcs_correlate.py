@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxkern.cli import xpcs_many
 from jaxkern.cli.output import print_json
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.correlate import CorrelatedFile
@@ -324,7 +324,8 @@ def report(chosen: argparse.Namespace, made: CorrelatedFile) -> None:
             }
         )
     elif not chosen.quiet:
-        rate = f"{n / max(seconds, 1e-9):,.0f} frames/s, {scaled(size / max(seconds, 1e-9), 'B/s')}"
+        spent = max(seconds, 1e-9)
+        rate = f"{n / spent:,.0f} frames/s, {format_quantity(size / spent, 'B/s')}"
         print(f"{found}: {seconds:.3g} s ({rate})")
         if pairs is not None:
             print(f"two-time correlations of {len(pairs.bins)} bins, {list(pairs.c2.shape)}")

@@ -1,1 +1,1 @@
-"""What every domain stands on: the op recipe, the choice of backend, and the native libraries."""
+"""Foundation of all domains: the op recipe, the choice of backend, and the native libraries."""

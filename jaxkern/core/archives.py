@@ -1,4 +1,4 @@
-"""NumPy's files: `.npz` archives in memory, and `.npy` files mapped into memory."""
+"""Reading and writing NumPy's files: `.npz` archives, and `.npy` files mapped into memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-#: what NumPy raises for files that are none of its own, or damaged
+#: exceptions that NumPy raises for damaged files and files of other formats
 NUMPY_DAMAGE = (
     ValueError, OSError, EOFError, OverflowError, SyntaxError, TypeError, KeyError, IndexError,
     MemoryError, NotImplementedError, RuntimeError, UnicodeError, AttributeError, RecursionError,
@@ -24,10 +24,10 @@ NUMPY_DAMAGE = (
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
-    """The bytes of an .npz file with these arrays.
+    """Return the bytes of an .npz file with these arrays.
 
-    A thread writes them: Ctrl-C comes to the main thread, and between two steps of `zipfile` it
-    would turn into the ValueError of an archive that cannot be closed.
+    A thread writes them: Ctrl-C reaches the main thread only, and between two steps of `zipfile` it
+    would become the ValueError of an archive that cannot be closed.
     """
     stream = io.BytesIO()
     with ThreadPoolExecutor(1) as writer:
@@ -40,8 +40,8 @@ def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
 
     Raises:
       OSError: the file does not exist or cannot be opened.
-      ValueError: the file is not an `.npy` file, is damaged, or is longer or shorter than its
-        header says; the message names the file.
+      ValueError: the file is not an `.npy` file, is damaged, or its length contradicts its
+        header; the message names the file.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/x.npy"
@@ -65,7 +65,7 @@ def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
     size = os.stat(name).st_size
     if end != size:
         raise ValueError(
-            f"{name} is damaged, cut short or still being written: its header says {array.dtype}"
-            f"{list(array.shape)}, which ends at byte {end}, and the file has {size} bytes"
+            f"{name} is damaged, truncated or still being written: its header says {array.dtype}"
+            f"{list(array.shape)}, which ends at byte {end}, but the file has {size} bytes"
         )
     return array

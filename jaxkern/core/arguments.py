@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions take: what was given and what was wanted."""
+"""Checks of arguments that many functions share."""
 
 from __future__ import annotations
 
@@ -7,51 +7,74 @@ import numbers
 import operator
 from typing import Any
 
-_MOST = 2**63 - 1
+_INT64_MAX = 2**63 - 1
 
 
-def whole_number(name: str, value: Any, least: int, most: int = _MOST, more: str = "") -> int:
-    """A whole number as an int, of NumPy too.
+def as_int(value: Any) -> int | None:
+    """Return an integer of Python or NumPy as an int; None for booleans and all other values.
+
+    >>> as_int(3), as_int(True), as_int(3.0)
+    (3, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_integer(
+    name: str, value: Any, minimum: int, maximum: int = _INT64_MAX, more: str = ""
+) -> int:
+    """Return an integer argument as an int.
 
     Args:
-      more: that the message ends with.
+      name: of the argument, for the message.
+      value: an integer of Python or NumPy.
+      minimum, maximum: the allowed range, both ends included.
+      more: text appended to the message.
 
     Raises:
-      ValueError: for anything else, or one below ``least`` or above ``most``.
+      ValueError: for any other type, or a value out of range.
     """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number <= most:
+    number = as_int(value)
+    if number is None or not minimum <= number <= maximum:
         raise ValueError(
-            f"{name} is {value!r:.80}; wanted a whole number from "
-            f"{'-2**63' if least == -_MOST - 1 else least} to "
-            f"{'2**63 - 1' if most == _MOST else most}{more}"
+            f"{name} is {value!r:.80}; expected an integer from "
+            f"{'-2**63' if minimum == -_INT64_MAX - 1 else minimum} to "
+            f"{'2**63 - 1' if maximum == _INT64_MAX else maximum}{more}"
         )
     return number
 
 
-def real_number(name: str, value: Any, least: float, most: float = math.inf) -> float:
-    """A number as a float, of NumPy too.
+def check_number(name: str, value: Any, minimum: float, maximum: float = math.inf) -> float:
+    """Return a real argument as a float.
+
+    Args:
+      name: of the argument, for the message.
+      value: a real number of Python or NumPy.
+      minimum, maximum: the allowed range, both ends included.
 
     Raises:
-      ValueError: for anything else, NaN, or one below ``least`` or above ``most``.
+      ValueError: for any other type, NaN, or a value out of range.
     """
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not least <= value <= most:
-        bounds = f"from {least:g} on" if most == math.inf else f"from {least:g} to {most:g}"
-        raise ValueError(f"{name} is {value!r:.80}; wanted a number {bounds}")
+    if not real or not minimum <= value <= maximum:
+        upper = "" if maximum == math.inf else f" and at most {maximum:g}"
+        raise ValueError(
+            f"{name} is {value!r:.80}; expected a number of at least {minimum:g}{upper}"
+        )
     try:
         return float(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than every float
         return math.inf
 
 
-def decimal(text: str) -> int | None:
-    """The number that a text of the digits 0 to 9 is; None for any other text.
+def parse_decimal(text: str) -> int | None:
+    """Return the value of a text that consists of the digits 0 to 9; None for any other text.
 
-    ``str.isdigit`` alone takes superscripts and other digits, which ``int`` refuses.
+    ``str.isdigit`` alone accepts superscripts and digits of other scripts, which ``int`` rejects.
     """
-    # Beyond 4,300 digits int() raises: nothing that is counted here has so many.
+    # int() raises above 4,300 digits; no count in this package comes near 100.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 100 else None

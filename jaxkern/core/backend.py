@@ -1,4 +1,4 @@
-"""Which implementation an op takes: the ``backend`` context and ``JAXKERN_BACKEND``."""
+"""Native kernels or pure JAX: the ``backend`` context and ``JAXKERN_BACKEND``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def _checked(value: str, source: str) -> Backend:
         if value == name:
             return name  # type: ignore[no-any-return]
     raise ValueError(
-        f"{source} is {value!r}; wanted 'auto' (native where there is a kernel), 'native' (an "
-        "error where there is none) or 'jax' (pure JAX)"
+        f"{source} is {value!r}; expected 'auto' (native where a kernel exists), 'native' (an "
+        "error if no kernel exists) or 'jax' (pure JAX)"
     )
 
 
 def backend(name: Backend) -> AbstractContextManager[None]:
-    """Forces the implementation of every jaxkern op that is traced inside the context.
+    """Force the implementation of every jaxkern op that is traced inside the context.
 
-    The choice is part of ``jax.jit``'s cache key, so a function that is already jitted is traced
-    anew inside the context. It overrides the environment variable ``JAXKERN_BACKEND``.
+    The choice is part of ``jax.jit``'s cache key, so a function that is already jitted is
+    retraced inside the context. It overrides the environment variable ``JAXKERN_BACKEND``.
 
     Args:
-      name: ``"auto"`` takes the native kernel where there is one and pure JAX elsewhere,
-        ``"native"`` makes a missing kernel an error, ``"jax"`` takes pure JAX everywhere.
+      name: ``"auto"`` uses the native kernel if one exists and pure JAX otherwise, ``"native"``
+        raises an error if the kernel is missing, ``"jax"`` uses pure JAX everywhere.
 
     Raises:
       ValueError: for any other name.
@@ -46,7 +46,7 @@ def backend(name: Backend) -> AbstractContextManager[None]:
 
 
 def current_backend() -> Backend:
-    """The choice in force: the innermost context, else ``JAXKERN_BACKEND``, else ``"auto"``."""
+    """Return the active backend: the innermost context, ``JAXKERN_BACKEND`` or ``"auto"``."""
     value = _context.value
     if value is not None:
         return value  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ def core_structs(operands: Sequence[Any], batch_dims: int) -> list[Struct]:
         if len(x.shape) < batch_dims:
             raise ValueError(
                 f"operand {i} has shape {tuple(x.shape)}, which lacks the {batch_dims} leading "
-                "batch axes; give it axes of size 1 where it is the same for every sample"
+                "batch axes; use axes of size 1 for an operand that all samples share"
             )
     return [Struct(x.shape[batch_dims:], x.dtype) for x in operands]
 
@@ -38,7 +38,7 @@ def batch_shape(operands: Sequence[Any], batch_dims: int) -> tuple[int, ...]:
         if len(full) > 1:
             raise ValueError(
                 f"batch axis {axis} has sizes {[x.shape[axis] for x in operands]} over the "
-                "operands; wanted one size, or 1 for an operand that is the same for every sample"
+                "operands; expected equal sizes, or size 1 for an operand that all samples share"
             )
         shape.append(full.pop())
     return tuple(shape)

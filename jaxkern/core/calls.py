@@ -1,8 +1,8 @@
-"""Which ops a traced program calls: walks a jaxpr through everything that holds another one.
+"""Find the op calls of a traced program: a walk of a jaxpr and of the jaxprs nested in it.
 
-For tools that explain a program (rooflines, audits, traces). ``jax.make_jaxpr(fn)(*args)`` and
-``jax.jit(fn).trace(*args).jaxpr`` give what is walked here; `inner_programs` serves a walk of one's
-own.
+For tools that explain a program (rooflines, audits, traces). The input is the result of
+``jax.make_jaxpr(fn)(*args)`` or ``jax.jit(fn).trace(*args).jaxpr``. `inner_programs` lists the
+nested jaxprs of one equation, for other walks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxkern.core.op import Op, op_of
 
 
 class InnerProgram(NamedTuple):
-    """A program that an equation runs.
+    """A jaxpr that an equation runs.
 
-    ``times``: how often, for one run of the equation; None in a while loop. ``alternative``: it is
-    one branch of several. ``devices``: how many run it at once, each on its part (``shard_map``).
-    ``consts``: the values of its ``constvars``, where the equation holds them.
+    ``times``: runs per run of the equation; None in a while loop. ``alternative``: True for one
+    branch of several. ``devices``: the number of devices that run it at once, each on its shard
+    (``shard_map``). ``consts``: the values of its ``constvars``, if the equation holds them.
     """
 
     jaxpr: Jaxpr
@@ -36,15 +36,16 @@ class InnerProgram(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCall:
-    """One place of a program that calls an op.
+    """One equation of a program that calls an op.
 
     Attributes:
-      operands: with their batch axes; inside ``shard_map`` a device's part.
-      count: how often one run of the program comes here (on each device); None in a while loop.
-        A branch counts as if it were taken.
-      conditional: it stands in a branch.
-      devices: how many devices make this call, each on its part: 1 outside ``shard_map``.
-      path: the equations around it, outermost first, such as ``("jit:loss", "scan:100")``.
+      operands: with their batch axes; inside ``shard_map`` the shard of one device.
+      count: executions per run of the program (on each device); None in a while loop. A branch
+        counts as if it were taken.
+      conditional: True inside a branch.
+      devices: the number of devices that make this call, each on its shard; 1 outside
+        ``shard_map``.
+      path: the enclosing equations, outermost first, such as ``("jit:loss", "scan:100")``.
     """
 
     op: Op
@@ -60,11 +61,11 @@ class OpCall:
 
     @property
     def cost(self) -> Cost:
-        """Operations and bytes of ONE call."""
+        """Return the operations and bytes of ONE call."""
         return self.op.cost(*self.operands, batch_dims=self.batch_dims, **self.static)
 
     def problem(self, platform: str) -> str | None:
-        """Why ``platform`` runs this call in pure JAX; None where a native kernel takes it."""
+        """Return why ``platform`` runs this call in pure JAX; None if a native kernel runs it."""
         if self.backend == "jax":
             return "the backend is 'jax'"
         structs = core_structs(self.operands, self.batch_dims)
@@ -72,7 +73,7 @@ class OpCall:
 
 
 def op_calls(program: ClosedJaxpr | Jaxpr) -> Iterator[OpCall]:
-    """Every call of an op in a traced program, in program order.
+    """Yield every op call of a traced program, in program order.
 
     Goes through jit, scan, while, cond, custom derivatives, remat and shard_map; ``vmap`` and
     derivatives are already applied in a jaxpr.
@@ -107,7 +108,7 @@ def _calls(
 
 
 def op_call(eqn: JaxprEqn) -> OpCall | None:
-    """The call that an equation is, counted once; None for other equations."""
+    """Return the op call of an equation, counted once; None for other equations."""
     op = op_of(eqn.primitive)
     if op is None:
         return None
@@ -122,14 +123,14 @@ def op_call(eqn: JaxprEqn) -> OpCall | None:
 
 
 def times(count: int | None, factor: int | None) -> int | None:
-    """The product, where None is an unknown number of times; nothing is done 0 times."""
+    """Return the product; None is an unknown count, and 0 times anything is 0."""
     if count == 0 or factor == 0:
         return 0
     return None if count is None or factor is None else count * factor
 
 
 def inner_programs(eqn: JaxprEqn) -> list[InnerProgram]:
-    """The programs that an equation runs; none for a plain operation."""
+    """List the programs that an equation runs; empty for a plain operation."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         return [_inner(params["jaxpr"], times=int(params["length"]))]
@@ -142,16 +143,16 @@ def inner_programs(eqn: JaxprEqn) -> list[InnerProgram]:
         return [_inner(params["jaxpr"], devices=devices)]
     if name == "custom_linear_solve":  # the other three serve its derivatives
         return [_inner(params["jaxprs"].solve)]
-    found = []
+    inner = []
     for value in params.values():
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        found += [_inner(p) for p in parts if isinstance(p, (ClosedJaxpr, Jaxpr))]
-    return found
+        inner += [_inner(p) for p in parts if isinstance(p, (ClosedJaxpr, Jaxpr))]
+    return inner
 
 
-def _inner(program: ClosedJaxpr | Jaxpr, **told: Any) -> InnerProgram:
+def _inner(program: ClosedJaxpr | Jaxpr, **fields: Any) -> InnerProgram:
     consts = tuple(program.consts) if isinstance(program, ClosedJaxpr) else ()
-    return InnerProgram(_open(program), consts=consts, **told)
+    return InnerProgram(_open(program), consts=consts, **fields)
 
 
 def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:

@@ -1,12 +1,12 @@
-"""Figures as people read them: three digits and a unit that suits them."""
+"""Formatting of quantities with three digits and a suitable unit."""
 
 from __future__ import annotations
 
 
-def scaled(value: float | None, unit: str) -> str:
-    """A value with a decimal prefix before its unit; "unknown" for None.
+def format_quantity(value: float | None, unit: str) -> str:
+    """Format a value with a decimal prefix and its unit; "unknown" for None.
 
-    >>> scaled(98765.4, "FLOP/s"), scaled(0.5, "B"), scaled(None, "B")
+    >>> format_quantity(98765.4, "FLOP/s"), format_quantity(0.5, "B"), format_quantity(None, "B")
     ('98.8 kFLOP/s', '0.5 B', 'unknown')
     """
     if value is None:
@@ -17,10 +17,10 @@ def scaled(value: float | None, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds with a unit that suits them.
+def format_duration(seconds: float) -> str:
+    """Format seconds in s, ms, us or ns.
 
-    >>> duration(0.00012345), duration(2.5)
+    >>> format_duration(0.00012345), format_duration(2.5)
     ('123 us', '2.5 s')
     """
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, ceilings
 from jaxkern.core.client import start_backend
@@ -83,7 +83,7 @@ def benchmark_device_performance(
       >>> jaxkern.device.benchmark_device_performance(size=128).native
       True
     """
-    size = whole_number("size", size, 2)
+    size = check_integer("size", size, 2)
     if device is None:
         start_backend()
         (device,) = jnp.zeros(()).devices()

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import decimal
+from jaxkern.core.arguments import parse_decimal
 from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
-from jaxkern.core.version import __version__, installed
+from jaxkern.core.version import __version__, installed_versions
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def get_device_status() -> DeviceStatus:
         cpus=os.cpu_count() or 1,
         affinity_cpus=schedulable_cpus(),
         cgroup_cpus=cgroup_cpus(),
-        slurm_cpus=decimal(allotted) or None,
+        slurm_cpus=parse_decimal(allotted) or None,
         usable_cpus=num_threads(
             {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
         ),
@@ -180,7 +180,7 @@ def get_device_status() -> DeviceStatus:
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         versions={
             "jaxkern": __version__,
-            **installed("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+            **installed_versions("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
             "Python": platform.python_version(),
             "system": platform.platform(),
         },

@@ -522,7 +522,7 @@ def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilati
 
     def work() -> None:
         try:
-            with contexts.entered():
+            with contexts.enter():
                 for args, kwargs in calls:
                     jitted.precompile(args, kwargs)
         except BaseException as error:  # the caller's, who waits for it

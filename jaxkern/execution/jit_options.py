@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JITOptions:
     donate_argnames: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cache_size", whole_number("cache_size", self.cache_size, 1))
+        object.__setattr__(self, "cache_size", check_integer("cache_size", self.cache_size, 1))
         for field in ("static_argnames", "donate_argnames"):
             names = getattr(self, field)
             object.__setattr__(self, field, _names(field, names))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxkern.core.arguments import whole_number
-from jaxkern.core.axes import flat_axes, rows_on
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
 from jaxkern.execution.jit import Jitted
 from jaxkern.execution.jit_options import JITOptions
@@ -30,7 +30,7 @@ class _Mapped(Supervised):
         if not callable(fn):
             raise TypeError(f"{self.kind}: got {type(fn).__name__}; wanted a function")
         if workers is not None:
-            workers = whole_number(f"{self.kind}: num_workers", workers, 1)
+            workers = check_integer(f"{self.kind}: num_workers", workers, 1)
         self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
         #: whether it maps Python work; also read where a map is mapped, or called in a graph
         self.host = bool(host) or getattr(fn, "host", False) is True
@@ -146,7 +146,7 @@ def _size(kind: str, args: tuple[Any, ...], axes: Sequence[int | None]) -> int:
     for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
         if axis is not None:
             place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-            sizes.setdefault(rows_on(f"{kind}: {place}", leaf, axis), place)
+            sizes.setdefault(axis_size(f"{kind}: {place}", leaf, axis), place)
     if not sizes:
         raise ValueError(f"{kind}: nothing is mapped; wanted an axis for at least one argument")
     if len(sizes) > 1:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.execution.jit import jit
 from jaxkern.execution.mesh import checked_mesh
 
@@ -79,7 +79,7 @@ class PipelineParallel:
                 f"pipeline_parallel: {len(self._stages)} stages cannot be shared equally by the "
                 f"{self._devices} devices of mesh axis {self._axis!r}"
             )
-        self._count = whole_number("num_microbatches", num_microbatches, 1)
+        self._count = check_integer("num_microbatches", num_microbatches, 1)
         self._jitted: Callable[..., Any] = jit(lambda stages, batch: self._run(stages, batch))
 
     def __call__(self, batch: Any) -> jax.Array:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.execution.trace import ExecutionTrace, Span
 
 
@@ -106,7 +106,7 @@ def execution_options(
     if use_parallel is not None:
         changes["use_parallel"] = bool(use_parallel)
     if max_workers is not None:
-        changes["max_workers"] = whole_number("max_workers", max_workers, 1)
+        changes["max_workers"] = check_integer("max_workers", max_workers, 1)
     if timeout_seconds is not None:
         seconds = _seconds(timeout_seconds)
         deadline = time.monotonic() + seconds

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.failures import described
+from jaxkern.core.failures import describe_exception
 from jaxkern.execution.explanation import explanation
 from jaxkern.execution.graph import Graph, Recorder, SymbolicError
 from jaxkern.execution.operator import Operator, is_array
@@ -110,12 +110,12 @@ class Structural(Supervised):
                 if isinstance(error, SymbolicError):
                     error.add_note(note)
                     raise
-                what = described(error)
+                what = describe_exception(error)
                 raise SymbolicError(f"{note}; while it was recorded: {what}") from error
             return (
                 str(error)
                 if isinstance(error, SymbolicError)
-                else f"it cannot be called on placeholders ({described(error)})"
+                else f"it cannot be called on placeholders ({describe_exception(error)})"
             )
 
     def explain(self) -> str:
@@ -178,7 +178,7 @@ def structural_jit(
             "'sequential'"
         )
     if max_workers is not None:
-        max_workers = whole_number("max_workers", max_workers, 1)
+        max_workers = check_integer("max_workers", max_workers, 1)
     if fn is None:
         return functools.partial(
             structural_jit, execution_strategy=execution_strategy, max_workers=max_workers

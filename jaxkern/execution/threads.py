@@ -177,7 +177,7 @@ class _Run:
 
     def _work(self, index: int) -> None:
         def run() -> Any:
-            with self._contexts.entered():
+            with self._contexts.enter():
                 return self._tasks[index].run()
 
         try:

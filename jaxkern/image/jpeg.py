@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.cost import Cost
-from jaxkern.core.integers import narrowable
+from jaxkern.core.integers import check_narrowing
 from jaxkern.core.op import Op
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
@@ -212,7 +212,7 @@ def decode_jpeg(
 
 
 def _integers(name: str, values: Any) -> jax.Array:
-    array = jnp.asarray(narrowable(values, name))
+    array = jnp.asarray(check_narrowing(values, name))
     if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
         raise TypeError(
             f"{name}: expected int32 or int64 [N], got {array.dtype.name}{list(array.shape)}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import (
     Arrangement,
@@ -200,7 +200,7 @@ class Repeat(PipelineNode):
     name = "repeat"
 
     def __init__(self, times: int) -> None:
-        self.times = whole_number("times", times, 1)
+        self.times = check_integer("times", times, 1)
 
     def describe(self) -> str:
         return f"Repeat({self.times})"
@@ -226,7 +226,7 @@ class Take(PipelineNode):
     name = "take"
 
     def __init__(self, records: int) -> None:
-        self.records = whole_number("records", records, 1)
+        self.records = check_integer("records", records, 1)
 
     def describe(self) -> str:
         return f"Take({self.records})"

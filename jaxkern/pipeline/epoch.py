@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.failures import described, note, notes_of
+from jaxkern.core.failures import describe_exception, note, notes_of
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
@@ -420,7 +420,7 @@ class Epoch:
             where = f"in batch {batch} of epoch {self.number}"
             note(error, where)
             if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
-                raise RuntimeError(f"{described(error)} was raised {where}") from error
+                raise RuntimeError(f"{describe_exception(error)} was raised {where}") from error
             raise
         joint = Joint.of([row.on_host(block.data) for block in blocks])
         node = source.node

@@ -157,7 +157,7 @@ class Feed:
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
-        with self._contexts.entered():
+        with self._contexts.enter():
             while (claimed := self._claim_ahead()) is not None:
                 index, parts = claimed
                 item = self._make(*parts)

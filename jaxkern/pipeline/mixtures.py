@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
 from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, combined
 from jaxkern.pipeline.pipeline import Pipeline
@@ -60,7 +60,7 @@ def mix(
         [pipe for pipe, _ in pairs],
         lambda orders, seed: Mixture(orders, Schedule(weights, seed), stop),
         batch_size,
-        whole_number("seed", seed, -(2**63)),
+        check_integer("seed", seed, -(2**63)),
     )
 
 
@@ -171,7 +171,7 @@ def _combined(
     check_random_access(name, vertices)
     settings = [Settings.of(vertex) for vertex in vertices]
     if batch_size is not None:
-        size = whole_number("batch_size", batch_size, 1)
+        size = check_integer("batch_size", batch_size, 1)
         settings = [each._replace(batch_size=size) for each in settings]
     for number, pipe in enumerate(pipelines):
         _agree(name, number, settings[number]._asdict(), settings[0]._asdict())

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
-from jaxkern.core.failures import described, note
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.failures import describe_exception, note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Continuation, Order, SourceOrder
 from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
@@ -127,7 +127,7 @@ class HostNode(PipelineNode):
         try:
             result = self.fn(row.on_host(given.data))
         except ValueError as error:
-            if "read-only" in described(error):
+            if "read-only" in describe_exception(error):
                 note(
                     error,
                     "the batch belongs to several branches, or to JAX: make a new array in place "
@@ -154,7 +154,7 @@ class Rebatch(PipelineNode):
     name = "rebatch"
 
     def __init__(self, batch_size: int) -> None:
-        self.batch_size = whole_number("batch_size", batch_size, 1)
+        self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def describe(self) -> str:
         return f"Rebatch({self.batch_size})"

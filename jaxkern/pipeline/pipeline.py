@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.image import Compose
 from jaxkern.pipeline.combining import Repeat, Take
 from jaxkern.pipeline.element import ElementOperator
@@ -74,9 +74,9 @@ def from_source(
     >>> sorted(int(x) for batch in pipe for x in batch["x"])
     [0, 1, 2, 3, 4]
     """
-    batch_size = whole_number("batch_size", batch_size, 1)
+    batch_size = check_integer("batch_size", batch_size, 1)
     options = _options(num_workers, prefetch_size, sharding)
-    seed = whole_number("seed", seed, -(2**63))
+    seed = check_integer("seed", seed, -(2**63))
     remainder = _remainder(drop_remainder, pad_remainder, sharding)
     shard = _shard(shard)
     reader = as_source(source)
@@ -129,10 +129,10 @@ def from_stream(
     >>> [batch["square"].tolist() for batch in jk.from_stream(squares, batch_size=2)]
     [[0, 1], [4, 9], [16]]
     """
-    batch_size = whole_number("batch_size", batch_size, 1)
-    shuffle_buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, 2**40)
+    batch_size = check_integer("batch_size", batch_size, 1)
+    shuffle_buffer = check_integer("shuffle_buffer", shuffle_buffer, 0, 2**40)
     options = _options(num_workers, prefetch_size, sharding)
-    seed = whole_number("seed", seed, -(2**63))
+    seed = check_integer("seed", seed, -(2**63))
     remainder = _remainder(drop_remainder, pad_remainder, sharding)
     if resume not in ("auto", "count"):
         raise ValueError(f"resume is {resume!r}; wanted 'auto' or 'count'")
@@ -146,10 +146,10 @@ def _options(
     sharding: jax.sharding.NamedSharding | None,
 ) -> IterationOptions:
     if num_workers != "auto":
-        num_workers = whole_number("num_workers", num_workers, 0, more='; or "auto"')
+        num_workers = check_integer("num_workers", num_workers, 0, more='; or "auto"')
     if prefetch_size != "auto":
         more = '; or "auto"; num_workers=0 is a pipeline without prefetching'
-        prefetch_size = whole_number("prefetch_size", prefetch_size, 1, more=more)
+        prefetch_size = check_integer("prefetch_size", prefetch_size, 1, more=more)
     if sharding is not None and not isinstance(sharding, jax.sharding.NamedSharding):
         raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
     return IterationOptions(num_workers, prefetch_size, sharding)
@@ -171,7 +171,7 @@ def _shard(shard: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
     if not isinstance(shard, tuple | list) or len(shard) != 2:
         raise ValueError(f"shard is {shard!r}; wanted (index, count)")
-    index, count = (whole_number(f"shard[{i}]", n, i) for i, n in enumerate(shard))
+    index, count = (check_integer(f"shard[{i}]", n, i) for i, n in enumerate(shard))
     if index >= count:
         raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
     return index, count
@@ -264,7 +264,7 @@ class Pipeline:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._epoch = whole_number("epoch", number, 0)
+        self._epoch = check_integer("epoch", number, 0)
 
     def with_seed(self, seed: int) -> Pipeline:
         """The same pipeline with another seed, from epoch 0; this one stays as it is.
@@ -275,7 +275,7 @@ class Pipeline:
         >>> first == next(iter(pipe))["x"].tolist(), first == other
         (True, False)
         """
-        seed = whole_number("seed", seed, -(2**63))
+        seed = check_integer("seed", seed, -(2**63))
         made: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
@@ -340,7 +340,7 @@ class Pipeline:
             seconds = self._measure() if is_open and jax.process_count() == 1 else {}
             return overview(self._plan, seconds, self._tuning.workers)
         return explain(
-            self._plan, whole_number("record_id", record_id, 0), whole_number("epoch", epoch, 0)
+            self._plan, check_integer("record_id", record_id, 0), check_integer("epoch", epoch, 0)
         )
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
@@ -87,7 +87,7 @@ class Pack(SequentialNode):
         if unknown:
             raise ValueError(f"pad_id is for {unknown[0]!r}; the fields are {self.fields}")
         self.pad_id, self.lengths = pad_id, lengths
-        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
         self._source: BatchSource | None = None
 

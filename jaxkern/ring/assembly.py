@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
@@ -112,8 +112,8 @@ class Assembly:
         memory: SlotMemory | None = None,
     ):
         fields = _fields(arrays, dict(producers or {}))
-        batch_size = whole_number("batch_size", batch_size, 1)
-        workers = whole_number("workers", workers, 1)
+        batch_size = check_integer("batch_size", batch_size, 1)
+        workers = check_integer("workers", workers, 1)
         if remainder not in ("drop", "pad", "partial"):
             raise ValueError(f"remainder is {remainder!r}; wanted 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
@@ -193,7 +193,7 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """The next batch; waits until it is there. Raises as `Ring.get` does."""
-        _, error, batch = self._outcome(timeout)
+        _, error, batch = self.take(timeout)
         if error is not None:
             try:
                 raise error
@@ -201,17 +201,15 @@ class Assembly:
                 del error  # its traceback holds this frame
         return batch  # type: ignore[no-any-return]
 
-    def _outcome(
-        self, timeout: float | None, made: Callable[[int, Any], Any] | None = None
-    ) -> tuple[int, BaseException | None, Any]:
-        """As `Ring._outcome`."""
-
-        def fields(index: int, leaves: list[Any]) -> Any:
-            count = self._short.get(index)
-            batch = self._tree(leaves if count is None else [leaf[:count] for leaf in leaves])
-            return batch if made is None else made(index, batch)
-
-        return self.ring._outcome(timeout, fields)
+    def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
+        """Like `get`, but return an error in a batch's place; see `Ring.take`."""
+        index, error, leaves = self.ring.take(timeout)
+        if error is not None:
+            return index, error, None
+        count = self._short.get(index)
+        if count is not None:
+            leaves = [leaf[:count] for leaf in leaves]
+        return index, None, self._tree(leaves)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         return self
@@ -328,7 +326,7 @@ class _RecordFeed:
     def run(self, chunks: Iterable[Any]) -> None:
         """Chunk by chunk, a little ahead of the threads."""
         try:
-            with self.contexts.entered():
+            with self.contexts.enter():
                 self._chunks(chunks)
         except BaseException as error:
             if not self.native.closed:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxkern.core import registry
 from jaxkern.core.archives import map_npy
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.mapped import check_mapped
 
 _FIELD = "tokens"
@@ -49,7 +49,7 @@ class Documents:
         offsets: Any = None,
         max_length: int | None = None,
     ) -> None:
-        self.max_length = None if max_length is None else whole_number("max_length", max_length, 1)
+        self.max_length = None if max_length is None else check_integer("max_length", max_length, 1)
         given = values if isinstance(values, Mapping) else {_FIELD: values}
         if not given:
             raise ValueError("values is an empty dict; wanted at least one field -> array")

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from jaxkern.core.alignment import aligned_array
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.tokens.documents import Documents, native
 
 Method = Literal["first-fit", "best-fit", "concat-split"]
@@ -93,8 +93,8 @@ class RowPacker:
         long: Overlong = "error",
         max_open_bins: int = 64,
     ) -> None:
-        self.length = whole_number("length", length, 1, _LONGEST)
-        self.max_open_bins = whole_number("max_open_bins", max_open_bins, 1, _MOST_BINS)
+        self.length = check_integer("length", length, 1, _LONGEST)
+        self.max_open_bins = check_integer("max_open_bins", max_open_bins, 1, _MOST_BINS)
         for name, value, kinds in (("method", method, Method), ("long", long, Overlong)):
             if value not in get_args(kinds):
                 wanted = ", ".join(map(repr, get_args(kinds)))
@@ -259,7 +259,7 @@ def _pad_bits(name: str, pad_id: int | Mapping[str, int], dtype: np.dtype) -> in
     pad = pad_id.get(name, 0) if isinstance(pad_id, Mapping) else pad_id
     if dtype == np.float32:
         return int(np.float32(pad).view(np.uint32))
-    return whole_number("pad_id", pad, -(2**31), 2**31 - 1) & 0xFFFFFFFF
+    return check_integer("pad_id", pad, -(2**31), 2**31 - 1) & 0xFFFFFFFF
 
 
 def pack(

@@ -122,7 +122,7 @@ def test_bad_input():
     with pytest.raises(TypeError, match="wanted an iterable of batches"):
         PipelineBenchmark(3)
     for name, wrong in (("num_batches", 0), ("num_batches", 1.5), ("warmup_batches", -1)):
-        with pytest.raises(ValueError, match=f"{name} is {wrong}; wanted a whole number from"):
+        with pytest.raises(ValueError, match=f"{name} is {wrong}; expected an integer from"):
             PipelineBenchmark([], **{name: wrong})
     with pytest.raises(ValueError, match=r"a list has no with_seed\(seed\)"):
         PipelineBenchmark([np.zeros(1)], num_batches=1).run(pipeline_seed=1)

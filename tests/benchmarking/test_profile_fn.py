@@ -143,10 +143,10 @@ def test_bad_input():
     with pytest.raises(TypeError, match=r"cannot be traced.*JAX says"):
         jk.benchmarking.profile_fn(jax.jit(lambda x: int(x)), 1.0)
     for wrong in ({"calls": 0}, {"calls": 1.5}, {"calls": True}, {"warmup": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; wanted a whole number"):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; expected an integer"):
             jk.benchmarking.profile_fn(sum, [1], **wrong)
     for wrong in (math.nan, -1, "2", None):
-        with pytest.raises(ValueError, match=f"seconds is {wrong!r}; wanted a number from 0 on"):
+        with pytest.raises(ValueError, match=f"seconds is {wrong!r}"):
             jk.benchmarking.profile_fn(sum, [1], seconds=wrong)
 
 

@@ -157,7 +157,7 @@ def test_device_is_the_status(tmp_path, capsys, monkeypatch):
         (["bench", "--case", "nothing"], "no case nothing; there are image-crops"),
         (
             ["bench", "--case", "xpcs-g2", "--rounds", "0"],
-            "rounds is 0; wanted a whole number from 1",
+            "rounds is 0; expected an integer from 1",
         ),
     ],
 )

@@ -55,8 +55,8 @@ def test_a_handler_refuses_what_does_not_fit() -> None:
     x, out = jnp.ones((4, 3)), jax.ShapeDtypeStruct((4, 3), np.float32)
     call = jax.ffi.ffi_call("test.scale.v1", out)
     for s, message in (
-        (jnp.ones(3), r"operand 's' has shape \[3\]; wanted \[4\|1\]"),
-        (jnp.ones(4, jnp.int32), "operand 's' has dtype int32; wanted float32"),
+        (jnp.ones(3), r"operand 's'.*\[4\|1\].*\[3\]"),
+        (jnp.ones(4, jnp.int32), "operand 's'.*float32.*int32"),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             jax.block_until_ready(call(x, s))

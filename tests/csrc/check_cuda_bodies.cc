@@ -315,7 +315,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
       const size_t at = static_cast<size_t>(place.map.offset(i));
       sample.height = heights[at];
       sample.width = widths[at];
-      sound = lies_in_buffer(offset[at], heights[at], widths[at], plan.channels, call.buffer_size);
+      sound = is_in_buffer(offset[at], heights[at], widths[at], plan.channels, call.buffer_size);
       sample.pixels = pixel_block.data.get() + (sound ? offset[at] : 0);
     } else {
       sample.pixels = pixel_block.data.get() + lead +

@@ -110,8 +110,8 @@ bool check(const Case& original, uint64_t seed) {
   Sample sample = c.view();
   const Problem problem = plan_problem.argument ? plan_problem : check_sample(c.plan, sample, 0);
   if (problem.argument) {
-    std::printf("seed %" PRIu64 ": valid case rejected: %s, wanted %s\n", seed, problem.argument,
-                problem.wanted);
+    std::printf("seed %" PRIu64 ": valid case rejected: %s: expected %s\n", seed, problem.argument,
+                problem.expected);
     return false;
   }
   const Expected expected = expect(c);

@@ -188,13 +188,13 @@ std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
 bool check_same(uint64_t seed) {
   const StagesCase c = random_stages(seed);
   Stages stages;
-  if (const std::string wrong = set_stages(c.attributes(), &stages); !wrong.empty()) {
-    std::printf("seed %" PRIu64 ": valid stages refused: %s\n", seed, wrong.c_str());
+  if (const std::string problem = set_stages(c.attributes(), &stages); !problem.empty()) {
+    std::printf("seed %" PRIu64 ": valid stages rejected: %s\n", seed, problem.c_str());
     return false;
   }
   if (const Problem found = check_stages_sample(stages, c.all.view(), 0); found.argument) {
-    std::printf("seed %" PRIu64 ": a valid sample refused: %s of segment %d, wanted %s\n", seed,
-                found.argument, found.segment, found.wanted);
+    std::printf("seed %" PRIu64 ": valid sample rejected: %s of segment %d, expected %s\n", seed,
+                found.argument, found.segment, found.expected);
     return false;
   }
   for (const char* const* level = available_simd_levels(); *level; ++level) {

@@ -287,5 +287,5 @@ def test_threads_have_what_the_caller_has_set_in_jax():
         contexts = ThreadContexts()
         wanted = seen()
     assert seen() != wanted
-    with jax.enable_x64(True), contexts.entered():
+    with jax.enable_x64(True), contexts.enter():
         assert seen() == wanted

@@ -102,8 +102,8 @@ def test_threads_have_the_contexts_of_the_caller():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (([1.0, 2.0],), r"vmap: argument 0\[0\] has shape \(\); wanted rows on axis 0"),
-        ((np.float32(1),), r"argument 0 has shape \(\); wanted rows"),
+        (([1.0, 2.0],), r"vmap: argument 0\[0\] has shape \(\)"),
+        ((np.float32(1),), r"argument 0 has shape \(\)"),
         ((np.ones(2), np.ones(3)), "differ in size: 2 in argument 0, 3 in argument 1"),
         ((np.ones((0, 2)),), "no items"),
     ],
@@ -154,7 +154,7 @@ def test_python_functions_are_declared():
         assert ex.vmap(lambda x: 1.0, host=True)(texts).tolist() == [1, 1]
     days = np.array(["2020-01-01", "2020-01-02"], "M8[D]")
     assert ex.vmap(lambda x: str(x), host=True)(days).tolist() == ["2020-01-01", "2020-01-02"]
-    with pytest.raises(ValueError, match="wanted rows on axis 0"):
+    with pytest.raises(ValueError, match="axis 0"):
         ex.vmap(ex.vmap(lambda x: x, host=True))(np.ones(3))
 
 
@@ -192,7 +192,7 @@ def test_bad_functions():
     with pytest.raises(TypeError, match="wanted a function"):
         ex.vmap(3)
     for workers in (0, 2.5, "two", True):
-        with pytest.raises(ValueError, match=f"num_workers is {workers!r}; wanted a whole number"):
+        with pytest.raises(ValueError, match=f"num_workers is {workers!r}; expected an integer"):
             ex.pmap(jnp.sin, workers)
     assert ex.pmap(jnp.sin, np.int64(2))(X).shape == X.shape
     with pytest.raises(ValueError, match=r"in_axes is \(0, 0\); wanted .* each of 1 arguments"):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -384,7 +385,7 @@ def test_gradients_of_float_chains():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "text"),
+    ("make", "error", "fact"),
     [
         (lambda: im.ColorJitter(brightness=-0.1), ValueError, "brightness"),
         (lambda: im.ColorJitter(contrast=(1.5, 0.5)), ValueError, "contrast"),
@@ -393,7 +394,7 @@ def test_gradients_of_float_chains():
         (lambda: im.ColorJitter(hue=0.6), ValueError, "hue"),
         (lambda: im.ColorJitter(hue=(-0.6, 0.0)), ValueError, "hue"),
         (lambda: im.Grayscale(2), ValueError, "num_output_channels"),
-        (lambda: im.RandomGrayscale(1.5), ValueError, "p="),
+        (lambda: im.RandomGrayscale(1.5), ValueError, "p:"),
         (lambda: im.RandomPosterize(9), TypeError, "bits"),
         (lambda: im.RandomPosterize(2.0), TypeError, "bits"),
         (lambda: im.RandomSolarize(256), TypeError, "threshold"),
@@ -401,11 +402,11 @@ def test_gradients_of_float_chains():
         (lambda: im.RandomPhotometricDistort(hue=0.2), TypeError, "hue"),
         (lambda: im.Compose([im.RandomInvert()] * (MAX_STEPS + 1))(KEY, U8), ValueError, "at most"),
         (lambda: im.Compose([jitter()]).apply(U8, ({"order": 1},)), ValueError, "missing"),
-        (lambda: im.Compose([jitter()])(KEY, RAGGED), ValueError, "common size"),
+        (lambda: im.Compose([jitter()])(KEY, RAGGED), ValueError, "one size"),
     ],
 )
-def test_errors_at_trace_time(make, error, text):
-    with pytest.raises(error, match=text):
+def test_errors_at_trace_time(make, error, fact):
+    with raises(error, fact):
         make()
 
 

@@ -74,7 +74,9 @@ def test_targets_as_torchvision_moved_them(number):
     inputs = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
     inputs["boxes"] = _as(case["boxes"], inputs["boxes"])
     aug = im.Compose([getattr(im, case["transform"])(**case["options"])], boxes=case["boxes"])
-    out = aug.apply({"image": images, **{n: v for n, v in inputs.items() if n in expected}}, (params,))
+    out = aug.apply(
+        {"image": images, **{n: v for n, v in inputs.items() if n in expected}}, (params,)
+    )
     for name, value in expected.items():
         actual = np.asarray(out[name])
         if name in ("mask", "image"):

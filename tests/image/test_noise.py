@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import correlate1d, map_coordinates
 from scipy.stats import kstest
+from support.errors import raises
 from support.image.counter_noise import normals, threefry, uniforms
 
 import jaxkern as jk
@@ -181,31 +182,31 @@ def test_noise_is_normal():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "error", "facts"),
     [
-        (lambda: im.GaussianNoise(sigma=-1), ValueError, "sigma=-1; wanted a finite number from 0"),
-        (lambda: im.GaussianNoise(mean=np.nan), ValueError, "mean=nan"),
-        (lambda: im.GaussianNoise("x"), TypeError, "mean='x'"),
-        (lambda: im.RandomErasing(value="noise"), ValueError, "'random'"),
-        (lambda: im.ElasticTransform(sigma=(0, 1)), ValueError, "0 along both axes"),
-        (lambda: im.ElasticTransform(sigma=-1), ValueError, "sigma=-1|sigma=-1.0"),
-        (lambda: im.ElasticTransform(sigma=200), ValueError, "kernels of 1601 pixels"),
-        (lambda: im.ElasticTransform((1, 2, 3)), ValueError, "length 3"),
-        (lambda: im.ElasticTransform("x"), TypeError, "alpha='x'"),
-        (lambda: im.ElasticTransform(interpolation="bicubic"), ValueError, "interpolation="),
-        (lambda: im.ElasticTransform(fill="red"), ValueError, "fill='red'"),
+        (lambda: im.GaussianNoise(sigma=-1), ValueError, ("sigma:", "from 0", "-1")),
+        (lambda: im.GaussianNoise(mean=np.nan), ValueError, ("mean:", "nan")),
+        (lambda: im.GaussianNoise("x"), TypeError, ("mean:", "'x'")),
+        (lambda: im.RandomErasing(value="noise"), ValueError, ("value:", "'random'")),
+        (lambda: im.ElasticTransform(sigma=(0, 1)), ValueError, ("sigma:", "(0, 1)")),
+        (lambda: im.ElasticTransform(sigma=-1), ValueError, ("sigma:", "-1")),
+        (lambda: im.ElasticTransform(sigma=200), ValueError, ("sigma:", "1601")),
+        (lambda: im.ElasticTransform((1, 2, 3)), ValueError, ("alpha:", "(1, 2, 3)")),
+        (lambda: im.ElasticTransform("x"), TypeError, ("alpha:", "'x'")),
+        (lambda: im.ElasticTransform(interpolation="bicubic"), ValueError, ("interpolation:",)),
+        (lambda: im.ElasticTransform(fill="red"), ValueError, ("fill:", "'red'")),
         (
             lambda: im.Compose([im.ElasticTransform()])(jax.random.key(0), pictures()),
             ValueError,
-            "half a kernel, 20 pixels",
+            ("ElasticTransform", "20 pixels"),
         ),
         (
             lambda: im.Compose([im.GaussianNoise()]).apply(pictures(), ({"seed": np.zeros(3)},)),
             TypeError,
-            "wanted int values",
+            ("['seed']:", "int", "float64"),
         ),
     ],
 )
-def test_bad_arguments(make, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_arguments(make, error, facts):
+    with raises(error, *facts):
         make()

@@ -116,7 +116,9 @@ def test_positions_beyond_32_bits(run, interpolation):
     else:
         complete = np.floor(position - 0.5).astype(int)
         fraction = position - 0.5 - complete
-        expected = line[complete] * (1 - fraction) + line[np.minimum(complete + 1, 70000)] * fraction
+        expected = (
+            line[complete] * (1 - fraction) + line[np.minimum(complete + 1, 70000)] * fraction
+        )
     np.testing.assert_allclose(out.reshape(-1), expected, atol=2e-4)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 from scipy.ndimage import correlate1d
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -182,7 +183,7 @@ def test_perspectives(run, interpolation, channels, dtype, fill):
 
 
 def test_marked_pixels_land_where_the_matrix_says(run):
-    """The centre of mass of a blot is where the map puts the middle of its pixels."""
+    """The centre of mass of a spot is at the mapped centre of its pixels."""
     rows, columns = np.mgrid[:60, :80] + 0.5
     x, y = 33.5, 25.5
     blot = np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 8).astype(np.float32)
@@ -225,7 +226,9 @@ def test_gaussian_blur(run, dtype, kernel):
     images = pictures(3, dtype)
     sigma = np.float32([0.3, 1.1, 2.0])
     out = run(im.Compose([im.GaussianBlur(kernel)]), images, ({"sigma": sigma},))
-    expected = [blurred(image, kernel, [each] * 2) for image, each in zip(images, sigma, strict=True)]
+    expected = [
+        blurred(image, kernel, [each] * 2) for image, each in zip(images, sigma, strict=True)
+    ]
     assert_warped(out, np.stack(expected), "bilinear")
 
 
@@ -349,36 +352,36 @@ def test_corners_move_by_whole_shares_of_a_side():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "error", "facts"),
     [
-        (lambda: im.RandomRotation(-3), ValueError, "degrees=-3; wanted"),
-        (lambda: im.RandomRotation((5, 3)), ValueError, "increasing"),
-        (lambda: im.RandomRotation("x"), TypeError, "degrees='x'"),
-        (lambda: im.RandomRotation((1, 2, 3)), ValueError, "length 3"),
-        (lambda: im.RandomRotation(3, "bicubic"), ValueError, "interpolation='bicubic'"),
-        (lambda: im.RandomRotation(3, expand=True), ValueError, "wanted one angle, degrees="),
-        (lambda: im.RandomRotation(3, center=4), TypeError, "center=4"),
-        (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, "translate="),
-        (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, "scale="),
-        (lambda: im.RandomAffine(3, shear=(1, 2, 3)), ValueError, "shear="),
-        (lambda: im.RandomAffine(np.nan), ValueError, "degrees=nan"),
-        (lambda: im.RandomPerspective(1.5), ValueError, "distortion_scale=1.5"),
-        (lambda: im.RandomPerspective(p=-1), ValueError, "p=-1"),
-        (lambda: im.RandomPerspective(fill="red"), ValueError, "fill='red'"),
-        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, "fill is traced"),
-        (lambda: im.GaussianBlur(4), ValueError, "odd"),
-        (lambda: im.GaussianBlur((3, -1)), ValueError, "kernel_size"),
-        (lambda: im.GaussianBlur(3, (2, 1)), ValueError, "sigma="),
-        (lambda: im.GaussianBlur(3, 0), ValueError, "sigma="),
-        (lambda: im.GaussianBlur(3, "x"), TypeError, "sigma='x'"),
+        (lambda: im.RandomRotation(-3), ValueError, ("degrees:", "-3")),
+        (lambda: im.RandomRotation((5, 3)), ValueError, ("degrees:", "(5, 3)")),
+        (lambda: im.RandomRotation("x"), TypeError, ("degrees:", "'x'")),
+        (lambda: im.RandomRotation((1, 2, 3)), ValueError, ("degrees:", "(1, 2, 3)")),
+        (lambda: im.RandomRotation(3, "bicubic"), ValueError, ("interpolation:", "'bicubic'")),
+        (lambda: im.RandomRotation(3, expand=True), ValueError, ("degrees:", "(-3.0, 3.0)")),
+        (lambda: im.RandomRotation(3, center=4), TypeError, ("center:", "got 4")),
+        (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, ("translate:", "1.2")),
+        (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, ("scale:", "(0, 1)")),
+        (lambda: im.RandomAffine(3, shear=(1, 2, 3)), ValueError, ("shear:", "(1, 2, 3)")),
+        (lambda: im.RandomAffine(np.nan), ValueError, ("degrees:", "nan")),
+        (lambda: im.RandomPerspective(1.5), ValueError, ("distortion_scale:", "1.5")),
+        (lambda: im.RandomPerspective(p=-1), ValueError, ("p:", "-1")),
+        (lambda: im.RandomPerspective(fill="red"), ValueError, ("fill:", "'red'")),
+        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, ("fill:",)),
+        (lambda: im.GaussianBlur(4), ValueError, ("kernel_size:", "odd", "got 4")),
+        (lambda: im.GaussianBlur((3, -1)), ValueError, ("kernel_size:", "(3, -1)")),
+        (lambda: im.GaussianBlur(3, (2, 1)), ValueError, ("sigma:", "(2, 1)")),
+        (lambda: im.GaussianBlur(3, 0), ValueError, ("sigma:", "above 0")),
+        (lambda: im.GaussianBlur(3, "x"), TypeError, ("sigma:", "'x'")),
     ],
 )
-def test_bad_arguments(make, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_arguments(make, error, facts):
+    with raises(error, *facts):
         make()
 
 
 def test_kernels_larger_than_the_image():
     chain = im.Compose([im.GaussianBlur((5, 23))])
-    with pytest.raises(ValueError, match="half a kernel must be smaller"):
+    with raises(ValueError, "GaussianBlur", "(5, 23)", "(11, 40)"):
         chain.apply(np.zeros((1, 11, 40, 3), np.uint8), ({"sigma": 1.0},))

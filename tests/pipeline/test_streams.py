@@ -389,7 +389,7 @@ def test_generators_are_closed_in_their_thread():
     wait(3)
 
 
-def test_an_interrupted_call_takes_nothing():
+def test_a_new_iterator_resumes_an_interrupted_one():
     interrupts = [True]
 
     def interrupted():
@@ -399,11 +399,14 @@ def test_an_interrupted_call_takes_nothing():
                 raise KeyboardInterrupt
             yield record(number)
 
-    batches = iter(jk.from_stream(interrupted, 4, num_workers=0))
+    pipe = jk.from_stream(interrupted, 4, num_workers=0)
+    batches = iter(pipe)
     found = [next(batches)]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    assert ids(found + list(batches)) == list(range(10))
+    resumed = iter(pipe)
+    resumed.set_state(batches.get_state())
+    assert ids(found + list(resumed)) == list(range(10))
 
 
 def test_an_error_names_the_record_that_is_wrong():

@@ -144,17 +144,17 @@ def test_plans_are_checked_natively():
     alone = {"filter": [], "size": [], "erasures": [], "rounding": [], "segments": [0], **step}
     for changed, problem in (
         ({"filter": [9]}, "'filter' of segment 0"),
-        ({"size": [4]}, "1 segments, 1 sizes"),
+        ({"size": [4]}, "1 filters, 1 sizes"),
         ({"size": [0, 4]}, "'height'"),
         ({"erasures": [99]}, "'erasures'"),
         ({"channels": 2}, "'channels'"),
         ({"dtype": [0]}, "'rounding'"),
         ({"dtype": [1], **step}, "'dtype' and 'layout' of stage 0"),
-        ({**step, "kernel": [2, 1]}, "'kernel' holds 2"),
-        ({**step, "steps": [2]}, "1 steps"),
-        ({"segments": [-1]}, "'segments' and 'steps' say"),
-        ({"segments": [1] * 9}, "9 stages"),
-        (alone, "'segments' of stage 0 is 0"),
+        ({**step, "kernel": [2, 1]}, "'kernel'.* 2"),
+        ({**step, "steps": [2]}, "1 codes"),
+        ({"segments": [-1]}, "'segments', 'steps'"),
+        ({"segments": [1] * 9}, "describe 9, 1 and 1"),
+        (alone, "'segments' of stage 0"),
     ):
         with pytest.raises(ValueError, match=problem):
             library.image_stages(**{**plan, **size, **changed})

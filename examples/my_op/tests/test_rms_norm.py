@@ -78,7 +78,7 @@ def test_bad_input_is_refused():
 
 def test_handler_checks_what_a_serialized_program_could_say():
     call = jax.ffi.ffi_call("my_op.rms_norm.v1", jax.ShapeDtypeStruct((4,), jnp.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="operand 'scale' has shape"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="operand 'scale'"):
         jax.block_until_ready(call(jnp.ones(4), jnp.ones(3), eps=np.float32(0)))
     with pytest.raises(jax.errors.JaxRuntimeError, match="attribute 'eps'"):
         jax.block_until_ready(call(jnp.ones(4), jnp.ones(4), eps=np.float32(np.nan)))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.keys import epoch_key, fold_records, high_low
+from jaxkern.core.keys import epoch_key, fold_records, split_int64
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
@@ -57,7 +57,7 @@ class SeededChain:
             sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
         with jax.default_device(_cpu()):
             drawn = [
-                self._sampler.sample(self._key, *high_low(block, "records", rank=1), *side)
+                self._sampler.sample(self._key, *split_int64(block, "records", rank=1), *side)
                 for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
             ]
         arrays = [np.asarray(_concatenate(blocks)) for blocks in zip(*drawn, strict=True)]

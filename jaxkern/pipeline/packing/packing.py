@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
@@ -70,8 +70,8 @@ def pack(
     [0.0, 1.0, 2.0, 3.0, 4.0]
     """
     if max_side is not None:
-        max_side = whole_number("max_side", max_side, 1)
-    threads = num_threads() if threads is None else whole_number("threads", threads, 1)
+        max_side = check_integer("max_side", max_side, 1)
+    threads = num_threads() if threads is None else check_integer("threads", threads, 1)
     form = PackFormat.of(format, max_side, images)
     reader = as_source(source)
     if len(reader) == 0:
@@ -119,7 +119,7 @@ def shard_paths(path: Path, records: int, shards: int | None) -> list[Path]:
         raise ValueError(f"path is {path}; wanted a name that ends in {SUFFIX}")
     if shards is None:
         return [path]
-    shards = whole_number("shards", shards, 1)
+    shards = check_integer("shards", shards, 1)
     if shards > records:
         raise ValueError(f"shards is {shards} and there are {records} records; wanted one in each")
     if shards > 99_999:

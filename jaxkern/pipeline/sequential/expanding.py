@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.graph import Block, Stream, named
@@ -142,8 +142,8 @@ class Window(SequentialNode):
         *,
         axis: str = "records",
     ) -> None:
-        self.size = whole_number("size", size, 1)
-        self.stride = self.size if stride is None else whole_number("stride", stride, 1)
+        self.size = check_integer("size", size, 1)
+        self.stride = self.size if stride is None else check_integer("stride", stride, 1)
         if isinstance(fields, str):
             raise ValueError(f"fields is {fields!r}; wanted names: fields=({fields!r},)")
         self.fields = None if fields is None else tuple(fields)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxkern.core.failures import described
+from jaxkern.core.failures import describe_exception
 from jaxkern.xpcs.detectors.hdf5_access import check_filters, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.opening import open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -101,7 +101,7 @@ def _child() -> None:
     except (OSError, ValueError) as raised:
         error = str(raised)
     except Exception as raised:
-        error = described(raised)
+        error = describe_exception(raised)
     print(json.dumps([holds, error]), flush=True)
 
 

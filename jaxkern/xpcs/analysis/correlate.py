@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
@@ -67,11 +67,11 @@ class CorrelationChoices:
 
     def check(self, qmap: QMap) -> None:
         """Raises, before any frame is read, for what cannot be whatever the frames are."""
-        whole_number("dpl", self.dpl, 1, MOST_DELAYS)
+        check_integer("dpl", self.dpl, 1, MOST_DELAYS)
         for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
-            whole_number(name, getattr(self, name), least)
+            check_integer(name, getattr(self, name), least)
         if self.end is not None:
-            whole_number("end", self.end, self.begin)
+            check_integer("end", self.end, self.begin)
         if self.frame_time is not None:
             asked_time(self.frame_time)
         intensity_limits(self.intensity_cut)

@@ -29,7 +29,7 @@ from distributed import (
     wait,
 )
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import GIB, memory_limit
 from jaxkern.core.paths import home_path
 from jaxkern.core.registry import module, set_max_workers
@@ -87,7 +87,7 @@ def opened(
     if not isinstance(engine, str):
         raise TypeError(f'engine is {engine!r:.80}; wanted None, "dask" or a distributed.Client')
     if workers is not None:
-        whole_number("workers", workers, 1)
+        check_integer("workers", workers, 1)
         if scheduler is not None:
             raise ValueError("a scheduler has workers of its own; wanted it or workers")
     if scheduler is not None and ":" not in scheduler and not home_path(scheduler).is_file():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.paths import home_path
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices
@@ -226,7 +226,7 @@ def correlate_files(
         # Workers have folders of their own.
         metadata=None if metadata is None else home_path(metadata).absolute(),
     )
-    whole_number("retries", retries, 0)
+    check_integer("retries", retries, 0)
     opened = _engine(engine, scheduler, workers)
     given = [] if choices.metadata is None else [choices.metadata]
     if not isinstance(qmap, QMap):

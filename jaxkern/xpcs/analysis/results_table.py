@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxkern.core.paths import replaced_whole
+from jaxkern.core.paths import atomic_write
 from jaxkern.xpcs.correlators.results import MultiTauResult
 
 #: columns -> their type in Parquet
@@ -120,7 +120,7 @@ def check_table(path: Path) -> None:
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
     """Writes rows as CSV or Parquet, by the suffix, whole or not at all; returns the path."""
     check_table(path)
-    with replaced_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         if path.suffix.lower() == ".csv":
             with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS)

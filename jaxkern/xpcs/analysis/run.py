@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path, write_whole
+from jaxkern.core.paths import home_path, write_atomically
 from jaxkern.xpcs.analysis import plot
 from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
 from jaxkern.xpcs.analysis.config import ConfigError, as_tree
@@ -257,5 +257,5 @@ def simulate_data(
 def save_truth(output: str | Path, truth: dict[str, Any]) -> Path:
     """Writes what a data set was simulated with to ``output/truth.json``."""
     path = Path(output) / "truth.json"
-    write_whole(path, json.dumps(truth, indent=2).encode() + b"\n")
+    write_atomically(path, json.dumps(truth, indent=2).encode() + b"\n")
     return path

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 
 #: a level, of the kernels
 MOST_DELAYS = 64
@@ -25,8 +25,8 @@ def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
       >>> jk.xpcs.multitau_delays(30).tolist()
       [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24]
     """
-    whole_number("n_frames", n_frames, 0)
-    whole_number("dpl", dpl, 1)
+    check_integer("n_frames", n_frames, 0)
+    check_integer("dpl", dpl, 1)
     return np.array([t << level for level, t in _levels(n_frames, dpl)], np.int64)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.hot_pixels import HotPixels
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
@@ -69,7 +69,7 @@ def multitau_events(
       >>> r
       MultiTauResult(1 bins of 64 pixels, 34 delays to 768 frames, 1000 frames)
     """
-    n_frames = whole_number("n_frames", n_frames, 0, MOST)
+    n_frames = check_integer("n_frames", n_frames, 0, MOST)
     return multitau(
         GivenEvents(pixel, frame, count, qmap.shape, n_frames),
         qmap,
@@ -144,7 +144,7 @@ def twotime_events(
       >>> c.c2.shape, c.g2.shape
       ((1, 2, 17), (200, 1))
     """
-    n_frames = whole_number("n_frames", n_frames, 0, MOST)
+    n_frames = check_integer("n_frames", n_frames, 0, MOST)
     return twotime(
         GivenEvents(pixel, frame, count, qmap.shape, n_frames),
         qmap,

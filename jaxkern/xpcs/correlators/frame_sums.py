@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import real_number
+from jaxkern.core.arguments import check_number
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.blocks import frame_blocks, is_whole
 from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
@@ -121,6 +121,6 @@ def intensity_limits(given: Any) -> Limits | None:
             f"intensity_cut is {given!r:.80}; wanted (low, high), factors of the median frame's "
             "light, None for no limit"
         )
-    low = 0.0 if given[0] is None else real_number("intensity_cut's low", given[0], 0)
-    high = np.inf if given[1] is None else real_number("intensity_cut's high", given[1], low)
+    low = 0.0 if given[0] is None else check_number("intensity_cut's low", given[0], 0)
+    high = np.inf if given[1] is None else check_number("intensity_cut's high", given[1], low)
     return low, high

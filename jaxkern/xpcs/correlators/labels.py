@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import real_number
+from jaxkern.core.arguments import check_number
 from jaxkern.xpcs.correlators.delays import multitau_delays, pair_numbers, pair_weights
 from jaxkern.xpcs.correlators.g2 import BinSums, g2_of_sums
 from jaxkern.xpcs.correlators.results import MultiTauResult
@@ -50,7 +50,7 @@ def asked_time(frame_time: float) -> float:
     Raises:
       ValueError: for one that is not above 0, or not finite.
     """
-    step = real_number("frame_time", frame_time, 0.0)
+    step = check_number("frame_time", frame_time, 0.0)
     if not 0 < step < math.inf:
         raise ValueError(f"frame_time is {frame_time!r}; wanted s above 0, from frame to frame")
     return step

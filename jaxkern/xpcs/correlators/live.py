@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.bin_checks import (
     check_empty_bins,
     nan_bins,
@@ -89,8 +89,8 @@ class LiveMultiTau:
         bins: Sequence[int] | NDArray[Any] | None = None,
         frame_time: float | None = None,
     ) -> None:
-        self._most = whole_number("most_frames", most_frames, 2)
-        whole_number("dpl", dpl, 1, MOST_DELAYS)
+        self._most = check_integer("most_frames", most_frames, 2)
+        check_integer("dpl", dpl, 1, MOST_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
         self._qmap, self._bins, self._frame_time = qmap.with_mask(mask), bins, frame_time
         self._hot_pixels = check_hot_pixels(hot_pixels)

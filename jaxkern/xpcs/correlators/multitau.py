@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.bin_checks import (
     check_empty_bins,
     dark_bins,
@@ -121,9 +121,9 @@ def multitau(
         frames_and_map(frames, qmap, mask) as (source, living),
         CorrelationProgress(progress, "multi-tau") as bar,
     ):
-        whole_number("dpl", dpl, 1, MOST_DELAYS)
+        check_integer("dpl", dpl, 1, MOST_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
-        least = 2 * max(whole_number("parts", parts, 0), 1)
+        least = 2 * max(check_integer("parts", parts, 0), 1)
         of_parts = f", 2 for each of {parts} parts" if parts > 1 else ""
         if selection.n < least:
             raise ValueError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.bin_checks import rows_and_columns
 from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
 from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
@@ -88,9 +88,9 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
       >>> int(np.isnan(G[:, 0]).sum())  # the delays from 40 frames on
       5
     """
-    whole_number("n_pixels", n_pixels, 0, 2**31 - 1)
-    whole_number("n_frames_max", n_frames_max, 1, 2**31 - 1)
-    whole_number("dpl", dpl, 1, MOST_DELAYS)
+    check_integer("n_pixels", n_pixels, 0, 2**31 - 1)
+    check_integer("n_frames_max", n_frames_max, 1, 2**31 - 1)
+    check_integer("dpl", dpl, 1, MOST_DELAYS)
     name = np.dtype(dtype).name
     if name not in FRAME_DTYPES or jax.dtypes.canonicalize_dtype(name).name != name:
         raise ValueError(

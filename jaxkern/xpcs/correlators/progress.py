@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.core.quantities import scaled
+from jaxkern.core.quantities import format_quantity
 
 
 class CorrelationProgress(ProgressBar):
@@ -30,7 +30,8 @@ class CorrelationProgress(ProgressBar):
         left = max(self._total - self._done, 0) / max(rate, 1e-9)
         self.update(
             round(self._done),
-            text=f"{self._what}: {rate:,.0f} frames/s, {scaled(rate * self._bytes, 'B/s')}, "
+            text=f"{self._what}: {rate:,.0f} frames/s, "
+            f"{format_quantity(rate * self._bytes, 'B/s')}, "
             f"{timedelta(seconds=round(min(left, 1e9)))} left",
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
 
 _FRAME_BYTES = 32  # of numbers for each frame, with what is held beside them while they are made
@@ -36,10 +36,10 @@ class FrameSelection:
     ):
         end = total if end is None else end
         self.total = total
-        self.begin = whole_number("begin", begin, 0)
-        self.end = whole_number("end", end, 0)
-        self.stride = whole_number("stride", stride, 1)
-        self.average = whole_number("average", average, 1)
+        self.begin = check_integer("begin", begin, 0)
+        self.end = check_integer("end", end, 0)
+        self.stride = check_integer("stride", stride, 1)
+        self.average = check_integer("average", average, 1)
         if not self.begin <= self.end <= total:
             raise ValueError(
                 f"begin is {begin} and end {end}; wanted 0 <= begin <= end <= {total}, the number "

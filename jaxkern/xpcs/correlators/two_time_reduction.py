@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators.labels import BinLabels
 from jaxkern.xpcs.correlators.results import TwoTimeResult
@@ -81,11 +81,11 @@ def check_form(form: Any) -> Form:
         return "full"
     kind, *numbers = form if isinstance(form, tuple | list) and form else (None,)
     if kind == "t1t2" and len(numbers) == 1:
-        return "t1t2", whole_number('n of form ("t1t2", n)', numbers[0], 1)
+        return "t1t2", check_integer('n of form ("t1t2", n)', numbers[0], 1)
     if kind == "age-lag" and len(numbers) == 3:
         names = ("n_age", "decade", "n_lag")
         n_age, decade, n_lag = (
-            whole_number(f'{name} of form "age-lag"', number, 1)
+            check_integer(f'{name} of form "age-lag"', number, 1)
             for name, number in zip(names, numbers, strict=True)
         )
         return "age-lag", n_age, decade, n_lag

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.core.paths import replaced_whole
+from jaxkern.core.paths import atomic_write
 
 if TYPE_CHECKING:
     import h5py
@@ -39,7 +39,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     if not overwrite and os.path.lexists(path):
         raise FileExistsError(f"expected no file at {path}, got one; remove it or choose another")
     with (
-        replaced_whole(path, overwrite) as temporary,
+        atomic_write(path, overwrite) as temporary,
         temporary.open("rb+", buffering=0) as raw,
         _interrupts_outside_hdf5(),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.xpcs.detectors.events import check_frame_shape
 from jaxkern.xpcs.detectors.hdf5_metadata import ANGSTROM_KEV
 
@@ -47,8 +47,8 @@ def geometry_bins(
     """What `QMap` takes: dynamic, static, mask, q, phi and layout; see `QMap.from_geometry`."""
     shape = check_frame_shape("the detector", shape)
     center = (
-        real_number("beam_center[0]", beam_center[0], -1e9, 1e9),
-        real_number("beam_center[1]", beam_center[1], -1e9, 1e9),
+        check_number("beam_center[0]", beam_center[0], -1e9, 1e9),
+        check_number("beam_center[1]", beam_center[1], -1e9, 1e9),
     )
     numbers = {"distance": distance, "pixel_size": pixel_size, "energy": energy}
     lengths = {name: _quantity(name, value) for name, value in numbers.items()}
@@ -63,7 +63,7 @@ def geometry_bins(
         raise ValueError(f"q_edges begin at {edges[0][0]}; wanted 0 or more")
     if edges[1][-1] - edges[1][0] > 360:
         raise ValueError(f"phi_edges span {edges[1][-1] - edges[1][0]} degrees; wanted at most 360")
-    parts = [whole_number(f"static[{axis}]", static[axis], 1, 10**6) for axis in range(2)]
+    parts = [check_integer(f"static[{axis}]", static[axis], 1, 10**6) for axis in range(2)]
     values = list(q_and_phi(shape, center, **lengths))
     # The angles of one turn from the first edge on.
     values[1] = edges[1][0] + (values[1] - edges[1][0]) % 360
@@ -129,7 +129,7 @@ def _quantity(name: str, given: Any) -> float:
       ValueError: for one beyond what detectors have, with the unit that it is likely in.
     """
     least, most, unit, others = _PLAUSIBLE[name]
-    value = real_number(name, given, 0.0, 1e15)
+    value = check_number(name, given, 0.0, 1e15)
     if least <= value <= most:
         return value
     likely = next((u for u, size in others.items() if least <= value * size <= most), None)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.files.aps_writer import TILE, ApsWriter
 from jaxkern.xpcs.model.correlation import g2_at
@@ -160,7 +160,7 @@ def _slabs(
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
     if not noise >= 0:
         raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
-    whole_number("seed", seed, 0)
+    check_integer("seed", seed, 0)
     with jax.enable_x64(True):
         evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
         for angle in range(n_phi):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.archives import npz_bytes
-from jaxkern.core.paths import remove_leftovers, write_whole
+from jaxkern.core.paths import remove_leftovers, write_atomically
 
 Array = NDArray[np.float64]
 
@@ -79,7 +79,7 @@ def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
     """Replaces the file at `path` in one step; a kill at any moment leaves the old or the new."""
     payload = _pack(fingerprint, log)
     digest = hashlib.sha256(payload).hexdigest().encode() + b"\n"
-    write_whole(path, _MAGIC + digest + payload)
+    write_atomically(path, _MAGIC + digest + payload)
 
 
 def load(path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int]) -> PassLog:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.fitting.evaluation import CheckpointStore, Evaluation, StartAgain
 from jaxkern.xpcs.fitting.fingerprint import fingerprint_of
 from jaxkern.xpcs.fitting.input import open_data
@@ -151,9 +151,9 @@ def fit(
         raise ValueError(f"loss is {loss!r}; wanted one of {', '.join(LOSSES)}")
     if not f_scale > 0:
         raise ValueError(f"f_scale is {f_scale!r}; wanted a number above 0")
-    multistart, seed = whole_number("multistart", multistart, 1), whole_number("seed", seed, 0)
+    multistart, seed = check_integer("multistart", multistart, 1), check_integer("seed", seed, 0)
     if max_nfev is not None:
-        max_nfev = whole_number("max_nfev", max_nfev, 1)
+        max_nfev = check_integer("max_nfev", max_nfev, 1)
     if isinstance(hold, str):
         raise ValueError(f"hold is {hold!r}; wanted a sequence of names, such as [{hold!r}]")
     if errors not in ERRORS:

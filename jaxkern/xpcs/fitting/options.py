@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class StreamingOptions:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        whole_number("checkpoint_frequency", self.checkpoint_frequency, 1)
-        whole_number("retries", self.retries, 0)
+        check_integer("checkpoint_frequency", self.checkpoint_frequency, 1)
+        check_integer("retries", self.retries, 0)
         if self.chunk_points is not None:
-            whole_number("chunk_points", self.chunk_points, 1)
+            check_integer("chunk_points", self.chunk_points, 1)
         if not 0 < self.max_checkpoint_overhead <= 1:
             raise ValueError(
                 f"max_checkpoint_overhead is {self.max_checkpoint_overhead}; wanted 0 < part <= 1"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.archives import npz_bytes
-from jaxkern.core.paths import write_whole
+from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.parameters import Turns
 from jaxkern.xpcs.fitting.solver import Covariance
 from jaxkern.xpcs.model.geometry import Geometry
@@ -219,8 +219,8 @@ def save_result(
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
-    write_whole(text, json.dumps(summary, indent=2).encode() + b"\n")
-    write_whole(binary, npz_bytes(arrays))
+    write_atomically(text, json.dumps(summary, indent=2).encode() + b"\n")
+    write_atomically(binary, npz_bytes(arrays))
     return text, binary
 
 

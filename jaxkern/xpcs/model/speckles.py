@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from jaxkern.core.arguments import real_number, whole_number
+from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.detectors.frames import ArrayFrames
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -91,8 +91,8 @@ def simulate_frames(
       >>> bool(abs(c.g2[1, 0] - 1 - 0.95**2 / 3) < 0.1)
       True
     """
-    whole_number("pixels", pixels, 1)
-    whole_number("modes", modes, 1)
+    check_integer("pixels", pixels, 1)
+    check_integer("modes", modes, 1)
     phi: ArrayLike | None = None
     q: ArrayLike | None = None
     if isinstance(dynamics, Model):
@@ -113,7 +113,7 @@ def simulate_frames(
             f"dynamics has {len(bins)} bins and the qmap {qmap.n_dynamic}; wanted one for each"
         )
     if frame_time is not None:
-        frame_time = real_number("frame_time", frame_time, 0.0)
+        frame_time = check_number("frame_time", frame_time, 0.0)
     mean = np.asarray(photons, np.float64)
     if mean.shape not in ((), qmap.shape) or not (np.isfinite(mean) & (mean >= 0)).all():
         raise ValueError(
@@ -153,7 +153,7 @@ def simulate_frames(
 def _from_array(g1: NDArray[Any], n_frames: int | None) -> tuple[int, list[Speckles]]:
     """The number of frames, and the speckles of each bin."""
     if g1.ndim == 1:
-        n = whole_number("n_frames", n_frames, 1)
+        n = check_integer("n_frames", n_frames, 1)
         if not (np.isfinite(g1) & (g1 >= 0)).all():
             raise ValueError(f"dynamics is {g1!r:.80}; wanted rates of 0 or more")
         return n, [_exponential(float(rate), n) for rate in g1]
@@ -234,5 +234,5 @@ def _entropy(seed: Any) -> list[int]:
     elif isinstance(seed, np.random.Generator):
         words = seed.integers(2**32, size=4)
     else:
-        return [whole_number("seed", seed, 0)]
+        return [check_integer("seed", seed, 0)]
     return [int(word) for word in words]

@@ -141,7 +141,9 @@ def test_draws_of_iou_crops(v2, options):
     draws = mine(im.RandomIoUCrop(**options), 10_000, boxes)
     rows = theirs(v2, v2.RandomIoUCrop(**options), 2_500, boxes)
     remaining = np.asarray([len(row) > 0 for row in rows])
-    table = np.asarray([[draws["crop"].sum(), (~draws["crop"]).sum()], [remaining.sum(), (~remaining).sum()]])
+    table = np.asarray(
+        [[draws["crop"].sum(), (~draws["crop"]).sum()], [remaining.sum(), (~remaining).sum()]]
+    )
     assert stats.chi2_contingency(table).pvalue > 1e-3
     for name in ("top", "left", "height", "width"):
         assert_same_distribution(

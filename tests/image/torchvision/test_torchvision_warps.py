@@ -208,7 +208,9 @@ def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
     import torchvision.transforms.v2._geometry as geometry
 
     selected = []
-    monkeypatch.setattr(geometry, "_get_perspective_coeffs", lambda start, end: selected.append(end))
+    monkeypatch.setattr(
+        geometry, "_get_perspective_coeffs", lambda start, end: selected.append(end)
+    )
     torch.manual_seed(0)
     theirs = v2.RandomPerspective(0.4)
     for _ in range(10000):
@@ -217,5 +219,7 @@ def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
     mine = im.Compose([im.RandomPerspective(0.4, 1.0)]).sample(keys, (60, 91))[0]["endpoints"]
     for corner in range(4):
         for axis in range(2):
-            actual = ks_2samp(np.asarray(mine)[:, corner, axis], np.asarray(selected)[:, corner, axis])
+            actual = ks_2samp(
+                np.asarray(mine)[:, corner, axis], np.asarray(selected)[:, corner, axis]
+            )
             assert actual.pvalue > 1e-3

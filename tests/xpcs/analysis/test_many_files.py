@@ -149,7 +149,7 @@ def test_a_folder_is_its_files_in_order(data, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--retries", "-1"], "retries is -1; wanted a whole number from 0"),
+        (["--retries", "-1"], "retries is -1; expected an integer from 0"),
         (["--workers", "2"], 'scheduler and workers are of engine="dask"'),
         (["--engine", "dask", "--workers", "0"], "workers is 0"),
         (
@@ -163,10 +163,10 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--qmap", "data/none.h5"], "none.h5"),
         (["--output", "data/run2.npy"], "run2.npy is a file; wanted a folder"),
         (["--plots", "data/run2.npy"], "the plots' folder data/run2.npy is a file"),
-        (["--dpl", "0"], "dpl is 0; wanted a whole number from 1 to 64"),
+        (["--dpl", "0"], "dpl is 0; expected an integer from 1 to 64"),
         (["--average", "0"], "average is 0"),
         (["--parts", "-1"], "parts is -1"),
-        (["--begin", "5", "--end", "1"], "end is 1; wanted a whole number from 5"),
+        (["--begin", "5", "--end", "1"], "end is 1; expected an integer from 5"),
         (["--frame-time", "0"], "frame_time is 0.0; wanted s above 0"),
         (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
         (["data/run3.npy"], "there is no file data/run3.npy"),

@@ -16,7 +16,7 @@ import pytest
 from support import SUPPORT
 
 import jaxkern as jk
-from jaxkern.core.paths import replaced_whole
+from jaxkern.core.paths import atomic_write
 from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
 
 
@@ -39,7 +39,7 @@ def test_what_a_kill_leaves_is_removed(tmp_path):
     leftover, others = tmp_path / "results.hdf.0123abcd.tmp", tmp_path / "results.hdf.mine.tmp"
     leftover.write_bytes(b"half")
     others.write_bytes(b"of the user")
-    with replaced_whole(path) as first, replaced_whole(path) as second:
+    with atomic_write(path) as first, atomic_write(path) as second:
         assert not leftover.exists()
         first.write_bytes(b"first")  # which the second call does not remove
         second.write_bytes(b"second")

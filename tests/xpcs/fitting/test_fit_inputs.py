@@ -64,9 +64,9 @@ def fit(case, data=None, **arguments):
         ({"strategy": "FAST"}, "strategy is 'FAST'; wanted one of STANDARD"),
         ({"symmetric": "maybe"}, "symmetric is 'maybe'"),
         ({"multistart": 0}, "multistart is 0"),
-        ({"multistart": 1.5}, "multistart is 1.5; wanted a whole number from 1"),
-        ({"seed": 0.5}, "seed is 0.5; wanted a whole number from 0"),
-        ({"max_nfev": 1.5}, "max_nfev is 1.5; wanted a whole number"),
+        ({"multistart": 1.5}, "multistart is 1.5; expected an integer from 1"),
+        ({"seed": 0.5}, "seed is 0.5; expected an integer from 0"),
+        ({"max_nfev": 1.5}, "max_nfev is 1.5; expected an integer"),
         ({"hold": "D0"}, r"hold is 'D0'; wanted a sequence of names, such as \['D0'\]"),
         ({"data": np.ones((3, 40, 40), np.uint16)}, r"uint16, and quantization is missing; give"),
         (
@@ -141,8 +141,8 @@ def test_too_few_points_leave_held_parameters_alone():
         ({"max_checkpoint_overhead": 0.0}, "max_checkpoint_overhead is 0.0"),
         ({"on_bad_chunk": "ignore"}, "on_bad_chunk is 'ignore'"),
         ({"chunk_points": 0}, "chunk_points is 0"),
-        ({"chunk_points": 1e6}, "chunk_points is 1000000.0; wanted a whole number"),
-        ({"retries": -1}, "retries is -1; wanted a whole number from 0"),
+        ({"chunk_points": 1e6}, "chunk_points is 1000000.0; expected an integer"),
+        ({"retries": -1}, "retries is -1; expected an integer from 0"),
     ],
 )
 def test_wrong_streaming_options(options, message):

@@ -52,7 +52,7 @@ ffi::Error run(const char* op, const char* second_name, ffi::ThreadPool pool, ff
   const Operand xs = call.operand("x", x, ffi::F32, {n});
   const Operand seconds = call.operand(second_name, second, ffi::F32, {n});
   const Operand outs = call.result("out", *out, ffi::F32, {n});
-  if (!(eps >= 0)) call.fail("attribute 'eps' is " + std::to_string(eps) + "; wanted 0 or more");
+  if (!(eps >= 0)) call.fail("attribute 'eps'", "0 or more", std::to_string(eps));
   if (!call.ok()) return call.error();
   jaxkern::advise_results(*out);
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1));

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxkern.core.archives import npz_bytes
 from jaxkern.core.ceilings import cache_folder
-from jaxkern.core.paths import write_whole
+from jaxkern.core.paths import write_atomically
 from jaxkern.core.progress import ProgressBar
 
 #: endings of members that are a whole number each, which the index keeps
@@ -89,7 +89,7 @@ def _kept_index(file: Path, data: np.ndarray) -> ShardIndex:
         content = npz_bytes({"stamp": stamp, **{f.name: getattr(index, f.name) for f in _FIELDS}})
         # Without a place to keep it, the next process reads the headers again.
         with contextlib.suppress(OSError):
-            write_whole(path, content)
+            write_atomically(path, content)
     return index
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.ceilings import cache_folder
 from jaxkern.image import Ragged
 from jaxkern.pipeline.sources.encoded import EncodedImages
@@ -52,11 +52,11 @@ class ImageColumn:
         if max_size is not None:
             if not isinstance(max_size, tuple | list) or len(max_size) != 2:
                 raise ValueError(f"max_size is {max_size!r}; wanted (height, width), or None")
-            height, width = (whole_number(f"max_size[{i}]", n, 1) for i, n in enumerate(max_size))
+            height, width = (check_integer(f"max_size[{i}]", n, 1) for i, n in enumerate(max_size))
             max_size = (height, width)
         self.images = images
         self.channels = channels
-        self.max_pixels = whole_number("max_pixels", max_pixels, 1)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record: OnBadRecord = on_bad_record
         self.decode: Decode = decode
         self._given_max_size = max_size

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxkern.core.paths import write_whole
+from jaxkern.core.paths import write_atomically
 from jaxkern.pipeline.sources.images.headers import Headers, Places, read_headers, read_stamps
 
 _MAGIC = b"jaxkern image index 1\n"
@@ -142,4 +142,4 @@ def _write(path: Path, names: list[bytes], headers: Headers, others: IndexedName
     about = {"files": len(names), "formats": headers.formats, "checksum": zlib.crc32(body)}
     # Without a place to keep it, headers are read again by the next process.
     with contextlib.suppress(OSError):
-        write_whole(path, _MAGIC + json.dumps(about).encode() + b"\n" + body)
+        write_atomically(path, _MAGIC + json.dumps(about).encode() + b"\n" + body)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.failures import described, note
+from jaxkern.core.failures import describe_exception, note
 from jaxkern.pipeline.rows import Data, ragged_of
 from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS
@@ -141,7 +141,7 @@ class EncodedSource(BatchSource):
             note(error, said, record, self, column.name_of(record))
             if column.on_bad_record == "raise" or not is_of_the_image(error):
                 raise
-            self._note_bad(field, record, described(error))
+            self._note_bad(field, record, describe_exception(error))
             return None
 
     def _is_known_bad(self, field: str, record: int) -> bool:

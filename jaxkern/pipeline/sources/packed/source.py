@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from jaxkern.core.arguments import whole_number
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data, canonical, ragged_of
@@ -80,7 +80,7 @@ class PackedSource(BatchSource):
             raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
         self.paths = packed_paths(path)
         self.channels = channels
-        self.max_pixels = whole_number("max_pixels", max_pixels, 1)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record = on_bad_record
         self._shards = [PackedFile(path) for path in self.paths]
         check_one_set(self._shards)
