@@ -68,13 +68,14 @@ def _decode_one(
         ) from None
     if not 0 <= begin <= end <= len(buffer):
         raise ValueError(
-            f"bytes {begin} to {end} do not lie inside operand 'buffer' of {len(buffer)} bytes"
+            f"expected a range inside operand 'buffer' of {len(buffer)} bytes, got bytes {begin} to "
+            f"{end}"
         )
     try:
         opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])
     except UnidentifiedImageError:
-        raise ValueError("Pillow does not know it as a JPEG") from None
-    except Image.DecompressionBombError as error:  # twice Image.MAX_IMAGE_PIXELS and more
+        raise ValueError("expected a JPEG, but Pillow does not recognize the format") from None
+    except Image.DecompressionBombError as error:  # from twice Image.MAX_IMAGE_PIXELS
         raise ValueError(str(error)) from None
     with opened:
         if opened.width * opened.height > max_pixels:

@@ -1,8 +1,8 @@
 """Random chains against the one-by-one oracle.
 
 Would catch: a fold that does not commute (a crop after a pad, a flip before a resize, a constant
-that misses a later Normalize), wrong taps at borders, wrong channel or layout handling, a parameter
-read for the wrong image.
+before a Normalize), wrong taps at borders, a wrong channel or layout, the parameter of another
+image.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, inputs, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from jaxkern import image as im
@@ -25,7 +25,7 @@ CONSTANTS = [0, 1, 0.25]
 
 
 def modes(size, padding):
-    """The modes of padding that a border of (left, top, right, bottom) can have."""
+    """Return the padding modes that a border of (left, top, right, bottom) can have."""
     room = min(size[k] - max(padding[1 - k], padding[3 - k]) for k in range(2))
     allowed = ["constant", "edge", *["symmetric"] * (room >= 0), *["reflect"] * (room >= 1)]
     return st.sampled_from(allowed)
@@ -33,7 +33,7 @@ def modes(size, padding):
 
 @st.composite
 def steps(draw, count, size):
-    """One transform with explicit parameters for images of `size`; and the size after it."""
+    """Draw one transform with parameters for images of `size`; also return the size after it."""
     height, width = size
 
     def ints(low, high):
@@ -53,41 +53,41 @@ def steps(draw, count, size):
     if kind == "crop_resize":
         new = (draw(sides), draw(sides))
         box_h, box_w = ints(1, height), ints(1, width)
-        inputs = {"top": below(height - box_h), "left": below(width - box_w)}
-        inputs |= {"height": box_h, "width": box_w}
+        given = {"top": below(height - box_h), "left": below(width - box_w)}
+        given |= {"height": box_h, "width": box_w}
         t = im.RandomResizedCrop(new, interpolation=interpolation, antialias=antialias)
     elif kind == "resize":
         edge = draw(st.one_of(sides, st.tuples(sides, sides)))
-        t, inputs = im.Resize(edge, interpolation, antialias=antialias), {}
+        t, given = im.Resize(edge, interpolation, antialias=antialias), {}
     elif kind == "center_crop":
-        t, inputs = im.CenterCrop((draw(sides), draw(sides))), {}
+        t, given = im.CenterCrop((draw(sides), draw(sides))), {}
     elif kind == "pad":
         padding = [draw(st.integers(0, 3)) for _ in range(4)]
         mode = draw(modes(size, padding))
-        t, inputs = im.Pad(padding, fill, mode), {}
+        t, given = im.Pad(padding, fill, mode), {}
     elif kind == "crop":
         padding = draw(st.integers(0, 2))
         new = (draw(st.integers(1, height + 3)), draw(st.integers(1, width + 3)))
         padded = [max(side + 2 * padding, 1) for side in size]
         padded = [p + 2 * max(n - p, 0) for p, n in zip(padded, new, strict=True)]
-        inputs = {"top": ints(0, padded[0] - new[0]), "left": ints(0, padded[1] - new[1])}
+        given = {"top": ints(0, padded[0] - new[0]), "left": ints(0, padded[1] - new[1])}
         borders = [(p - side) // 2 for p, side in zip(padded, size, strict=True)]
         mode = draw(modes(size, [borders[1], borders[0]] * 2))
         t = im.RandomCrop(new, padding or None, True, fill, mode)
     elif kind == "hflip":
-        t, inputs = im.RandomHorizontalFlip(), {"flip": flags()}
+        t, given = im.RandomHorizontalFlip(), {"flip": flags()}
     elif kind == "vflip":
-        t, inputs = im.RandomVerticalFlip(), {"flip": flags()}
+        t, given = im.RandomVerticalFlip(), {"flip": flags()}
     elif kind == "normalize":
-        t, inputs = im.Normalize(draw(st.sampled_from([0.5, 0.2])), 0.5), {}
+        t, given = im.Normalize(draw(st.sampled_from([0.5, 0.2])), 0.5), {}
     elif kind == "to_float":
-        t, inputs = im.ToDtype(np.float32, scale=draw(st.booleans())), {}
+        t, given = im.ToDtype(np.float32, scale=draw(st.booleans())), {}
     elif kind == "to_u8":
-        t, inputs = im.ToDtype(np.uint8, scale=True), {}
+        t, given = im.ToDtype(np.uint8, scale=True), {}
     else:
-        inputs = {name: ints(0, 9) for name in ("top", "left", "height", "width")}
-        t, inputs = im.RandomErasing(value=fill), {**inputs, "erase": flags()}
-    return t, inputs, t.output_size(size)
+        given = {name: ints(0, 9) for name in ("top", "left", "height", "width")}
+        t, given = im.RandomErasing(value=fill), {**given, "erase": flags()}
+    return t, given, t.output_size(size)
 
 
 KINDS = [
@@ -110,9 +110,9 @@ def chains(draw):
         images = rng.random(shape).astype(dtype)
     transforms, params = [], []
     for _ in range(draw(st.integers(1, 6))):
-        transform, inputs, size = draw(steps(count, size))
+        transform, given, size = draw(steps(count, size))
         transforms.append(transform)
-        params.append(inputs)
+        params.append(given)
     aug = im.Compose(
         transforms,
         dtype=draw(st.sampled_from([None, *DTYPES])),
@@ -128,7 +128,7 @@ def rounds(aug):
 
 def check_chain(case, check):
     aug, images, params = case
-    # Levels that are rounded from float32 and from float64 may fall on two sides of a tie.
+    # Levels rounded from float32 and from float64 may differ at a tie.
     slack = 255.0 if rounds(aug) else 0.0
     try:
         check(aug, images, params, odd_levels=0.05, slack=slack)
@@ -139,14 +139,14 @@ def check_chain(case, check):
 
 @pytest.mark.parametrize("backend", ["native"], indirect=True)
 @settings(max_examples=100, **SETTINGS)
-@inputs(case=chains())
+@given(case=chains())
 def test_native_chain_equals_oracle(case, check):
     check_chain(case, check)
 
 
 @pytest.mark.parametrize("backend", ["jax"], indirect=True)
-@settings(max_examples=10, **SETTINGS)  # XLA compiles each for a second
-@inputs(case=chains())
+@settings(max_examples=10, **SETTINGS)  # each compiles for a second
+@given(case=chains())
 def test_jax_chain_equals_oracle(case, check):
     check_chain(case, check)
 
@@ -206,14 +206,14 @@ DIRECTED = {
 
 @pytest.mark.parametrize("name", DIRECTED)
 def test_directed_chain_equals_oracle(name, check):
-    """What random chains rarely meet: constants and boxes that later steps move or clip."""
+    """Cases that random chains rarely contain: later steps move or clip constants and boxes."""
     transforms, params = zip(*DIRECTED[name], strict=True)
     images = np.random.default_rng(1).integers(0, 256, (2, 10, 12, 3), np.uint8)
     check(im.Compose(transforms, np.float32, scale=False), images, params)
 
 
 def test_levels_in_another_layout(run):
-    """Nothing to do but to lay the planes apart, of the source and of what a program made."""
+    """Only the layout changes, of the source and of a program's output."""
     images = np.random.default_rng(2).integers(0, 256, (2, 10, 12, 3), np.uint8)
     planes = images.transpose(0, 3, 1, 2)
     moved = im.Compose([im.CenterCrop((10, 12))], layout="NCHW")

@@ -1,9 +1,8 @@
-"""Colour operations of image programs, against NumPy and between the kernel and its twin.
+"""Colour operations of image programs, against NumPy, and native kernels against pure JAX.
 
-Would catch: a level that differs between the native kernel, one of its instruction-set levels and
-the twin; tables that compose other than one operation after another; a blend whose 1 - factor is
-rounded twice; codes, orders or values that a kernel trusts; alpha that a colour changes; a draw
-that compiles again.
+Would catch: a level that differs between the native kernel, its instruction-set levels and pure
+JAX; tables that compose differently from single operations; a blend whose 1 - factor is rounded
+twice; unchecked codes, orders or values; a colour that changes alpha; a draw that compiles again.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ FEW[:4, :5] = [200, 0, 40]  # red, with more blue than green
 U8 = np.stack([SMOOTH, FEW, RNG.integers(0, 256, (17, 23, 3))]).astype(np.uint8)
 F32 = (RNG.random((3, 17, 23, 3)) * 1.2 - 0.1).astype(np.float32)
 
-# Values of each operation, several; with a factor goes 1 - factor.
-GIVEN = {
+# Several values of each operation; blends have a factor and 1 - factor.
+OPERATION_VALUES = {
     Code.BRIGHTNESS: [(0.0,), (0.37,), (1.9,), (-2.0,), (1e30,)],
     Code.CONTRAST: [(0.0, 1.0), (0.37, 0.63), (1.9, -0.9), (3e9, -3e9)],
     Code.SATURATION: [(0.0, 1.0), (0.37, 0.63), (1.9, -0.9), (1.27, -0.27)],
@@ -45,12 +44,11 @@ GIVEN = {
     Code.GRAYSCALE: [()],
     Code.PERMUTE: [(2.0, 0.0, 1.0), (0.0, 0.0, 9.0), (-3.0, 1.0, 1.4)],
 }
-ALL = tuple(GIVEN)
+ALL = tuple(OPERATION_VALUES)
 
 
 def program(images, rows, codes=None, backend="native"):
-    """Runs rows [[(code, values), ...], ...], one an image, in as many steps, which may do `codes`:
-    by default those of the rows."""
+    """Run rows [[(code, values), ...], ...], one an image, in steps of `codes` (default: all)."""
     count = max(len(row) for row in rows)
     op = np.full((len(rows), count), int(Code.NONE), np.int32)
     values = np.zeros((len(rows), count, VALUES), np.float32)
@@ -65,7 +63,7 @@ def program(images, rows, codes=None, backend="native"):
 
 
 def fused(a, b, c):
-    """a * b + c in float32 with one rounding: float64 holds the product."""
+    """Return a * b + c in float32 with one rounding: the product is exact in float64."""
     wide = np.asarray(a, np.float64) * np.float64(np.float32(b)) + np.asarray(c, np.float64)
     return wide.astype(np.float32)
 
@@ -79,7 +77,7 @@ def gray_levels(x):
 
 
 def hue(unit, shift):
-    """By Python's own colour model, in float64."""
+    """Shift the hue by Python's colorsys, in float64."""
     import colorsys
 
     rotated = np.empty_like(unit, dtype=np.float64)
@@ -98,7 +96,7 @@ def smoothed(x):
 
 
 def oracle_u8(x, code, inputs):
-    """One operation on an image u8 of three channels, from the rules in docs/images.md."""
+    """Apply one operation to an image u8 of three channels, by the rules in docs/images.md."""
     f, rest = ([*inputs, 0.0, 0.0])[:2]
     wide = x.astype(np.float32)
     factor = np.float32(np.clip(f, -1024, 1024))
@@ -146,8 +144,8 @@ def oracle_u8(x, code, inputs):
 
 
 def with_all_values(images, code):
-    """Each image with each of the operation's values."""
-    inputs = GIVEN[code]
+    """Run every operation with each of its values on each image."""
+    inputs = OPERATION_VALUES[code]
     rows = [[(code, values)] for values in inputs for _ in images]
     return np.concatenate([images] * len(inputs)), rows
 
@@ -167,7 +165,7 @@ def test_levels_equal_the_oracle_and_the_twin(code):
 
 
 def test_the_mean_of_one_level_is_that_level():
-    """61 * 16 equal levels over 61 * 16; times its inverse they would be less."""
+    """61 * 16 equal levels over 61 * 16; a product with the inverse would be less."""
     images = np.full((4, 61, 16, 1), [[[[level]]] for level in (3, 244, 85, 1)], np.uint8)
     rows = [[(Code.CONTRAST, (0.0, 1.0))]] * 4
     for backend in ("native", "jax"):
@@ -179,7 +177,12 @@ def random_rows(count, steps, seed):
     rows = []
     for _ in range(count):
         draws = [ALL[k] for k in rng.integers(0, len(ALL), steps)]
-        rows.append([(code, GIVEN[code][rng.integers(len(GIVEN[code]))]) for code in draws])
+        rows.append(
+            [
+                (code, OPERATION_VALUES[code][rng.integers(len(OPERATION_VALUES[code]))])
+                for code in draws
+            ]
+        )
     return rows
 
 
@@ -208,20 +211,22 @@ def test_floats_equal_the_twin(code):
     images, rows = with_all_values(F32, code)
     native = program(images, rows, (code,))
     twin = program(images, rows, (code,), "jax")
-    # Of what is multiplied by up to 1,024.
+    # Rounding errors are multiplied by up to 1,024.
     np.testing.assert_allclose(native, twin, atol=5e-4 if code is Code.CONTRAST else 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (2, 2), (3, 1), (20_000, 20)])
 def test_small_and_long_images(shape):
     images = RNG.integers(0, 256, (1, *shape, 3), np.uint8)
-    rows = [[(code, GIVEN[code][0]) for code in ALL if code is not Code.HUE]]
+    rows = [[(code, OPERATION_VALUES[code][0]) for code in ALL if code is not Code.HUE]]
     expected = images[0]
     for code, inputs in rows[0]:
         if code is not Code.SHARPNESS or min(shape) > 2:
             expected = oracle_u8(expected, code, inputs)
     np.testing.assert_array_equal(program(images, rows)[0], expected)
-    rotated = program(images.astype(np.float32) / 255, [[(code, GIVEN[code][0]) for code in ALL]])
+    rotated = program(
+        images.astype(np.float32) / 255, [[(code, OPERATION_VALUES[code][0]) for code in ALL]]
+    )
     assert np.isfinite(rotated).all()
 
 
@@ -249,13 +254,13 @@ def test_values_that_are_not_finite_change_nothing():
 def test_images_that_are_not_finite(code):
     images = F32.copy()
     images[:, 3, 4, 1] = (np.nan, np.inf, -np.inf)
-    rows = [[(code, GIVEN[code][0])]] * 3
+    rows = [[(code, OPERATION_VALUES[code][0])]] * 3
     native, twin = (program(images, rows, backend=backend) for backend in ("native", "jax"))
-    far = np.s_[:, 8:, 8:]  # whose neighbourhood is finite
+    far = np.s_[:, 8:, 8:]  # its neighbourhood is finite
     np.testing.assert_allclose(native[far], twin[far], atol=2e-4)
 
 
-# Codes, and what is static of their steps; warps that put no point between two pixels.
+# Codes and static parts of steps; the warps have no position between two pixels.
 TURN = (0.0, 1.0, 0.0, -1.0, 0.0, 0.0)
 TILTED = Code.PERSPECTIVE
 TILT = (1.03, 0.11, -0.7, -0.13, 0.97, 1.9, 2e-3, -1e-3)
@@ -269,7 +274,7 @@ MOVES = [
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_blurs_and_warps_between_colours(dtype):
-    """Both buffers are written, and tables are done before what moves pixels."""
+    """Both buffers are written, and tables run before pixels move."""
     images = U8 if dtype is np.uint8 else F32
     invert = (np.int32(Code.INVERT), np.zeros((1, VALUES), np.float32), ProgramStep(ALL))
     moved = [np.float32([*inputs, *[0.0] * (VALUES - len(inputs))])[None] for _, inputs, _ in MOVES]
@@ -298,7 +303,7 @@ def test_the_order_of_a_jitter():
     out = aug.apply(U8, ({**factors, "order": order},))
     expected = program(U8, [[(codes[k], inputs[k]) for k in row] for row in order])
     np.testing.assert_array_equal(out, expected)
-    # What is None is not applied, nor what is no position.
+    # A factor that is None and an invalid position are not applied.
     out = im.Compose([im.ColorJitter(brightness=0.4)]).apply(U8, ({**factors, "order": order},))
     np.testing.assert_array_equal(out, program(U8, [[(codes[0], inputs[0])]] * 3))
     out = aug.apply(U8, ({**factors, "order": order + 90},))
@@ -306,7 +311,7 @@ def test_the_order_of_a_jitter():
 
 
 def test_bytes_are_rounded_before_and_behind_a_program():
-    """A resize ends in levels; what comes behind reads levels again."""
+    """A resize ends in levels; the operation after it reads levels."""
     aug = im.Compose([im.Resize((9, 11)), im.RandomInvert(1.0), im.Normalize(0.5, 0.25)])
     params = ({}, {"apply": np.asarray([True, False, True])}, {})
     resized = im.Compose([im.Resize((9, 11))]).apply(U8)
@@ -363,7 +368,7 @@ def test_draws_are_a_records_own_and_compile_nothing():
 
 
 def test_gradients_of_float_chains():
-    """With respect to pixels and factors, against differences."""
+    """Derivatives by pixels and factors, against differences."""
     aug = im.Compose([im.ColorJitter(0.4, saturation=0.4), im.RandomAdjustSharpness(1.5, 1.0)])
     x = jnp.asarray(0.3 + 0.3 * RNG.random((1, 5, 6, 3)), jnp.float32)
     order = np.asarray([[2, 1, 0, 3]], np.int32)

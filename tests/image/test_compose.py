@@ -1,7 +1,7 @@
-"""What Compose promises beyond single transforms: dtypes, mixing, eval, sampling by record.
+"""Compose beyond single transforms: dtypes, mixing, eval, sampling by record.
 
 Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
-depends on the place in a batch, an `eval` that still draws.
+depends on the position in a batch, an `eval` that draws.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_a_tie_between_bfloat16_numbers_goes_to_the_even_one(run):
 
 
 def test_cutmix_labels_follow_clipped_box(run):
-    """A box that leaves the image counts only with what is inside, whatever `lam` says."""
+    """Only the part of a box inside the image counts, whatever `lam` is."""
     aug = im.Compose([im.CutMix()])
     box = {"top": 8, "left": -3, "height": 6, "width": 7}
     out, soft = run(aug, F32, ({"lam": 0.9, **box},), LABELS)

@@ -1,4 +1,4 @@
-"""Would catch a public class, or a module, without an example; `make docs` runs them."""
+"""Would catch: a public class or a module without an example; `make docs` runs the examples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every public transform promises, whatever it does.
+"""Properties of every public transform.
 
-Would catch: a transform whose repr is no expression that makes it, draws that are other numbers
-with jax_enable_x64 than without it, a new transform that nobody put here.
+Would catch: a repr that does not construct the transform again, draws that depend on
+jax_enable_x64, a new transform that is not tested here.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _sample(transform):
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 def test_draws_take_no_wider_bits_with_x64(transform):
-    """Traced alone: random bits of 64, or results of other types, would be other numbers."""
+    """Random bits of 64, or results of other types, would give other numbers."""
     draw, key = _sample(transform), jax.random.key(0)
     types = jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(draw, key))
     with jax.enable_x64(True):

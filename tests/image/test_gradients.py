@@ -1,7 +1,7 @@
-"""Derivatives through a chain against central differences of the float64 oracle.
+"""Derivatives of chains against central differences of the float64 oracle.
 
-Would catch: a constant that is folded so early that its gradient is lost, gradients that sum in a
-half type, a clamp or mask that passes gradients of pixels that are not shown.
+Would catch: a constant folded without its gradient, gradients summed in a half type, a clamp or
+mask that passes gradients of hidden pixels.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_gradients_equal_differences(backend, antialias):
 
 
 def test_half_gradients_accumulate_in_float32(backend):
-    """One source pixel feeds 4096 outputs: in bfloat16 the sum would stop growing at 256."""
+    """One source pixel feeds 4096 outputs: in bfloat16 the sum would stop at 256."""
     aug = im.Compose([im.Resize((64, 64), antialias=False)], dtype=np.float32)
     images = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
     with jk.backend(backend):

@@ -93,7 +93,7 @@ def test_sizes_to_draw_for():
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
     with pytest.raises(ValueError, match=r"images.width\[0\] is 4294967307"):
         CROP.sample(keys, ragged(width=np.array([2**32 + 11, 11])))
-    with pytest.raises(ValueError, match="width: .* 4294967296"):
+    with pytest.raises(ValueError, match=r"width: .* 4294967296"):
         CROP.sample(keys, (9, 2**32))
 
 

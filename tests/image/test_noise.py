@@ -1,9 +1,9 @@
-"""Noise and elastic warps against NumPy, which makes the same random numbers, on both backends.
+"""Noise and elastic warps against NumPy with the same random numbers, on both backends.
 
-Would catch: numbers that depend on the batch, the thread or the backend, a key half of which
-counts, a distribution that is not normal, noise that is rounded where torchvision truncates, sums
-that wrap although clipped, a box painted beyond its edges, a field that is blurred or scaled along
-the other axis, seeds and boxes that a kernel trusts.
+Would catch: numbers that depend on the batch, the thread or the backend, a key of which half is
+ignored, a distribution that is not normal, noise that is rounded instead of truncated, sums that
+wrap despite clipping, a box painted outside its edges, a field blurred or scaled along the wrong
+axis, unchecked seeds and boxes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pictures(channels=3, dtype=np.uint8):
 
 
 def test_known_answers_of_threefry():
-    """Of the Random123 library, file kat_vectors."""
+    """Known answers of the Random123 library, file kat_vectors."""
     for key, counter, expected in [
         ((0, 0), 0, (0x6B200159, 0x99BA4EFE)),
         ((0xFFFFFFFF, 0xFFFFFFFF), 2**64 - 1, (0x1CB996FC, 0xBB002BE7)),
@@ -50,7 +50,7 @@ def test_noise_of_levels(run, channels):
     aug = im.Compose([im.GaussianNoise(0.1, 0.4), im.RandomApply([im.GaussianNoise(1, 0, False)])])
     seeds = ({"seed": SEEDS}, {"apply": np.bool_([0, 1, 0]), "0.seed": SEEDS})
     expected = np.clip(total, 0, 255)
-    expected[1, ..., :3] = (expected[1, ..., :3] + 255) % 256  # what is not clipped wraps
+    expected[1, ..., :3] = (expected[1, ..., :3] + 255) % 256  # wraps without clipping
     np.testing.assert_array_equal(run(aug, images, seeds), expected)
 
 
@@ -87,7 +87,7 @@ def test_erased_boxes_are_noise(run):
 
 
 def test_erased_boxes_of_a_container_are_those_of_a_chain(run):
-    """A constant is painted by the program as by a chain; levels truncate noise."""
+    """A program and a chain paint constants alike; levels truncate noise."""
     images = pictures()
     erasing = im.RandomErasing(value=(9, 200, 77))
     params = BOXES | {"erase": np.bool_([1, 1, 0])}
@@ -102,7 +102,7 @@ def test_erased_boxes_of_a_container_are_those_of_a_chain(run):
 
 
 def field(seed, alpha, sigma, size=SIZE):
-    """Distances f64 [2, H, W] in pixels along x and y, as torchvision's ElasticTransform."""
+    """Return displacements f64 [2, H, W] in pixels along x and y, as in torchvision."""
     actual = uniforms(seed, *size)
     for k in range(2):
         reach = int(8 * sigma[k] + 1) // 2
@@ -143,7 +143,7 @@ def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
             value = mask * (value - fill) + fill
         elif fill is not None:
             value = np.where(mask > 0.5, value, fill)
-        # Points are float32: a level is the nearest but where a value is that near the middle.
+        # Positions are float32: a value near a tie may round to the other level.
         assert np.abs(out[k] - value).max() <= (0.5 + 1e-3 if dtype == np.uint8 else 1e-4)
 
 
@@ -168,7 +168,7 @@ def test_records_look_the_same_in_any_batch():
 
 
 def test_noise_is_normal():
-    """The tails too: 3 million numbers, of which one in a million is beyond 4.9."""
+    """Includes the tails: 3 million numbers, of which one in a million is beyond 4.9."""
     keys = jax.random.split(jax.random.key(2), 4)
     images = np.zeros((4, 500, 500, 3), np.float32)
     out = np.asarray(im.Compose([im.GaussianNoise(0.0, 1.0, clip=False)])(keys, images))

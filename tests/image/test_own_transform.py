@@ -8,6 +8,7 @@ pipeline that skips the function.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ class RandomGamma(im.Transform):
     low: float = 0.5
     high: float = 2.0
 
-    parameters = {"gamma": "float"}
+    parameters: ClassVar = {"gamma": "float"}
 
     def sample(self, key, size):
         return {"gamma": jax.random.uniform(key, minval=self.low, maxval=self.high)}
@@ -40,7 +41,7 @@ class RandomGamma(im.Transform):
 class RandomExposure(im.Transform):
     """A program step: brightness in stops, in images where `apply` is True."""
 
-    parameters = {"stops": "float", "apply": "bool"}
+    parameters: ClassVar = {"stops": "float", "apply": "bool"}
     kind = "program"
 
     def sample(self, key, size):
@@ -112,7 +113,7 @@ def test_inside_a_chain():
         IMAGES, (crop, {"gamma": gamma}, {"flip": flip}, {}, {})
     )
     expected = np.stack(
-        [IMAGES[n, t : t + 5, l : l + 4] for n, t, l in zip(range(4), *crop.values(), strict=True)]
+        [IMAGES[n, y : y + 5, x : x + 4] for n, y, x in zip(range(4), *crop.values(), strict=True)]
     )
     expected = gamma_in_numpy(expected, gamma)
     expected[flip] = expected[flip][:, :, ::-1]
@@ -180,7 +181,7 @@ def test_program_steps_join_the_native_call():
 class FlipBoth(im.Transform):
     """Made of other transforms, which fuse; masks and boxes follow."""
 
-    parameters = {"flip": "bool"}
+    parameters: ClassVar = {"flip": "bool"}
     kind = "chain"
     geometric = True
 

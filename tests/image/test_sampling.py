@@ -1,7 +1,7 @@
-"""Parameters as distributions: what is drawn, not only that it is valid.
+"""Parameters as distributions.
 
-Would catch: a ratio drawn linearly, height and width swapped, positions that miss the last row, a
-fallback that leaves the image, a probability used the wrong way round.
+Would catch: a ratio drawn linearly, height and width exchanged, positions without the last row, a
+fallback that leaves the image, an inverted probability.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_random_resized_crop_stays_inside_and_reaches_all_places():
 
 
 def test_random_resized_crop_fallback():
-    """No box of the full area with ratio up to 4/3 fits a strip: the central crop is taken."""
+    """No box of the full area with ratio up to 4/3 fits a strip: the central crop is used."""
     cases = {(10, 100): (0, 43, 10, 13), (100, 10): (43, 0, 13, 10), (1, 1): (0, 0, 1, 1)}
     sizes = np.repeat(np.asarray(list(cases), np.int32), 30, axis=0)
     aug = im.Compose([im.RandomResizedCrop(8, scale=(1.0, 1.0))])
@@ -117,7 +117,7 @@ def test_cutmix_boxes():
     assert (p["top"] + p["height"] <= 40).all()
     assert (p["left"] + p["width"] <= 60).all()
     np.testing.assert_allclose(p["lam"], 1 - p["height"] * p["width"] / 2400, atol=1e-6)
-    # A box that was not clipped has sides sqrt(1 - lam) of the image's, with lam uniform.
+    # The sides of an unclipped box are sqrt(1 - lam) of the image's, with lam uniform.
     free = (p["top"] > 0) & (p["left"] > 0)
     free &= (p["top"] + p["height"] < 40) & (p["left"] + p["width"] < 60)
     assert abs(np.mean(p["height"][free] / 40 - p["width"][free] / 60)) < 0.01

@@ -1,7 +1,7 @@
-"""A chain with colours and warps in one call, against a call for each chain and program.
+"""Stages in one call, against a call for each chain and program.
 
-Would catch: an operand of another stage, an image that is rounded in another way between two, a
-buffer that is read while it is written, a call that takes other operands than its plan says.
+Would catch: an operand of another stage, different rounding between stages, a buffer that is read
+while it is written, a call whose operands do not match its plan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def policy():
 
 NOTHING = np.zeros((COUNT, 0), np.float32)
 
-# Parameters are given, not drawn, which would be compiled.
+# Parameters are constants, since a compiled `sample` takes time.
 CASES = {
     "recipe": (
         images,
@@ -129,7 +129,7 @@ def test_one_call_is_the_separate_calls(name, monkeypatch):
 
 
 def calls_of(transforms, inputs):
-    """The native calls of a chain."""
+    """Return the native calls of a chain."""
     aug = im.Compose(transforms)
     any_of = {"bool": True, "int": 1, "float": 0.5, "number": 0.5}
     params = [{n: any_of[kind] for n, kind in t.parameters.items()} for t in transforms]
@@ -142,7 +142,7 @@ def test_a_chain_with_programs_is_one_call():
     invert, crop, erase = im.RandomInvert(), im.RandomCrop(9), im.RandomErasing()
     assert calls_of([crop, invert, erase], images()) == ["image_stages.v1"]
     assert calls_of([crop, invert], images()) == ["image_stages.v1"]
-    # image_program.v1 writes over its operand, which XLA would copy first.
+    # image_program.v1 overwrites its operand, which XLA would first copy.
     assert calls_of([invert], images()) == ["image_stages.v1"]
     assert calls_of([crop, erase], images()) == ["image_chain.v1"]
     assert calls_of([crop, invert, erase], ragged()) == ["image_stages_ragged.v1"]

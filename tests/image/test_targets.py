@@ -1,8 +1,8 @@
 """Targets that move with images: dicts through a `Compose`, against the pixels themselves.
 
-Would catch: a mask, box or keypoint that goes another way than its pixels (a sense of an angle, a
-half pixel, the order of transforms, parameters of another image), labels that lose bits, boxes
-that stay valid where nothing is left of them, clips whose frames draw apart.
+Would catch: a mask, box or keypoint that moves differently from its pixels (the sense of an angle,
+half a pixel, the order of transforms, parameters of another image), labels that lose bits, boxes
+that remain valid although nothing of them is visible, clips whose frames draw separately.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ CHAINS = {
 
 
 def _quick(names, *quick):
-    """Parameters, of which only some run in `make test`."""
+    """Return parameters, some of them marked slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def coordinates(count=COUNT):
-    """f32 images whose first two channels are where their pixels' centres are."""
+    """Return f32 images whose first two channels are the coordinates of their pixel centres."""
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
     return np.broadcast_to(np.stack([x, y, 0 * x + 1], -1), (count, HEIGHT, WIDTH, 3))
 
 
 def numbered(dtype=np.int32):
-    """Masks that number the pixels from 1."""
+    """Return masks that number the pixels from 1."""
     mask = np.arange(1, HEIGHT * WIDTH + 1).reshape(HEIGHT, WIDTH)
     return np.broadcast_to(mask, (COUNT, HEIGHT, WIDTH)).astype(dtype)
 
 
 def points():
-    """Whole and other places in the middle of the images."""
+    """Return integer and fractional points in the central part of the images."""
     rng = np.random.default_rng(5)
     draws = rng.uniform((8, 8), (WIDTH - 9, HEIGHT - 9), (COUNT, 24, 2))
     draws[:, ::2] = np.round(draws[:, ::2])
@@ -96,7 +96,7 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
     corners = np.concatenate([inputs[:, :12] - 3, inputs[:, 12:] + 3], axis=-1)
     boxes = np.sort(corners.reshape(COUNT, 12, 2, 2), axis=2).reshape(COUNT, 12, 4)
     fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": inputs}
-    if name == "policy":  # colours spoil what the pixels say
+    if name == "policy":  # colours change the coordinates in the pixels
         params = aug.sample(KEYS, (HEIGHT, WIDTH))
         names = np.asarray(im.RandAugment.OPS)
         params[0]["op"] = jnp.where(
@@ -117,10 +117,10 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
         if not (3 <= x < width - 4 and 3 <= y < height - 4):
             continue
         patch = image[n, max(int(y) - 2, 0) : int(y) + 4, max(int(x) - 2, 0) : int(x) + 4]
-        if patch[..., 2].min() < 0.999:  # beside the border of the warped image
+        if patch[..., 2].min() < 0.999:  # next to the border of the warped image
             continue
         seen += 1
-        # An elastic warp moves a point by the displacement of the pixel that it lies in.
+        # An elastic warp moves a point by the displacement of the pixel that contains it.
         off = 0.3 if name == "ElasticTransform" else 0.1
         np.testing.assert_allclose(bilinear(image[n], x, y)[:2], inputs[n, k], atol=off)
         label = mask[n, int(np.round(y)), int(np.round(x))] - 1
@@ -131,7 +131,7 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
 @pytest.mark.parametrize("form", _quick(["xyxy", "xywh", "cxcywh"], "xywh"))
 @pytest.mark.parametrize("name", _quick(["all", "ssd", "RandomPerspective"], "all"))
 def test_boxes_are_around_their_pixels(name, form):
-    """A mask that fills each box lies in the moved box, and reaches its sides where boxes stay."""
+    """A mask that fills each box is inside the moved box, and touches its sides if it has any."""
     aug = im.Compose(CHAINS[name], boxes=form)
     boxes = np.float32([[10, 9, 30, 21], [5, 14, 17, 30], [0, 0, 0, 0], [20, 20, 20, 25]])
     boxes = np.broadcast_to(boxes, (COUNT, 4, 4))
@@ -183,7 +183,7 @@ def test_masks_are_mirrored_as_their_images(mode):
 
 
 def test_planes_of_masks_move_together():
-    """M masks an image, one behind the other or as the channels of one."""
+    """M masks an image, along an axis or as channels."""
     aug = im.Compose([im.RandomResizedCrop(20), im.RandomRotation(30)])
     params = aug.sample(KEYS, (HEIGHT, WIDTH))
     images, mask = coordinates(), numbered()
@@ -198,7 +198,7 @@ def test_planes_of_masks_move_together():
 
 
 def test_keypoints_as_torchvision_counts_them():
-    """Flips count pixels from the other end; a turn takes whole numbers as edges."""
+    """Flips count pixels from the other end; a rotation treats integers as edges."""
     points = np.float32([[[0, 0], [3, 2], [np.nan, 1], [-1, 4], [9, 7]]])
     image = np.zeros((1, 8, 10, 1), np.uint8)
     flip = im.Compose([im.RandomHorizontalFlip(), im.RandomVerticalFlip()])
@@ -215,7 +215,7 @@ def test_keypoints_as_torchvision_counts_them():
 
 
 def test_what_is_cut_off_does_not_come_back():
-    """A keypoint cropped away stays invisible where a later border would have room for it."""
+    """A cropped keypoint remains invisible even if a later border would show its position."""
     fields = {
         "image": np.zeros((1, 8, 10, 1), np.uint8),
         "keypoints": np.float32([[[1, 4], [5, 4]]]),
@@ -234,14 +234,14 @@ def test_what_is_cut_off_does_not_come_back():
 
 
 def test_a_box_of_the_whole_image_fills_it_after_a_resize():
-    """To the last bit, or it would leave the image and be dropped."""
+    """Exact to the last bit: otherwise the box would leave the image and be dropped."""
     corners = np.float32([[[0, 0], [41, 27]]])
     moved = moved_points(corners, boxed((0, 0, 27, 41), (55, 27)))
     assert moved.tolist() == [[[0, 0], [27, 55]]]
 
 
 def test_a_canvas_cuts_images_and_their_targets():
-    """What a smaller canvas leaves is an image of that size, also for what follows."""
+    """The part of an image on a smaller canvas is an image of that size for later transforms."""
     sizes = {"height": np.int32([54, 18, 30, 72]), "width": np.int32([72, 24, 60, 96])}
     fields = {
         "image": coordinates(),
@@ -296,7 +296,7 @@ def test_frames_of_a_clip_share_a_draw():
     ids=["alone", "contained"],
 )
 def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
-    """As torchvision's, where one pattern in all frames would be part of the picture."""
+    """Frames have different noise, as in torchvision: equal noise would look like a pattern."""
     params = {name: np.int32([[7, -1], [2**31 - 1, 2**31 - 1]])}
     inputs = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
     out = np.asarray(im.Compose([noise]).apply(np.zeros((2, 3, 6, 6, 1), np.float32), (inputs,)))
@@ -349,7 +349,7 @@ def test_a_record_has_the_same_targets_in_any_batch_under_jit_and_vmap():
 
 @pytest.mark.slow
 def test_ragged_images_zoom_out():
-    """SSD's sampling takes images of different sizes, on a canvas for the largest of them."""
+    """SSD's sampling of images of different sizes, on a canvas for the largest of them."""
     sizes, zoomed = [(6, 7), (9, 5)], [(11, 20), (9, 5)]
     pictures = [np.full((*size, 1), 50 + k, np.uint8) for k, size in enumerate(sizes)]
     aug = im.Compose([im.RandomZoomOut(7, (1, 3)), im.RandomIoUCrop()])
@@ -373,7 +373,7 @@ def test_ragged_images_zoom_out():
 
 @pytest.mark.slow
 def test_targets_of_images_of_different_sizes():
-    """A ragged batch as each image alone."""
+    """A ragged batch gives the results of each image alone."""
     rng = np.random.default_rng(4)
     sizes = [(20, 31), (33, 18)]
     pictures = [rng.integers(0, 256, (*size, 3)).astype(np.uint8) for size in sizes]

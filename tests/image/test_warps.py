@@ -1,9 +1,9 @@
 """Warps and blurs against their formulas in NumPy float64, on both backends.
 
-Would catch: a matrix that is not inverted or turns the wrong way, a centre half a pixel off, a
-perspective from start to end points, a pixel beyond an edge that counts, fill that is mixed in
-another way than torchvision's, kernels and sigmas of the wrong axis, an edge repeated in a blur,
-u8 that the backends round differently, parameters that are NaN, derivatives that stop.
+Would catch: a matrix that is not inverted or has the wrong sense of rotation, a centre off by half
+a pixel, a perspective in the wrong direction, pixels outside the image, fill that is not mixed as
+in torchvision, kernels and sigmas of the wrong axis, an edge repeated in a blur, different uint8
+rounding on the backends, NaN parameters, missing derivatives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rotation(angle):
 
 
 def affine_map(params, k, size, center=None):
-    """Where pixel centres (x, y) of the input go, 3 x 3: T C R S SHy SHx C^-1."""
+    """Return the forward map of pixel centres (x, y), 3 x 3: T C R S SHy SHx C^-1."""
     p = {name: float(value[k]) for name, value in params.items()}
     shear_x = np.asarray([[1, -np.tan(np.deg2rad(p["shear_x"]))], [0, 1]])
     shear_y = np.asarray([[1, 0], [-np.tan(np.deg2rad(p["shear_y"])), 1]])
@@ -45,7 +45,7 @@ def affine_map(params, k, size, center=None):
 
 
 def perspective_map(endpoints, size):
-    """From the corners (0, 0) to (W - 1, H - 1) to the end points, by the eight equations."""
+    """Return the map of the corners (0, 0) to (W - 1, H - 1) to the end points, by 8 equations."""
     height, width = size
     corners = [(0, 0), (width - 1, 0), (width - 1, height - 1), (0, height - 1)]
     rows, expected = [], []
@@ -56,7 +56,7 @@ def perspective_map(endpoints, size):
 
 
 def warped(image, forward, interpolation, fill):
-    """The image [H, W, C] after `forward`, in float64, not rounded."""
+    """Warp an image [H, W, C] by `forward` in float64, without rounding."""
     height, width, channels = image.shape
     y, x = np.mgrid[:height, :width] + 0.5
     back = np.linalg.inv(forward)
@@ -85,7 +85,7 @@ def warped(image, forward, interpolation, fill):
 
 
 def assert_warped(out, expected, interpolation):
-    """u8: one level on one pixel of a thousand; nearest any value on as many."""
+    """Compare: uint8 by one level on one pixel of a thousand; nearest any value on as many."""
     out = np.asarray(out)
     if out.dtype == np.uint8:
         expected = np.rint(np.clip(expected, 0, 255))
@@ -143,7 +143,7 @@ def test_affine_maps(run, interpolation, channels, dtype, fill, center):
 
 
 def test_rotations_that_expand(run):
-    """By 30 degrees and back to back with a quarter turn; images that are not turned are cut."""
+    """Rotations by 30 degrees and by quarter turns, and without expansion."""
     images = pictures(3, np.float32)
     first = im.RandomRotation((30, 30), "bilinear", expand=True, fill=None)
     second = im.RandomRotation((-90, -90), expand=True)

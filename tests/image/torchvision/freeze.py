@@ -1,10 +1,9 @@
-"""Writes frozen.npz: small images and what torchvision makes of them, for ../test_frozen.py.
+"""Writes frozen.npz: small images and torchvision's results on them, for ../test_frozen.py.
 
     PYTHONPATH=tests .venv-torchvision/bin/python tests/image/torchvision/freeze.py
 
-after `make test-torchvision` made that environment. A case is a transform with the parameters of a
-batch. Warps by nearest are chosen so that no point of theirs lies between two pixels, where
-rounding would decide.
+`make test-torchvision` creates that environment. A case is a transform with the parameters of a
+batch. Nearest warps have no sampling position between two pixels, where rounding would decide.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ v2 = load_v2()
 F = v2.functional
 NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
 HEIGHT, WIDTH = 13, 18
-FLOAT_LEVELS = 65535  # floats are stored as whole multiples of 1 / 65535
+FLOAT_LEVELS = 65535  # floats are stored as integer multiples of 1 / 65535
 
 
 def base_images() -> np.ndarray:
-    """Three images u8: smooth colours, noise, and few levels with a constant channel."""
+    """Return three images u8: smooth colours, noise, and few levels with a constant channel."""
     rng = np.random.default_rng(5)
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     smooth = np.stack([x * 14, y * 19, 255 - 6 * (x + y)], axis=-1)
@@ -38,7 +37,7 @@ def base_images() -> np.ndarray:
 
 
 def as_float(images: np.ndarray) -> np.ndarray:
-    """f32 images of 0 to 1 that lie between the levels."""
+    """Return f32 images from 0 to 1 with values between the levels."""
     return ((images.astype(np.float32) + np.float32(0.37)) / 256).astype(np.float32)
 
 
@@ -47,12 +46,12 @@ def tensor(image: np.ndarray) -> torch.Tensor:
 
 
 class Case:
-    """A transform, the parameters of its batch, and what torchvision does to one image of it."""
+    """A transform, the parameters of its batch, and torchvision's function of one image."""
 
     def __init__(self, name, options, params, apply, images=None, channels=3, of_floats=None):
         count = len(next(iter(params.values())))
         self.name, self.options, self.params, self.apply = name, options, params, apply
-        self.of_floats = {} if of_floats is None else of_floats  # other options, of float images
+        self.of_floats = {} if of_floats is None else of_floats  # options for float images
         self.images = np.arange(count) % 3 if images is None else np.asarray(images)
         self.channels = channels
 
@@ -72,7 +71,7 @@ def policy_op(policy, name, image, magnitude):
 
 
 def no_ties(name, magnitude):
-    """Refuses warps by nearest some of whose points lie on the border of two pixels."""
+    """Reject nearest warps with a sampling position on the border of two pixels."""
     x, y = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
     if name in ("ShearX", "ShearY"):
         moved = [x + magnitude * y] if name == "ShearX" else [y + magnitude * x]
@@ -87,7 +86,7 @@ def no_ties(name, magnitude):
 
 
 def policy_case(name, steps, images=None, channels=3, **options):
-    """Of rows [(op, magnitude), ...] an image."""
+    """Return parameters of rows [(op, magnitude), ...] an image."""
     policy = getattr(v2, name)(**options)
     names = list(policy._AUGMENTATION_SPACE)
     if policy.interpolation == "nearest":
@@ -124,7 +123,7 @@ SIGNED = {
 
 
 def every_op(names):
-    """Rows and images: each op with each of its magnitudes on two images."""
+    """Return rows and images: each op with each of its magnitudes on two images."""
     rows, images = [], []
     for position, name in enumerate(names):
         for rotation, m in enumerate(SIGNED[name]):
@@ -135,7 +134,7 @@ def every_op(names):
 
 
 def aug_mix_case(chains, weights, m, **options):
-    """Of chains [[(op, magnitude), ...], ...], weights and the original's share an image."""
+    """Return AugMix parameters of chains [[(op, magnitude), ...], ...] and weights."""
     names = list(v2.AugMix._AUGMENTATION_SPACE)
     op = -np.ones((len(chains), 3, 3), np.int32)
     magnitude = np.zeros((len(chains), 3, 3), np.float32)
@@ -151,7 +150,7 @@ def aug_mix_case(chains, weights, m, **options):
     }
 
     def apply(image, inputs):
-        """torchvision's own forward pass, whose draws are replaced by those that are given."""
+        """Run torchvision's forward pass with the given draws."""
         policy = v2.AugMix(**options)
         used = inputs["op"] >= 0
         depths = iter(used.sum(axis=1).tolist())
@@ -181,7 +180,7 @@ def aug_mix_case(chains, weights, m, **options):
 
 
 def policies():
-    """The policies: every op by itself, pairs, and mixtures."""
+    """Return cases of policies: every op alone, pairs, and mixtures."""
     rows, images = every_op(SIGNED)
     yield policy_case("TrivialAugmentWide", [[("Identity", 0.0)], *rows], [0, *images])
     grey = [name for name in SIGNED if name not in ("Color", "ShearY", "TranslateX")]
@@ -220,7 +219,7 @@ def f32(*values):
 
 
 def colours():
-    """ColorJitter in several orders, and what is applied or not."""
+    """Return cases of ColorJitter in several orders, with and without each factor."""
     factors = {
         "brightness": f32(1.3, 0.4, 0.8),
         "contrast": f32(0.6, 1.7, 0.2),
@@ -265,7 +264,7 @@ def colours():
 
 
 def warps():
-    """Turns, affine maps and perspectives, bilinear and with fill, and blurs."""
+    """Return cases of rotations, affine maps, perspectives, bilinear and with fill, and blurs."""
     fill = {"fill": [10, 200, 90]}, {"fill": [0.1, 0.7, 0.3]}
 
     def filled(image):
@@ -328,7 +327,7 @@ def warps():
 
 
 def resamplings():
-    """Bicubic crops, whole and small, and borders of the image's own pixels."""
+    """Return cases of bicubic crops and resizes, and of borders from the image's own pixels."""
     boxes = np.asarray([[0, 0, 13, 18], [2, 1, 5, 9], [11, 3, 2, 15]], np.int32).T
     params = dict(zip(("top", "left", "height", "width"), boxes, strict=True))
     for antialias in (True, False):

@@ -1,6 +1,8 @@
 """The cases of frozen.npz with targets: boxes, keypoints and masks as torchvision moves them, and
-elastic warps by the displacement of given seeds. Its elastic warps of points are left out: they
-are approximate, by whole pixels."""
+elastic warps with the displacement of given seeds.
+
+torchvision's elastic warps of points are left out: they are approximate, by integer pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ALL = ("boxes", "keypoints", "mask")
 
 
 def target_cases(v2: Any, base: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """What a case is, in words, and its arrays, for images u8 [3, H, W, 3]."""
+    """Return a description of each case and its arrays, for images u8 [3, H, W, 3]."""
     from torchvision import tv_tensors
 
     size = base.shape[1:3]
@@ -60,13 +62,13 @@ def target_cases(v2: Any, base: np.ndarray) -> tuple[list[dict[str, Any]], dict[
 
 
 def _given(size: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Boxes xyxy [3, 7, 4], keypoints [3, 8, 2] and masks [3, H, W] with a label a pixel."""
+    """Return boxes xyxy [3, 7, 4], keypoints [3, 8, 2] and masks [3, H, W] with integer labels."""
     height, width = size
     rng = np.random.default_rng(11)
     first = rng.uniform(-3, 0.8 * height, (3, 7, 2))
     boxes = np.concatenate([first, first + rng.uniform(0.4, 9, (3, 7, 2))], axis=-1)
     boxes[:, 0] = [0, 0, width, height]
-    boxes[:, 1] = [width + 2, 1, width + 5, 6]  # beside the image
+    boxes[:, 1] = [width + 2, 1, width + 5, 6]  # outside the image
     points = rng.uniform(-2, (width + 2, height + 2), (3, 8, 2))
     points[:, :4] = np.round(points[:, :4])
     points[:, 0] = [0, height - 1]
@@ -79,7 +81,7 @@ def _given(size: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 def _transforms(size: tuple[int, int]) -> Any:
-    """(transform, options, parameters of three images, fields)."""
+    """Return (transform, options, parameters of three images, fields)."""
     height, width = size
 
     def rows(names, *images, dtype=np.int32):

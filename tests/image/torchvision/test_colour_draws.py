@@ -1,7 +1,7 @@
-"""What transforms of colours draw, beside what torchvision draws: 10,000 draws of each.
+"""Draws of colour transforms against torchvision's: 10,000 of each.
 
-Would catch: factors from another range, orders that are not alike, a probability used the wrong way
-round, channels that two draws share, a contrast that always comes first.
+Would catch: factors from the wrong range, orders that are not equally likely, an inverted
+probability, draws that are correlated, a contrast that always comes first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def alike(first, second):
 
 
 def same_frequencies(first, second):
-    """Chi-square of two samples of rows of small whole numbers."""
+    """Test two samples of rows of small integers by chi-square."""
     both = [np.asarray(rows).reshape(COUNT, -1).astype(int) for rows in (first, second)]
     codes = [rows @ 5 ** np.arange(rows.shape[1]) for rows in both]
     outcomes = np.unique(np.concatenate(codes))
@@ -55,7 +55,7 @@ def test_jitters(v2, options):
     for name in FACTORS:
         alike(draws[name], [params[f"{name}_factor"] for params in reference])
     same_frequencies(draws["order"], [params["fn_idx"].tolist() for params in reference])
-    # A factor and the order, and two factors, have nothing to do with each other.
+    # A factor and the order, and two factors, are independent.
     assert abs(np.corrcoef(draws["brightness"], draws["contrast"])[0, 1]) < 0.05
     assert abs(np.corrcoef(draws["hue"], draws["order"][:, 0])[0, 1]) < 0.05
 
@@ -101,7 +101,7 @@ def test_channel_permutations(v2):
     ],
 )
 def test_probabilities(v2, name, arguments):
-    """torchvision applies where torch.rand(1) < p: counts are binomial; defaults are the same."""
+    """torchvision applies if torch.rand(1) < p: counts are binomial; defaults are the same."""
     for options in ({}, {"p": 0.23}):
         transform = getattr(im, name)(*arguments, **options)
         p = getattr(v2, name)(*arguments, **options).p
@@ -109,7 +109,7 @@ def test_probabilities(v2, name, arguments):
         if name == "RandomPerspective":
             still = np.asarray([[0, 0], [8, 0], [8, 7], [0, 7]])
             applied = (mine(transform)["endpoints"] != still).any(axis=(1, 2)).sum()
-            p *= 1 - (1 / 3) ** 8  # corners that happen to stay, on sides of 8 and 9 pixels
+            p *= 1 - (1 / 3) ** 8  # corners may stay by chance, on sides of 8 and 9 pixels
         else:
             applied = mine(transform)["apply"].sum()
         assert stats.binomtest(int(applied), COUNT, p).pvalue > 1e-3

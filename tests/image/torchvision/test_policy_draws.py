@@ -1,7 +1,7 @@
-"""What policies and containers draw, beside what torchvision draws: 10,000 draws of each.
+"""Draws of policies and containers against torchvision's: 10,000 of each.
 
-Would catch: another range of magnitudes, other ops, a probability that both the code and its own
-tables misread, weights of AugMix in another order; published tables that were copied wrongly.
+Would catch: a wrong range of magnitudes, wrong ops, a probability that the code and its tests
+misread alike, weights of AugMix in another order; errors in the published tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE = (60, 90)
 
 @pytest.fixture(scope="module")
 def theirs(v2):
-    """Draws of one of torchvision's policies: a list of [(op, magnitude), ...] an image."""
+    """Return draws of one of torchvision's policies: a list of [(op, magnitude), ...] an image."""
 
     def draw(transform, count=COUNT):
         torch.manual_seed(7)
@@ -61,7 +61,7 @@ def mine(transform, count=COUNT):
 
 
 def listed(transform, draws):
-    """As `theirs` gives it."""
+    """Return our draws in the same form as `theirs`."""
     rows = zip(draws["op"], draws["magnitude"], strict=True)
     return [
         [(transform.OPS[o], float(m)) for o, m in zip(op, magnitude, strict=True) if o >= 0]
@@ -70,7 +70,7 @@ def listed(transform, draws):
 
 
 def same_frequencies(first, second):
-    """Chi-square of two samples of outcomes; those that are rare in both are counted as one."""
+    """Test two samples of outcomes by chi-square; rare outcomes are counted as one."""
     counts = [collections.Counter(first), collections.Counter(second)]
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in set(first) | set(second):

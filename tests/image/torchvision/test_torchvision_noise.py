@@ -1,7 +1,7 @@
-"""Noise and elastic warps beside torchvision's v2, which is given our random numbers.
+"""Noise and elastic warps against torchvision's v2 with our random numbers.
 
-Would catch: noise in other units or rounded another way, a box or a field along the other axis, a
-kernel of another size, displacements scaled by the other side.
+Would catch: noise in other units or rounded differently, a box or a field along the wrong axis, a
+kernel of another size, displacements scaled by the wrong side.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_elastic(v2, run, size, interpolation, dtype, alpha, sigma, fill):
     out = run(im.Compose([mine]), images, ({"seed": SEEDS},))
     theirs = v2.ElasticTransform(alpha, sigma, v2.InterpolationMode(interpolation), fill)
     for k, image in enumerate(images):
-        # It draws from 0 to 1, for x first.
+        # torchvision draws from 0 to 1, for x first.
         draws = [torch.from_numpy(u[None, None] / 2 + 0.5) for u in uniforms(SEEDS[k], *size)]
         with mock.patch("torch.rand", side_effect=[each.float() for each in draws]):
             params = theirs.make_params([tensor(image)])
@@ -111,7 +111,7 @@ def test_noise_has_the_same_distribution(v2):
 
 
 def test_displacements_have_the_same_distribution(v2):
-    """At one pixel, which the blur of others decides, and of neighbours."""
+    """Displacements of one pixel, which the blur of others determines, and of its neighbours."""
     torch.manual_seed(0)
     size, count = (9, 12), 2000
     transform = im.ElasticTransform((50, 20), 0.9)

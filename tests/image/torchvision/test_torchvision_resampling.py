@@ -1,8 +1,7 @@
-"""Bicubic filters and modes of padding against torchvision's, on tensors of random sizes.
+"""Bicubic filters and padding modes against torchvision's, on tensors of random sizes.
 
-Would catch: another cubic kernel, taps that leave a crop, weights at a border that are not
-torchvision's, overshoot that is clamped at another place, a border mirrored about another pixel,
-limits of padding that are not torchvision's.
+Would catch: another cubic kernel, taps that leave a crop, other weights at a border, overshoot
+clamped at another step, a border mirrored about another pixel, other limits of padding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def array(image):
 
 
 def photo(size, dtype, channels=3):
-    """Half noise and half black and white, whose edges overshoot."""
+    """Return images of half noise and half black and white, whose edges overshoot."""
     image = RNG.integers(0, 256, (*size, channels))
     edges = 255 * (RNG.random((*size, channels)) < 0.5)
     image[:, size[1] // 2 :] = edges[:, size[1] // 2 :]
@@ -38,7 +37,7 @@ def photo(size, dtype, channels=3):
 def assert_equal(out, expected):
     out = np.asarray(out)
     assert out.dtype == expected.dtype
-    if out.dtype == np.uint8:  # fixed point, and rounded between the two passes there
+    if out.dtype == np.uint8:  # torchvision: fixed point, and rounded between the two passes
         assert np.abs(out.astype(int) - expected).max() <= 1
     else:
         np.testing.assert_allclose(out, expected, rtol=0, atol=2e-4)

@@ -1,8 +1,8 @@
-"""Boxes, keypoints and masks beside torchvision's v2: what is drawn for one is given to the other.
+"""Boxes, keypoints and masks against torchvision's v2 with equal parameters.
 
-Would catch: boxes that are clamped at another place of a chain, another corner order, another rule
-of what is valid, keypoints that count from another pixel, masks by another geometry, draws of the
-detection transforms from another distribution.
+Would catch: boxes clamped at another step of a chain, another order of corners, another rule of
+validity, keypoints relative to another pixel, masks with another geometry, draws of detection
+transforms from another distribution.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHAINS = [
     [im.RandomShortestSize([20, 44], 60), im.CenterCrop(20)],
     [
         im.RandomVerticalFlip(),
-        im.CenterCrop((25, 40)),  # cuts boxes before they are turned
+        im.CenterCrop((25, 40)),  # cuts boxes before the rotation
         im.RandomRotation(80),
         im.RandomHorizontalFlip(),
         im.Resize((50, 60)),
@@ -94,10 +94,10 @@ def test_targets(v2, tv, chain, form):
         corners = F.convert_bounding_box_format(expected, new_format="XYXY").numpy()
         sides = corners[:, 2:] - corners[:, :2]
         clear = (np.abs(sides - 1) > 1e-2).all(1) & (np.abs(sides.prod(1) - 1) > 1e-2)
-        # Middles and sides of clamped boxes, rounded, may say an ulp more than the image has.
+        # Rounded centres and sides of clamped boxes may exceed the image by one ulp.
         last = corners - np.asarray([*size[::-1]] * 2)
         clear &= ~((last > 0) & (last < 1e-4)).any(1) & ~((corners < 0) & (corners > -1e-4)).any(1)
-        # Ours also forgets what an earlier crop cut off, of which a later warp may make a box.
+        # We also drop boxes that an earlier crop cut off, where torchvision's later warp may not.
         assert not (out["boxes_valid"][n] & ~valid)[clear].any()
         if len(chain) <= 2:
             np.testing.assert_array_equal(out["boxes_valid"][n][clear], valid[clear])
@@ -149,7 +149,7 @@ def test_draws_of_iou_crops(v2, options):
         assert_same_distribution(
             draws[name][draws["crop"]], [row[name] for row in rows if len(row)]
         )
-    # The boxes that stay are those with a centre inside.
+    # The remaining boxes have their centre inside.
     aug = im.Compose([im.RandomIoUCrop(**options)])
     some = {name: value[:200] for name, value in draws.items()}
     fields = {"image": np.zeros((200, *SIZE, 1), np.uint8), "boxes": np.stack([boxes] * 200)}

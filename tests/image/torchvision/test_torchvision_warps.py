@@ -1,7 +1,7 @@
-"""Warps and blurs beside torchvision's v2: what is drawn for one is given to the other.
+"""Warps and blurs against torchvision's v2 with equal parameters.
 
 Would catch: another sense of an angle, another order of shears, a centre in other coordinates,
-fill, rounding, kernel sizes and sigmas taken in another order, draws from another distribution.
+fill, rounding, kernel sizes and sigmas in another order, draws from another distribution.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_affine(v2, run, size, interpolation, channels, dtype, fill, center):
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_points_of_large_noise(v2, run, interpolation):
-    """Where a point that is 1e-5 pixels off puts one pixel of 1,000 on another level."""
+    """A position that is off by 1e-5 pixels changes the level of one pixel of 1,000."""
     size, count = (224, 300), 6
     images = RNG.integers(0, 256, (count, *size, 3), np.uint8)
     mode = v2.InterpolationMode(interpolation)
@@ -204,7 +204,7 @@ def test_draws_have_the_same_distribution(v2):
 
 
 def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
-    """torchvision returns coefficients alone, so the end points are taken on their way there."""
+    """torchvision returns coefficients only, so end points are intercepted."""
     import torchvision.transforms.v2._geometry as geometry
 
     selected = []
