@@ -68,7 +68,7 @@ PYTHON: dict[str, Any] = {
     "correlators.kMostDelays": delays.MOST_DELAYS,
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
-    "xpcs.kMaxTables": ops._MOST_TABLES,
+    "xpcs.kMaxTables": ops._MAX_TABLES,
     "xpcs.kRowBlock": twin.ROW_BLOCK,
 }
 
