@@ -22,21 +22,21 @@ from jaxkern.cli import main
 from jaxkern.cli.commands import cli
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
-# For a pytest that is no worker of this one.
+# For a pytest process that is not a worker of this one.
 _OUTSIDE_PYTEST = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
 COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
 
 @pytest.fixture(autouse=True)
 def short_probes(tmp_path, monkeypatch):
-    """Seconds of probes are for good figures; these examples only run, and keep nothing."""
+    """Shorten the measurements of machine speed, and use a temporary cache."""
     shorten(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def default_device():
-    """The page on devices chooses one for the whole process."""
+    """Restore the default device, which the page on devices changes."""
     before = jax.config.jax_default_device
     yield
     jax.config.update("jax_default_device", before)
