@@ -1,10 +1,11 @@
-"""64 u8 images 256x256x3: random resized crop to 224, flip, normalize to f32, compared with other libraries.
+"""Random resized crop, flip and normalize of 64 images, compared with other libraries.
 
     python benchmarks/image_augment.py            # prints, and writes benchmarks/results/
     python benchmarks/image_augment.py --quick    # fewer rounds, writes nothing
 
-All arms use the same boxes and flips, and run warm in one process that reuses freed memory. Their
-values are compared first; then they take turns.
+The images are u8, 256x256x3, the results f32, 224x224x3. All arms use the same boxes and flips, and
+run warm in one process that reuses freed memory. Their values are compared first; then they take
+turns.
 """
 
 from __future__ import annotations

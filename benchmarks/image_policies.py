@@ -147,7 +147,8 @@ def checked(recipe: Recipe, images: np.ndarray, workers: Workers) -> dict[str, f
         limit = recipe.levels if peer in TORCHVISION else 1.0
         if not found[peer] <= limit:
             raise SystemExit(
-                f"{recipe.name}: {peer} differs by {found[peer]:.3f} levels; expected at most {limit}"
+                f"{recipe.name}: {peer} expected a difference of at most {limit} levels, "
+                f"got {found[peer]:.3f}"
             )
     return found
 
@@ -241,8 +242,8 @@ def main() -> None:
     }
     note = (
         f"{count} u8 images {SIZE}x{SIZE}x3, 256x256 where they are cropped; u8 to u8, but "
-        f"training to normalized f32; SIMD {jk.doctor().simd_level}. All arms draw new parameters in "
-        "each call and use two cores. Medians of interleaved rounds."
+        f"training to normalized f32; SIMD {jk.doctor().simd_level}. All arms draw new "
+        "parameters in each call and use two cores. Medians of interleaved rounds."
     )
     packages = ["torch", "pillow", *dict.fromkeys(package for _, package, *_ in PEERS)]
     harness.write(

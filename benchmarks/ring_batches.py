@@ -1,4 +1,4 @@
-"""4,096 u8 images 256x256x3 in RAM, random order, batches of 64, by native threads and other methods.
+"""Batches of 64 from 4,096 u8 images 256x256x3 in RAM, by native threads and other methods.
 
     python benchmarks/ring_batches.py            # prints, and writes benchmarks/results/
     python benchmarks/ring_batches.py --quick    # fewer rounds, writes nothing
@@ -197,7 +197,7 @@ def _touch(batches: Iterator[Any], slots: int) -> None:
 
 
 def memory(augment: bool) -> dict[str, float]:
-    """Return the peak memory that an epoch adds to a new process, and the size of the slots, in MiB."""
+    """Return the memory that an epoch adds to a new process, and that of the slots, in MiB."""
     ways = Ways(made_images(COUNT // 4), np.arange(COUNT // 4))
     few = np.arange(COUNT // 4) % 8
     small = functools.partial(jk.ring.Assembly, {"image": ways.images[:8]}, few, 2)
