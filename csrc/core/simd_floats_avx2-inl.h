@@ -1,4 +1,13 @@
 // The vector operations of simd-inl.h with AVX2, FMA and F16C: two lanes of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 2;
 constexpr int kFloats = 8;
@@ -104,3 +113,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
                    pack_bytes(truncated_level(x), truncated_level(y)));
 }
 inline void end_streaming() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_

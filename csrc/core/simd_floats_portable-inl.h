@@ -1,4 +1,15 @@
 // The vector operations of simd-inl.h in plain C++: one lane of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;
@@ -118,3 +129,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
   put_u8_truncate(p + kFloats, y);
 }
 inline void end_streaming() {}
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_

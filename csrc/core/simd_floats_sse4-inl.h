@@ -1,4 +1,15 @@
 // The vector operations of simd-inl.h with SSE4.1: one lane of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "core/half.h"
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;
@@ -93,3 +104,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
   _mm_storeu_si64(p, pack_bytes(truncated_level(x), truncated_level(y)));
 }
 inline void end_streaming() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_

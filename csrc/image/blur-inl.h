@@ -1,11 +1,19 @@
-// Gaussian blur of one image in float64: see blur.h. Included by program_levels.cc in the level's
-// namespace.
+// Gaussian blur of one image in float64: see blur.h.
 //
 // An output row is made of spans of columns: sums down the columns of the span and of its reach to
 // either side, then along the row. Both axes' weights are symmetric, so that two pixels share one
 // multiplication.
+#ifndef JAXKERN_IMAGE_BLUR_INL_H_
+#define JAXKERN_IMAGE_BLUR_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur.h"
+#include "image/pixel.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // kDoubles neighbouring values.
 inline Doubles load_doubles(const double* from) { return load(from); }
@@ -130,3 +138,7 @@ void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y
 }
 
 }  // namespace
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_BLUR_INL_H_

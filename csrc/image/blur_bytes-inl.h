@@ -1,6 +1,6 @@
 // Gaussian blur of bytes in float32, where that tells the level: along the rows, then down columns
 // of those sums; what is left in doubt is done again in float64 (blur-inl.h). Then the entry of
-// blur.h. Included by program_levels.cc in the level's namespace.
+// blur.h.
 //
 // A block is four vectors of float32, of which vector k has every fourth value from the k-th on:
 // words of four bytes come apart, and together again, by shifts alone.
@@ -13,8 +13,16 @@
 // (those of two bytes are exact). That is 2^-16 (3 + m_x + m_y), or 2^-16 (5 + m_x + m_y), and
 // beside it 256 times what the weights lack, rounded or left out. Values are at most 255: the rest
 // is more than what errors make of errors.
+#ifndef JAXKERN_IMAGE_BLUR_BYTES_INL_H_
+#define JAXKERN_IMAGE_BLUR_BYTES_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kByteReach = 31;    // of larger kernels the error grows, and the rows to keep
 constexpr int32_t kRowsTogether = 4;  // whose sums share what they load
@@ -218,3 +226,7 @@ void gaussian_blur(const Blur& blur, const void* in, float sigma_x, float sigma_
   if (singles.fits()) return singles.run(ring);
   blur_rows(blur, bytes, sigma_x, sigma_y, doubles, to);
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_BLUR_BYTES_INL_H_

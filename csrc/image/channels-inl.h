@@ -1,8 +1,20 @@
-// The channels of interleaved pixels, laid apart as floats and together again. Included by
-// program_levels.cc in the level's unnamed namespace.
+// The channels of interleaved pixels, laid apart as floats and together again.
 //
 // Bytes are moved as 32-bit words of one pixel each, its first channel lowest, a vector of them at
 // a time: words of three bytes take two shuffles, one of words and one of bytes within four words.
+#ifndef JAXKERN_IMAGE_CHANNELS_INL_H_
+#define JAXKERN_IMAGE_CHANNELS_INL_H_
+
+#include <type_traits>
+#include <utility>
+
+#include "core/simd-inl.h"
+#include "image/wide-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kPixelBlock = 128;  // pixels whose channels lie apart while they are worked on
 
@@ -107,3 +119,8 @@ inline void for_colours(T* image, int64_t pixels, const Body& body) {
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_CHANNELS_INL_H_

@@ -3,6 +3,17 @@
 //
 // To add one that maps pixels: a function of a pixel beside those below, its line in
 // colour_step, its Code in program.h and program.py, and its twin in program_twin.py.
+#ifndef JAXKERN_IMAGE_COLOUR_INL_H_
+#define JAXKERN_IMAGE_COLOUR_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/channels-inl.h"
+#include "image/pixel.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // ---------------------------------------------------------------- operations on pixels
 
@@ -245,3 +256,8 @@ void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char*
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_COLOUR_INL_H_

@@ -4,8 +4,18 @@
 // The points' distances are a field of random numbers, uniform from -1 to 1 at each pixel, blurred
 // with the kernels of torchvision's ElasticTransform (one for x and one for y, both as
 // gaussian_blur has it) in float64, times alpha / 2. What a point shows is warp.h's business.
+#ifndef JAXKERN_IMAGE_ELASTIC_INL_H_
+#define JAXKERN_IMAGE_ELASTIC_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur-inl.h"
+#include "image/random-inl.h"
+#include "image/warp-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 struct Elastic {
   NoiseKey key;
@@ -82,3 +92,7 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
 }
 
 }  // namespace
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_ELASTIC_INL_H_

@@ -4,6 +4,18 @@
 // blends ring rows, applies the affine, casts, and goes straight to memory. Rows with pixels
 // outside the valid rectangle or inside an erase box are composed in working memory first. A flip
 // costs nothing: it only permutes the column taps and the order of rows.
+#ifndef JAXKERN_IMAGE_FAST_INL_H_
+#define JAXKERN_IMAGE_FAST_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/fast_columns-inl.h"
+#include "image/fast_finish-inl.h"
+#include "image/stream-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kFastRing = 64;           // rows at most; a power of two
 constexpr int64_t kStreamBytes = 64 << 10;  // outputs from here on bypass the caches
@@ -267,3 +279,8 @@ inline bool run_fast(const Plan& plan, const Sample& sample, void* output, char*
   end_streaming();
   return true;
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_INL_H_

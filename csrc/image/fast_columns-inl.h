@@ -6,6 +6,16 @@
 // picks each value's two neighbouring taps as 16-bit words, which a multiply-add combines. Where
 // the taps of a lane's pixels lie further apart it takes two windows. Longer filters add one such
 // step for every two taps; their windows move on by two pixels, and the shuffle stays the same.
+#ifndef JAXKERN_IMAGE_FAST_COLUMNS_INL_H_
+#define JAXKERN_IMAGE_FAST_COLUMNS_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/taps-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Working memory handed out front to back; null when it does not suffice.
 struct Arena {
@@ -352,3 +362,8 @@ inline Resample choose_resample(const Columns& columns) {
   if (columns.pairs == 2) return resample_windows<1, 2>;
   return resample_windows<1, 0>;
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_COLUMNS_INL_H_

@@ -1,4 +1,14 @@
 // The vertical half of a fast row: blend rows, multiply and add per channel, cast, store.
+#ifndef JAXKERN_IMAGE_FAST_FINISH_INL_H_
+#define JAXKERN_IMAGE_FAST_FINISH_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/fast_columns-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Per-channel scale and bias repeated over three vectors, which every channel count divides, with
 // room to start at any channel.
@@ -242,3 +252,8 @@ inline FinishRow choose_finish(Dtype dtype, Rounding rounding, bool stream) {
                     : finish_row<Sink<type, Rounding::kKeep, false>>;
   });
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_FINISH_INL_H_

@@ -1,5 +1,13 @@
-// Bytes of an image looked up in tables of 256 levels, a table a channel. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Bytes of an image looked up in tables of 256 levels, a table a channel.
+#ifndef JAXKERN_IMAGE_LOOKUP_INL_H_
+#define JAXKERN_IMAGE_LOOKUP_INL_H_
+
+#include "core/simd-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 #if defined(__AVX512BW__)
 // Two levels in a word: 32 words are a register, and 64 are looked up at once.
@@ -170,3 +178,8 @@ void find_extremes(const uint8_t* image, int64_t pixels, int32_t* least, int32_t
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_LOOKUP_INL_H_

@@ -1,5 +1,15 @@
-// Weighted means of an image and of what steps made of it, as AugMix takes them. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Weighted means of an image and of what steps made of it, as AugMix takes them.
+#ifndef JAXKERN_IMAGE_MEAN_INL_H_
+#define JAXKERN_IMAGE_MEAN_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/pixel.h"
+#include "image/program.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // The images of a mean stay where they are, while others are made of the kept one elsewhere, until
 // one pass over all of them takes the mean.
@@ -73,3 +83,8 @@ class Mean {
   const T* image_[kMaxProgramSteps];
   float weight_[kMaxProgramSteps];
 };
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_MEAN_INL_H_

@@ -1,6 +1,15 @@
-// MixUp and CutMix of samples with their partners. Included by levels.cc in the level's namespace.
+// MixUp and CutMix of samples with their partners.
+#ifndef JAXKERN_IMAGE_MIX_INL_H_
+#define JAXKERN_IMAGE_MIX_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/arithmetic.h"
+#include "image/mix.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Mixes elements [begin, end) where all arrays share one index. Inlined into its three places it is
 // slower by a half.
@@ -52,3 +61,7 @@ void mix_samples(const MixCall& call, int64_t begin, int64_t end) {
     }
   });
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_MIX_INL_H_

@@ -1,5 +1,15 @@
-// Normal noise of an image program, added or painted: see random.h. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Normal noise of an image program, added or painted: see random.h.
+#ifndef JAXKERN_IMAGE_NOISE_INL_H_
+#define JAXKERN_IMAGE_NOISE_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/pixel.h"
+#include "image/random-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // x + mean + sigma n, in units of the largest value; alpha is left alone.
 template <typename T, int C>
@@ -39,3 +49,8 @@ void erase_box(T* image, int32_t width, Box box, NoiseKey key, const float* fill
     });
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_NOISE_INL_H_

@@ -1,6 +1,20 @@
-// An image program, step after step. Included by program_levels.cc in the level's namespace.
+// An image program, step after step.
+#ifndef JAXKERN_IMAGE_PROGRAM_INL_H_
+#define JAXKERN_IMAGE_PROGRAM_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur_bytes-inl.h"
+#include "image/elastic-inl.h"
+#include "image/mean-inl.h"
+#include "image/noise-inl.h"
+#include "image/program.h"
+#include "image/tables-inl.h"
+#include "image/warp-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Steps that write another image than they read.
 inline bool is_move(Code code) {
@@ -329,3 +343,7 @@ void program_samples(const ProgramCall& call, int64_t begin, int64_t end, char* 
     run_programs<float>(call, begin, end, scratch);
   }
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_PROGRAM_INL_H_

@@ -1,5 +1,14 @@
-// Loops over the random numbers of an image: see random.h. Included by program_levels.cc in the
-// level's unnamed namespace.
+// Loops over the random numbers of an image: see random.h.
+#ifndef JAXKERN_IMAGE_RANDOM_INL_H_
+#define JAXKERN_IMAGE_RANDOM_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/random.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kCounterBlock = 64;
 
@@ -25,3 +34,8 @@ inline void for_normals(NoiseKey key, int64_t begin, int64_t end, const Body& bo
     body(from, to - from, numbers + (from - 2 * start));
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_RANDOM_INL_H_

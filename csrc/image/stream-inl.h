@@ -5,8 +5,19 @@
 // output rows share them. A stage holds at most kTile columns of anything: wider inputs are pulled
 // in parts, so memory stays bounded whatever the sizes.
 //
-// Included by levels.cc inside the level's namespace; it uses raw arrays only, so that no library
-// template is instantiated with wide instructions.
+// It uses raw arrays only, so that no library template is instantiated with wide instructions.
+#ifndef JAXKERN_IMAGE_STREAM_INL_H_
+#define JAXKERN_IMAGE_STREAM_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/arithmetic.h"
+#include "image/levels.h"
+#include "image/taps-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kTile = 1024;
 constexpr int32_t kRingRows = 16;
@@ -354,3 +365,8 @@ void run_stream(const Plan& plan, const Sample& sample, void* output, char* scra
   if (channels == 3) return stream_channels<3>(chain, output_row, output);
   stream_channels<4>(chain, output_row, output);
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_STREAM_INL_H_

@@ -1,6 +1,17 @@
 // Operations that are a table of 256 levels a channel, of byte images: neighbours compose into one
 // table, rounded as if each had run on its own, and their histograms follow from one. Then the same
-// operations on floats. Included by program_levels.cc.
+// operations on floats.
+#ifndef JAXKERN_IMAGE_TABLES_INL_H_
+#define JAXKERN_IMAGE_TABLES_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/colour-inl.h"
+#include "image/lookup-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // What is still to be done to an image, and how many pixels have each level before it is.
 template <int C>
@@ -125,3 +136,8 @@ void equalize_floats(float* image, int64_t pixels) {
     return static_cast<float>(to[c][unit_level(x)]) * (1.f / 255.f);
   });
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_TABLES_INL_H_

@@ -1,5 +1,14 @@
-// The weights of the taps of one output index under every filter of plan.h. Included by levels.cc
-// inside the level's namespace.
+// The weights of the taps of one output index under every filter of plan.h.
+#ifndef JAXKERN_IMAGE_TAPS_INL_H_
+#define JAXKERN_IMAGE_TAPS_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/arithmetic.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // The weights of an index's taps one by one, under the two kinds of filter with windows. kZeros:
 // some are 0, and what they weigh may be NaN.
@@ -57,3 +66,8 @@ Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, floa
   }
   return range;
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_TAPS_INL_H_

@@ -1,4 +1,4 @@
-// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
+// Warps of one image: see warp.h.
 //
 // A row is done in tiles of columns, and those in groups of neighbouring pixels
 // (warp_groups-inl.h). The points of a tile come first, without branches: its pixels wait for none
@@ -7,8 +7,16 @@
 // are: pixels whose four are not all inside; the input's last ones, beyond which a copy or a blend
 // would read; and all of an input of 2^31 values. Where a blend to u8 in float32 comes out so near
 // the middle of two levels that float32 may be wrong about the side, float64 decides.
+#ifndef JAXKERN_IMAGE_WARP_INL_H_
+#define JAXKERN_IMAGE_WARP_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/warp_groups-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // What is the same for all pixels of a warp, and one pixel, wherever its point is.
 template <typename Element, int32_t kChannels, bool kNearest>
@@ -177,3 +185,7 @@ void warp_image(const Warp& warp, const void* in, const float* coefficients, voi
     return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, map, out);
   (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, map, out);
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_WARP_INL_H_

@@ -1,7 +1,18 @@
 // Groups of pixels of a warp, a lane of a register each: where their points are in the input, and
-// copies and blends of those that show it. Included by program_levels.cc in the level's namespace.
+// copies and blends of those that show it.
+#ifndef JAXKERN_IMAGE_WARP_GROUPS_INL_H_
+#define JAXKERN_IMAGE_WARP_GROUPS_INL_H_
 
+#include <type_traits>
+
+#include "core/simd-inl.h"
+#include "image/pixel.h"
+#include "image/warp.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 #if defined(__AVX512BW__)
 constexpr int32_t kGroup = 16;
@@ -254,3 +265,7 @@ inline void blend_group(const Element* in, int64_t in_row, const uint32_t* offse
 }
 
 }  // namespace
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_WARP_GROUPS_INL_H_

@@ -1,7 +1,15 @@
-// Intrinsics of the widest vectors that the level has, for sharpness of bytes. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Intrinsics of the widest vectors that the level has, for sharpness of bytes.
 //
 // JAXKERN_WIDE(add_ps) is _mm512_add_ps, or _mm256_add_ps. Packs act within lanes of 16 bytes.
+#ifndef JAXKERN_IMAGE_WIDE_INL_H_
+#define JAXKERN_IMAGE_WIDE_INL_H_
+
+#include "core/simd-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 #if defined(__AVX512BW__)
 #define JAXKERN_WIDE(name) _mm512_##name
@@ -36,3 +44,8 @@ inline WideFloats floats_of(Wide ints) {
 }
 inline Wide truncated(WideFloats x) { return (Wide) __builtin_convertvector(x, WideInts); }
 #endif
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_WIDE_INL_H_

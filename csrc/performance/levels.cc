@@ -1,8 +1,8 @@
 // The loops of the machine probes, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Vector types say what is wanted, so that no auto-vectorizer decides a ceiling.
+// JAXKERN_LEVEL. They use vector types so that the ceilings do not depend on an auto-vectorizer.
 #include "performance/levels.h"
 
-#include "core/simd_target.h"
+#include "core/simd-inl.h"
 
 namespace jaxkern::performance::JAXKERN_LEVEL {
 namespace {

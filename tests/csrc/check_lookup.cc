@@ -7,11 +7,11 @@
 #include <memory>
 #include <random>
 
-#include "core/simd_target.h"
+#include "image/lookup-inl.h"
 
 namespace {
 
-#include "image/lookup-inl.h"
+using namespace jaxkern::image::JAXKERN_LEVEL;
 
 template <int C, int kColours>
 bool agree(std::mt19937& random, int64_t blocks, bool alike) {
