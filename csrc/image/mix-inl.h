@@ -11,8 +11,8 @@ namespace {
 
 using namespace simd::JAXKERN_LEVEL;
 
-// Mixes elements [begin, end) where all arrays share one index. Inlined into its three places it is
-// slower by a half.
+// Mixes elements [begin, end) of arrays with the same layout. Inlining it into its three callers
+// makes it 1.5 times slower.
 template <Dtype dtype>
 __attribute__((noinline)) void mix_range(const void* x, const void* partner, float lambda,
                                          int64_t begin, int64_t end, void* output) {
