@@ -94,12 +94,12 @@ def ours(root: Path, work: str, antialias: bool = True) -> Callable[[], Iterator
     return epoch
 
 
-def levels(batch: Any, wanted: np.ndarray) -> float:
+def levels(batch: Any, expected: np.ndarray) -> float:
     """Mean difference in levels of 255."""
     found = np.asarray(batch)
     if found.shape[1] == 3:
         found = found.transpose(0, 2, 3, 1)
-    return float(np.mean(np.abs(found - wanted) * (255 * STD)))
+    return float(np.mean(np.abs(found - expected) * (255 * STD)))
 
 
 def compared(

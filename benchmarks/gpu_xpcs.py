@@ -126,10 +126,10 @@ def cases(n: int, angles: int) -> list[Case]:
     ]
 
 
-def difference(got: Any, wanted: Any) -> float:
+def difference(got: Any, expected: Any) -> float:
     """The largest difference, as a share of the largest value of each result."""
     worst = 0.0
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         worst = max(worst, float(np.abs(x - y).max() / np.abs(y).max()))
     return worst

@@ -88,9 +88,9 @@ def scale_and_translate(images: Any, params: Any) -> Callable[[], Any]:
 _BOX = ("top", "left", "height", "width")
 
 
-def same(got: Any, wanted: Any, name: str, levels: float, border: int = 0) -> float:
+def same(got: Any, expected: Any, name: str, levels: float, border: int = 0) -> float:
     """Checks values; ``levels`` is in 1/255 of the range; returns the largest difference."""
-    difference = np.abs(np.asarray(got, np.float32) - np.asarray(wanted, np.float32)) * STD * 255
+    difference = np.abs(np.asarray(got, np.float32) - np.asarray(expected, np.float32)) * STD * 255
     if border:
         difference = difference[:, border:-border, border:-border]
     worst = float(difference.max())
@@ -152,8 +152,8 @@ def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
             missing.append(f"{name}: {package} is not installed ({error})")
             continue
         mine = smooth if antialias else ours
-        wanted = reference_smooth if antialias else reference
-        errors[name] = same(result, wanted, name, peers.LEVELS)
+        expected = reference_smooth if antialias else reference
+        errors[name] = same(result, expected, name, peers.LEVELS)
         bar = next(b for n, b in bars.items() if name.startswith(n))
         compared.append((name, mine, [name], bar))
     compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))

@@ -85,9 +85,11 @@ def in_jax(images: list[np.ndarray], antialias: bool) -> np.ndarray:
         return np.asarray(aug.apply(ragged, aug.sample(keys, ragged)))
 
 
-def check(name: str, found: np.ndarray, wanted: np.ndarray, limit: float) -> None:
-    if not levels(found, wanted) <= limit:
-        raise SystemExit(f"{name} differs by {levels(found, wanted):.3g} levels from the reference")
+def check(name: str, found: np.ndarray, expected: np.ndarray, limit: float) -> None:
+    if not levels(found, expected) <= limit:
+        raise SystemExit(
+            f"{name} differs by {levels(found, expected):.3g} levels from the reference"
+        )
 
 
 def pillow(path: Path) -> np.ndarray:

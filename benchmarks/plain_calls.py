@@ -91,9 +91,9 @@ def run(arm: dict[str, Any], before: Path | None, save: str = "") -> dict[str, A
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     package = found.pop("package")  # a folder of this machine, which no record names
     if arm["way"] == "before" and before is not None:
-        wanted = str((before / "jaxkern").resolve())
-        if package != wanted:
-            raise SystemExit(f"the earlier build is imported from {package}, not {wanted}")
+        expected = str((before / "jaxkern").resolve())
+        if package != expected:
+            raise SystemExit(f"the earlier build is imported from {package}, not {expected}")
     return found
 
 

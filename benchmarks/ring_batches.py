@@ -118,13 +118,13 @@ def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
     for augment, table in ((False, raw), (True, augmented)):
         for name, epoch in table.items():
             levels = peers.LEVELS if "OpenCV" in name else 0
-            wanted = functools.partial(reference, ways.records(), augment)
-            errors[name] = compare(name, epoch, wanted, levels)
+            expected = functools.partial(reference, ways.records(), augment)
+            errors[name] = compare(name, epoch, expected, levels)
         name = "pipeline, augmented" if augment else "pipeline"
         table[name] = functools.partial(ways.pipeline, augment)
         order = list(ways.pipeline_order())
-        wanted = functools.partial(reference, iter(order), augment)
-        errors[name] = compare(name, table[name], wanted, 0)
+        expected = functools.partial(reference, iter(order), augment)
+        errors[name] = compare(name, table[name], expected, 0)
     ready = [jax.numpy.asarray(ways.images[r]) for r in itertools.islice(ways.records(), 8)]
     kernel = functools.partial(ways.kernel, ready, apply)
     return {**raw, **augmented, "the kernel alone, 2 threads": kernel}, missing, errors

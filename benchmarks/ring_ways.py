@@ -195,10 +195,10 @@ def process_spins() -> Iterator[None]:
         other.wait()
 
 
-def compare(name: str, epoch: Epoch, wanted: Epoch, levels: float) -> float:
+def compare(name: str, epoch: Epoch, expected: Epoch, levels: float) -> float:
     """Checks whole epochs; ``levels`` is in 1/255 of the range; returns the largest difference."""
     worst, count = 0.0, 0
-    for got, want in itertools.zip_longest(epoch(), wanted()):
+    for got, want in itertools.zip_longest(epoch(), expected()):
         if got is None or want is None:
             raise SystemExit(f"{name} has another number of batches")
         a, b = np.asarray(got), np.asarray(want)

@@ -210,7 +210,7 @@ def main() -> None:
     path = folder / f"{datetime.date.today():%Y-%m-%d}-{slug.strip('-')}.json"
     plot = path.with_suffix(".png")
     there, missing = peers()
-    wanted = options.only or ["ops", *(step.name for step in STEPS)]
+    expected = options.only or ["ops", *(step.name for step in STEPS)]
     record: dict[str, Any] = {
         "date": f"{datetime.date.today():%Y-%m-%d}",
         "machine": machine,
@@ -224,12 +224,12 @@ def main() -> None:
         kept = json.loads(path.read_text())
         if all(kept[part] == record[part] for part in ("machine", "versions", "peers")):
             record |= {"ops": kept["ops"], "steps": kept["steps"]}
-    if "ops" in wanted:
+    if "ops" in expected:
         print("ops: ", end="", flush=True)
         record["ops"] = ops(5 if options.quick else 25, Path("benchmark-results"), plot)
         print(record["ops"]["outcome"], flush=True)
     for step in STEPS:
-        if step.name in wanted:
+        if step.name in expected:
             print(f"{step.name}: ", end="", flush=True)
             record["steps"][step.name] = found = run(step, options.quick)
             print(found["outcome"], found.get("why", ""), flush=True)

@@ -129,8 +129,8 @@ def efficiency(corpus: Corpus, batches: Batches, whole: bool) -> float:
             raise ValueError("positions do not count from a segment's first token")
     if not np.array_equal(total, np.bincount(corpus.values, minlength=len(total))):
         raise ValueError("the rows have other tokens than the documents")
-    wanted = [hash(document.tobytes()) for document in corpus.documents()]
-    if whole and sorted(found) != sorted(wanted):
+    expected = [hash(document.tobytes()) for document in corpus.documents()]
+    if whole and sorted(found) != sorted(expected):
         raise ValueError("the segments are not the documents")
     return corpus.tokens / places
 

@@ -140,8 +140,8 @@ def rings(shape: tuple[int, int], dynamic: int = 8, static: int = 5) -> jk.xpcs.
 def random_events(n: int, pixels: int, occupancy: float, seed: int = 0) -> tuple[Any, Any, Any]:
     """Events of one or two photons at random places of frames x pixels, ordered by frame."""
     rng = np.random.default_rng(seed)
-    wanted = int(n * pixels * occupancy)
-    place = np.cumsum(rng.geometric(occupancy, int(wanted * 1.01) + 1000), dtype=np.int64) - 1
+    expected = int(n * pixels * occupancy)
+    place = np.cumsum(rng.geometric(occupancy, int(expected * 1.01) + 1000), dtype=np.int64) - 1
     place = place[place < n * pixels]
     frame, pixel = np.divmod(place, pixels)
     count = 1 + (rng.random(len(place), np.float32) < 0.05)

@@ -24,10 +24,10 @@ import jaxkern as jk
 SIGMA = 0.02
 
 
-def close(got: Any, wanted: Any, name: str, relative: float = 1e-9) -> None:
+def close(got: Any, expected: Any, name: str, relative: float = 1e-9) -> None:
     """Stops the benchmark where two arms differ by more than ``relative`` of the largest value."""
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    worst = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    got, expected = np.asarray(got), np.asarray(expected)
+    worst = float(np.abs(got - expected).max() / np.abs(expected).max())
     if not worst <= relative:
         raise SystemExit(f"{name}: the arms differ by {worst:.2e} of the largest value")
     print(f"{name}: the arms agree to {worst:.1e} of the largest value")

@@ -37,11 +37,6 @@ nb::tuple as_tuple(const Status& status) {
   return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index);
 }
 
-// Python runs a signal's handler behind a call, before what it returned is stored, so that a
-// KeyboardInterrupt drops it. Therefore what a call takes out of the ring is an object that gives
-// it back when it is dropped; the last step, which nothing may follow, is a store to an attribute.
-
-// Committed by `slot.committed = []`, to which the outcome is appended.
 struct PythonSlot {
   std::shared_ptr<Ring> ring;
   Slot slot;
@@ -70,54 +65,6 @@ nb::object bytes(std::unique_ptr<Lease> lease) {
   lease.release();
   return nb::cast(Bytes(kept->data(), {size}, owner));
 }
-
-// A batch, a failure, or why there is neither. Until `taken.settled = (zero_copy, copied)`, which
-// counts the arrays that were handed over, it goes back to the ring when it is dropped.
-class PythonTaken {
- public:
-  PythonTaken(std::shared_ptr<Ring> ring, Status status, Batch batch,
-              std::shared_ptr<const std::vector<int>> codes)
-      : status_(std::move(status)), batch_(std::move(batch)), codes_(std::move(codes)) {
-    if (status_.ok() || status_.outcome == Outcome::kFailed) ring_ = std::move(ring);
-  }
-  PythonTaken(PythonTaken&&) = default;
-  ~PythonTaken() { give_back(); }
-
-  void give_back() {
-    if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
-      ring->put_back(std::move(status_), std::move(batch_));
-    }
-  }
-
-  void settle(const std::tuple<int64_t, int64_t>& counts) {
-    if (const std::shared_ptr<Ring> ring = std::move(ring_)) {
-      batch_.settle();
-      batch_.release();
-      ring->count_hand_over(std::get<0>(counts), std::get<1>(counts));
-    }
-  }
-  bool settled() const { return ring_ == nullptr; }
-
-  // As a DLPack capsule where the leaf's dtype has a code, else, or with `dlpack` false, as bytes.
-  nb::list leaves(bool dlpack) const {
-    nb::list leaves;
-    for (size_t i = 0; batch_ && i < batch_.size(); ++i) {
-      std::unique_ptr<Lease> lease = batch_.lease(i);
-      const int code = (*codes_)[i];
-      leaves.append(dlpack && code >= 0 ? capsule(std::move(lease), code)
-                                        : bytes(std::move(lease)));
-    }
-    return leaves;
-  }
-
-  const Status& status() const { return status_; }
-
- private:
-  std::shared_ptr<Ring> ring_;  // null where nothing was taken, and once it is settled or back
-  Status status_;
-  Batch batch_;
-  std::shared_ptr<const std::vector<int>> codes_;  // [leaf]
-};
 
 // A read-only view of a Python buffer.
 class Buffer {
@@ -169,12 +116,11 @@ class PythonRing {
   PythonRing(const nb::list& leaves, int64_t capacity, int64_t start, uint64_t key,
              double pop_timeout, const nb::object& allocator, const PythonSlotMemory* memory) {
     std::vector<LeafSpec> specs;
-    std::vector<int> codes;
     for (nb::handle leaf : leaves) {
       const auto [dtype, item_size, shape, code] =
           nb::cast<std::tuple<std::string, int64_t, std::vector<int64_t>, int>>(leaf);
       specs.push_back(leaf_spec(dtype, item_size, shape));
-      codes.push_back(code);
+      codes_.push_back(code);
       bytes_ += specs.back().bytes;
     }
     Options options;
@@ -188,7 +134,6 @@ class PythonRing {
     if (pop_timeout >= 0) {
       options.pop_timeout = duration(pop_timeout);
     }
-    codes_ = std::make_shared<const std::vector<int>>(std::move(codes));
     ring_ = Ring::create(std::move(specs), options);
   }
   PythonRing(const PythonRing&) = delete;
@@ -233,11 +178,20 @@ class PythonRing {
     return with_slot(status, std::move(slot));
   }
 
-  PythonTaken take(double timeout, bool interruptible) {
+  // (outcome, message, index, record, leaves): a leaf is a DLPack capsule where its dtype has a
+  // code, else, or with `dlpack` false, an array of bytes.
+  nb::tuple take(double timeout, bool interruptible, bool dlpack) {
     Batch batch;
-    Status status = wait(timeout, interruptible,
-                         [&](Deadline deadline) { return ring_->take(deadline, &batch, true); });
-    return PythonTaken(ring_, std::move(status), std::move(batch), codes_);
+    const Status status = wait(timeout, interruptible,
+                               [&](Deadline deadline) { return ring_->take(deadline, &batch); });
+    nb::list leaves;
+    for (size_t i = 0; batch && i < batch.size(); ++i) {
+      std::unique_ptr<Lease> lease = batch.lease(i);
+      leaves.append(dlpack && codes_[i] >= 0 ? capsule(std::move(lease), codes_[i])
+                                             : bytes(std::move(lease)));
+    }
+    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index,
+                          status.record, leaves);
   }
 
   // Wakes everybody, then lets those who waited leave. False when some are still here.
@@ -281,7 +235,7 @@ class PythonRing {
   }
 
   std::shared_ptr<Ring> ring_;
-  std::shared_ptr<const std::vector<int>> codes_;  // [leaf] DLPack's type codes; -1: it has none
+  std::vector<int> codes_;  // [leaf] DLPack's type codes; -1 where the dtype has none
   int64_t bytes_ = 0;
   std::unique_ptr<Visitors> visitors_ = std::make_unique<Visitors>();
 };
@@ -338,22 +292,10 @@ void define_ring(nb::module_& module) {
       .def(
           "abandon", [](PythonSlot& self) { self.slot.abandon(); }, nb::lock_self(),
           "Gives the slot back.")
-      .def_prop_rw(
-          "committed", [](const PythonSlot& self) { return !self.slot; },
-          [](PythonSlot& self, nb::list outcome) {
-            outcome.append(as_tuple(self.ring->commit(std::move(self.slot))));
-          },
-          nb::lock_self());
-
-  nb::class_<PythonTaken>(module, "Taken")
-      .def_prop_ro("outcome",
-                   [](const PythonTaken& self) { return static_cast<int>(self.status().outcome); })
-      .def_prop_ro("message", [](const PythonTaken& self) { return self.status().message; })
-      .def_prop_ro("index", [](const PythonTaken& self) { return self.status().index; })
-      .def_prop_ro("ticket", [](const PythonTaken& self) { return self.status().ticket; })
-      .def("leaves", &PythonTaken::leaves, nb::arg("dlpack"), nb::lock_self())
-      .def("give_back", &PythonTaken::give_back, nb::lock_self())
-      .def_prop_rw("settled", &PythonTaken::settled, &PythonTaken::settle, nb::lock_self());
+      .def(
+          "commit",
+          [](PythonSlot& self) { return as_tuple(self.ring->commit(std::move(self.slot))); },
+          nb::lock_self(), "Delivers the batch: (outcome, message, index).");
 
   nb::class_<PythonSlotMemory>(module, "SlotMemory").def(nb::init<>());
 
@@ -367,19 +309,26 @@ void define_ring(nb::module_& module) {
            nb::arg("interruptible"))
       .def("acquire", &PythonRing::acquire, nb::arg("index"), nb::arg("timeout"),
            nb::arg("interruptible"))
-      .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"))
+      .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"),
+           nb::arg("dlpack"))
+      .def(
+          "count_hand_over",
+          [](PythonRing& self, int64_t zero_copy, int64_t copied) {
+            self.ring()->count_hand_over(zero_copy, copied);
+          },
+          nb::arg("zero_copy"), nb::arg("copied"))
       .def(
           "fail",
-          [](PythonRing& self, int64_t index, const std::string& message, int64_t ticket) {
-            return as_tuple(self.ring()->fail(index, message, ticket));
+          [](PythonRing& self, int64_t index, const std::string& message) {
+            return as_tuple(self.ring()->fail(index, message));
           },
-          nb::arg("index"), nb::arg("message"), nb::arg("ticket"))
+          nb::arg("index"), nb::arg("message"))
       .def(
           "fail_slot",
-          [](PythonRing& self, PythonSlot& slot, const std::string& message, int64_t ticket) {
-            return as_tuple(self.ring()->fail(std::move(slot.slot), message, ticket));
+          [](PythonRing& self, PythonSlot& slot, const std::string& message) {
+            return as_tuple(self.ring()->fail(std::move(slot.slot), message));
           },
-          nb::arg("slot").lock(), nb::arg("message"), nb::arg("ticket"))
+          nb::arg("slot").lock(), nb::arg("message"))
       .def(
           "finish",
           [](PythonRing& self, int64_t end) { return as_tuple(self.ring()->finish(end)); },

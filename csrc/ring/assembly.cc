@@ -50,6 +50,12 @@ struct Job {
   int64_t begin = 0, count = 0, index = 0;
 };
 
+// Why records could not be made; no problem where the message is empty.
+struct Problem {
+  std::string message;
+  int64_t record = -1;  // the record at fault; -1: not known to be one
+};
+
 // A batch that threads are making, part by part.
 struct Making {
   Job job;
@@ -58,11 +64,11 @@ struct Making {
   // Guarded by the assembly's mutex.
   int64_t claimed = 0, left = 0;
   int64_t failed = std::numeric_limits<int64_t>::max();  // the first part that could not be made
-  std::string problem;                                   // of that part
+  Problem problem;                                       // of that part
 };
 using Open = std::list<std::shared_ptr<Making>>;  // spliced from list to list without memory
 
-std::string problem_of(const char* what) noexcept {
+std::string message_of(const char* what) noexcept {
   try {
     return what;
   } catch (const std::bad_alloc&) {
@@ -119,8 +125,8 @@ struct Assembly::State {
   Status begin(Job job, Open* made);
   Status fail(int64_t index, const char* problem);
   Status deliver(Making& batch);
-  std::string fill(const Making& batch, int64_t part);
-  std::string produce(const Job& job, size_t leaf, char* out, uint8_t* valid);
+  Problem fill(const Making& batch, int64_t part);
+  Problem produce(const Job& job, size_t leaf, char* out, uint8_t* valid);
   void close();
 };
 
@@ -182,9 +188,9 @@ void Assembly::State::check() const {
   }
 }
 
-// The records of a leaf, transformed; a message where the producer refuses. `valid` is null or
+// The records of a leaf, transformed; a problem where the producer fails. `valid` is null or
 // [batch].
-std::string Assembly::State::produce(const Job& job, size_t leaf, char* out, uint8_t* valid) {
+Problem Assembly::State::produce(const Job& job, size_t leaf, char* out, uint8_t* valid) {
   const AssemblyLeaf& source = leaves[leaf];
   const JaxkernProducer& abi = source.producer.abi();
   const Operands& given = job.chunk->operands[leaf];
@@ -208,13 +214,15 @@ std::string Assembly::State::produce(const Job& job, size_t leaf, char* out, uin
     char message[kMessageSize] = "the producer failed without a message";
     if (const int32_t failed = abi.run(abi.state, &records, message, sizeof message); failed != 0) {
       message[kMessageSize - 1] = '\0';
-      const auto number = [&](int64_t k) {
-        return text(job.chunk->records[static_cast<size_t>(first + k)]);
+      const auto record = [&](int64_t k) {
+        return job.chunk->records[static_cast<size_t>(first + k)];
       };
-      const bool one = failed > 0 && failed <= records.count;
-      const std::string which = one ? "record " + number(failed - 1)
-                                    : "records " + number(0) + " to " + number(records.count - 1);
-      return which + ": " + message;
+      if (failed > 0 && failed <= records.count) {
+        const int64_t number = record(failed - 1);
+        return {"record " + text(number) + ": " + message, number};
+      }
+      return {"records " + text(record(0)) + " to " + text(record(records.count - 1)) + ": " +
+              message};
     }
     done += records.count;
   }
@@ -270,8 +278,8 @@ Status Assembly::State::fail(int64_t index, const char* problem) {
   }
 }
 
-// The records of a part, in all leaves; "" or what is wrong.
-std::string Assembly::State::fill(const Making& batch, int64_t part) {
+// Makes the records of a part, in all leaves.
+Problem Assembly::State::fill(const Making& batch, int64_t part) {
   const bool whole = batch.parts == 1;
   Job job = batch.job;
   const int64_t first = whole ? 0 : part * kRunRecords;
@@ -283,7 +291,9 @@ std::string Assembly::State::fill(const Making& batch, int64_t part) {
     const AssemblyLeaf& source = leaves[i];
     char* out = batch.slot.leaf(i) + first * source.record_bytes();
     if (source.producer) {
-      if (std::string problem = produce(job, i, out, valid); !problem.empty()) return problem;
+      if (Problem problem = produce(job, i, out, valid); !problem.message.empty()) {
+        return problem;
+      }
     } else if (source.record_bytes() > 0) {
       gather(source.rows, job.chunk->records.data() + job.begin, job.count, out, stream, stop);
     }
@@ -295,8 +305,8 @@ std::string Assembly::State::fill(const Making& batch, int64_t part) {
 Status Assembly::State::deliver(Making& batch) {
   if (stop.load()) return {Outcome::kClosed, {}, -1};  // the slot is given back unfilled
   try {
-    if (batch.problem.empty()) return ring->commit(std::move(batch.slot));
-    return ring->fail(std::move(batch.slot), batch.problem);
+    if (batch.problem.message.empty()) return ring->commit(std::move(batch.slot));
+    return ring->fail(std::move(batch.slot), batch.problem.message, batch.problem.record);
   } catch (const std::bad_alloc&) {  // only the status of a closed ring needs memory
     return {Outcome::kClosed, {}, -1};
   }
@@ -316,19 +326,19 @@ void Assembly::State::make_part(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Making> batch = open.front();
   const int64_t part = batch->claimed++;
   if (batch->claimed == batch->parts) open.pop_front();
-  std::string problem;
+  Problem problem;
   if (part < batch->failed) {
     lock.unlock();
     try {
       problem = fill(*batch, part);
     } catch (const std::exception& error) {
-      problem = problem_of(error.what());
+      problem.message = message_of(error.what());
     } catch (...) {
-      problem = problem_of("an exception that is no std::exception");
+      problem.message = message_of("an exception that is no std::exception");
     }
     lock.lock();
   }
-  if (!problem.empty() && part < batch->failed) {
+  if (!problem.message.empty() && part < batch->failed) {
     batch->failed = part;
     batch->problem = std::move(problem);
   }

@@ -162,7 +162,7 @@ bool Ring::closed() const {
 int64_t Ring::delivered() const {
   if (forked()) return -1;
   Lock lock(mutex_);
-  return returned_.empty() ? next_ : returned_.front().status.index;
+  return next_;
 }
 
 Statistics Ring::statistics() const {

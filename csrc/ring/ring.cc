@@ -129,7 +129,7 @@ Held::~Held() {
 }
 
 Lease::~Lease() {
-  if (--held_->leases[leaf_] == 0 && !held_->whole) {
+  if (--held_->leases[leaf_] == 0) {
     held_->ring->give_back(leaf_, std::move(held_->blocks[leaf_]));
   }
 }
@@ -206,8 +206,7 @@ int64_t Ring::limit() const {
 }
 
 bool Ring::deliverable() const {
-  return closed_ || !returned_.empty() || (end_ >= 0 && next_ >= end_) ||
-         entry(next_).state == State::kReady ||
+  return closed_ || (end_ >= 0 && next_ >= end_) || entry(next_).state == State::kReady ||
          (!failures_.empty() && failures_.begin()->first == next_);
 }
 
@@ -302,9 +301,9 @@ Status Ring::commit(Slot&& slot) {
   return {Outcome::kOk, {}, index};
 }
 
-Status Ring::fail(int64_t index, const std::string& message, int64_t ticket) {
+Status Ring::fail(int64_t index, const std::string& message, int64_t record) {
   if (forked()) return forked_child();
-  Failure failure{printable(message), ticket};
+  Failure failure{printable(message), record};
   Lock lock(mutex_);
   const bool next = index == kNextIndex;
   if (next) index = next_put_;
@@ -315,11 +314,11 @@ Status Ring::fail(int64_t index, const std::string& message, int64_t ticket) {
   return {Outcome::kOk, {}, index};
 }
 
-Status Ring::fail(Slot&& slot, std::string_view message, int64_t ticket) {
+Status Ring::fail(Slot&& slot, std::string_view message, int64_t record) {
   if (forked()) return forked_child();
   if (slot.ring_.get() != this) return invalid("the slot is empty or another ring's");
   const int64_t index = slot.index_;
-  Failure failure{{}, ticket};
+  Failure failure{{}, record};
   try {
     failure.message = printable(std::string(message));
   } catch (const std::bad_alloc&) {
@@ -360,12 +359,11 @@ Status Ring::finish(int64_t end) {
   return {Outcome::kOk, {}, end};
 }
 
-Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
+Status Ring::take(Deadline deadline, Batch* batch) {
   if (forked()) return forked_child();
   batch->release();
   // Allocated before anything changes: what follows needs no memory, or a batch would be lost.
   auto held = std::make_shared<Held>(shared_from_this(), leaves_.size());
-  Returns place(returnable ? 1 : 0);
   Lock lock(mutex_);
   if (first_use_ == Clock::time_point{}) first_use_ = Clock::now();
   const int64_t came = ready_;
@@ -374,17 +372,6 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
     return {Outcome::kTimeout, deadline == kNow ? "" : wait_for_batch(), next_};
   }
   if (closed_) return ring_closed();
-  if (!returned_.empty()) {
-    Returns again;
-    again.splice(again.end(), returned_, returned_.begin());
-    Status status = std::move(again.front().status);
-    count(status, 1);
-    if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
-    lock.unlock();
-    batch->held_ = std::move(again.front().held);
-    batch->place_ = std::move(place);
-    return status;
-  }
   if (end_ >= 0 && next_ >= end_) {
     wake_consumers();  // a commit wakes one; each learns of the end from the one before
     return {Outcome::kFinished, "the ring is finished", -1};
@@ -393,59 +380,32 @@ Status Ring::take(Deadline deadline, Batch* batch, bool returnable) {
   const auto failure = failures_.find(index);
   Status status{Outcome::kOk, {}, index};
   if (failure != failures_.end()) {
-    status = {Outcome::kFailed, std::move(failure->second.message), index, failure->second.ticket};
+    status = {Outcome::kFailed, std::move(failure->second.message), index, failure->second.record};
     failures_.erase(failure);
+    ++counts_.failures;
   } else {
     Entry& source = entry(index);
     held->index = index;
-    held->whole = returnable;
     held->blocks = std::move(source.blocks);
     source.blocks.clear();
     source.state = State::kEmpty;
     --ready_;
     if (!leaves_.empty()) ++held_;
     ++counts_.occupancy[static_cast<size_t>(std::min(came, capacity_))];
+    ++counts_.batches;
+    for (const LeafSpec& leaf : leaves_) counts_.bytes += leaf.bytes;
   }
-  count(status, 1);
   if (waiting_take_ > 0 && deliverable()) consumers_.notify_one();
   wake_producers();
   lock.unlock();
   ++changes_;
   if (status.ok()) batch->held_ = std::move(held);
-  batch->place_ = std::move(place);
   return status;
-}
-
-void Ring::put_back(Status&& status, Batch&& batch) {
-  const std::shared_ptr<Held> held = std::move(batch.held_);  // freed after the lock
-  Returns place = std::move(batch.place_);
-  if (forked()) return;
-  Lock lock(mutex_);
-  if (closed_ || place.empty()) return;
-  count(status, -1);
-  const auto after = std::find_if(returned_.begin(), returned_.end(), [&](const Returned& each) {
-    return each.status.index > status.index;
-  });
-  place.front() = {std::move(status), held};
-  returned_.splice(after, place);
-  wake_consumers();
-  lock.unlock();
-  ++changes_;
-}
-
-void Ring::count(const Status& taken, int64_t times) {
-  if (!taken.ok()) {
-    counts_.failures += times;
-    return;
-  }
-  counts_.batches += times;
-  for (const LeafSpec& leaf : leaves_) counts_.bytes += times * leaf.bytes;
 }
 
 void Ring::close(const char* why) {
   if (forked()) return;
   std::vector<std::vector<BlockRef>> memory;  // freed after the lock
-  Returns returned;
   Lock lock(mutex_);
   if (closed_) return;
   for (Entry& each : entries_) {
@@ -457,7 +417,6 @@ void Ring::close(const char* why) {
   closed_ = true;
   closed_because_ = why;
   failures_.clear();
-  returned.swap(returned_);
   memory.swap(free_);
   wake_producers();
   wake_consumers();

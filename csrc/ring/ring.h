@@ -18,7 +18,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -81,8 +80,8 @@ enum class Outcome {
 struct Status {
   Outcome outcome = Outcome::kOk;
   std::string message;
-  int64_t index = -1;  // of the batch that was delivered or failed
-  int64_t ticket = 0;  // of a failure: what its producer gave with it
+  int64_t index = -1;   // of the batch that was delivered or failed
+  int64_t record = -1;  // of a failure: the record that could not be made; -1: not one record
   bool ok() const { return outcome == Outcome::kOk; }
 };
 
@@ -116,16 +115,9 @@ struct Held;
 // What a producer reports in a batch's place, by index.
 struct Failure {
   std::string message;
-  int64_t ticket = 0;
+  int64_t record = -1;
 };
 using Failures = std::map<int64_t, Failure>;
-
-// A batch, or a failure, that was taken and put back.
-struct Returned {
-  Status status;
-  std::shared_ptr<Held> held;  // null for a failure
-};
-using Returns = std::list<Returned>;  // spliced from list to list without memory
 
 // A producer's slot. Destroyed without a commit it is given back, and its index is free again.
 class Slot {
@@ -163,8 +155,6 @@ struct Held {
   int64_t index = -1;  // below 0 until a batch is delivered
   std::vector<BlockRef> blocks;
   std::vector<std::atomic<int>> leases;  // [leaf]
-  // Leaves stay, though their leases end: it may be returned, or was, and older leases go on.
-  std::atomic<bool> whole{false};
 };
 
 // One leaf of a delivered batch: its memory is not written again before the lease ends.
@@ -188,27 +178,19 @@ class Lease {
 class Batch {
  public:
   Batch() = default;
-  Batch(Batch&&) = default;  // not copied: it is put back at most once
+  Batch(Batch&&) = default;
   Batch& operator=(Batch&&) = default;
   explicit operator bool() const { return held_ != nullptr; }
   int64_t index() const { return held_->index; }
   size_t size() const { return held_->blocks.size(); }
   const char* leaf(size_t i) const { return held_->blocks[i]->data(); }
-  // At most once a leaf after `settle`.
+  // At most once a leaf.
   std::unique_ptr<Lease> lease(size_t i) const { return std::make_unique<Lease>(held_, i); }
-  void release() {
-    held_.reset();
-    place_.clear();
-  }
-  // It is the consumer's for good: a leaf is given back when its last lease ends.
-  void settle() {
-    if (held_) held_->whole = false;
-  }
+  void release() { held_.reset(); }
 
  private:
   friend class Ring;
   std::shared_ptr<Held> held_;
-  Returns place_;  // one element, in which it can be put back without memory, or none
 };
 
 class Ring : public std::enable_shared_from_this<Ring> {
@@ -221,17 +203,12 @@ class Ring : public std::enable_shared_from_this<Ring> {
 
   Status acquire(int64_t index, Deadline deadline, Slot* slot);
   Status commit(Slot&& slot);
-  // `ticket` comes with the failure to who takes it.
-  Status fail(int64_t index, const std::string& message, int64_t ticket = 0);
+  // The consumer gets the message and the record in the batch's place.
+  Status fail(int64_t index, const std::string& message, int64_t record = -1);
   // Needs no memory: without any the message is "out of memory".
-  Status fail(Slot&& slot, std::string_view message, int64_t ticket = 0);
+  Status fail(Slot&& slot, std::string_view message, int64_t record = -1);
   Status finish(int64_t end = kNextIndex);
-  // With `returnable`, what was taken (a batch, or a failure) may be put back until it is settled.
-  Status take(Deadline deadline, Batch* batch, bool returnable = false);
-  // Restores a returnable batch or failure: it is the next to be taken. `status` is what `take`
-  // returned. Until then the ring stays, unless it is closed. Needs no memory, so that destructors
-  // may call it.
-  void put_back(Status&& status, Batch&& batch);
+  Status take(Deadline deadline, Batch* batch);
   // Wakes everybody; what was not delivered is dropped. `why` is a literal for later statuses.
   void close(const char* why = nullptr);
 
@@ -291,7 +268,6 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void abandoned(int64_t index, std::vector<BlockRef> blocks) noexcept;
   void unheld() noexcept;
   void keep(size_t leaf, BlockRef* block) noexcept;
-  void count(const Status& taken, int64_t times);
   std::string wait_for_batch() const;
   std::string wait_for_slot(int64_t index) const;
   std::string no_memory(int64_t index) const;
@@ -313,7 +289,6 @@ class Ring : public std::enable_shared_from_this<Ring> {
   std::vector<Entry> entries_;             // [capacity]: index % capacity
   Failures failures_;
   Failures::node_type spare_failure_;        // the last committed slot's, for the next one
-  Returns returned_;                         // by index, ascending
   std::vector<std::vector<BlockRef>> free_;  // [leaf], `capacity` reserved; none once it is closed
   int64_t next_;                             // the next index to deliver
   int64_t next_put_;                         // the index after the highest that was named

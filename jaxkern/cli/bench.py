@@ -99,7 +99,7 @@ def _measure(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
 
 
 def _print(results: list[dict[str, Any]], judged: bool) -> None:
-    from jaxkern.benchmarking.samples import LEAST_SAMPLES
+    from jaxkern.benchmarking.samples import MIN_SAMPLES
     from jaxkern.core.quantities import format_duration
 
     timed = [result for result in results if "speedup" in result]
@@ -122,7 +122,7 @@ def _print(results: list[dict[str, Any]], judged: bool) -> None:
         title += ", 95% intervals" if intervals else ""
         print_table(title, columns + (["against the baseline"] if judged else []), rows)
     if not intervals:
-        print(f"fewer than {LEAST_SAMPLES} rounds: too few for an interval")
+        print(f"fewer than {MIN_SAMPLES} rounds: too few for an interval")
     for result in results:
         if "problem" in result:
             print(f"{result['case']}: not timed: {result['problem']}")

@@ -42,8 +42,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    from jaxkern.benchmarking.op_times import trace
     from jaxkern.benchmarking.saved import DIRECTORY
+    from jaxkern.benchmarking.tracing import trace
     from jaxkern.core.client import start_backend
     from jaxkern.core.compile_clock import CompileClock
 

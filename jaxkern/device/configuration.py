@@ -12,11 +12,11 @@ from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.client import (
     BackendError,
+    requested_platforms,
     set_memory_fraction,
     start_backend,
-    wanted_platforms,
 )
-from jaxkern.core.threads import MOST_THREADS, worker_cap
+from jaxkern.core.threads import MAX_THREADS, worker_cap
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def configure_optimal_device(
     if require == "gpu" and not prefer_gpu:
         raise ValueError("require is 'gpu' and prefer_gpu is False; wanted one or the other")
     if cpu_threads is not None:
-        cpu_threads = check_integer("cpu_threads", cpu_threads, 0, MOST_THREADS)
+        cpu_threads = check_integer("cpu_threads", cpu_threads, 0, MAX_THREADS)
     if memory_fraction is not None:
         set_memory_fraction(memory_fraction)
     start_backend()
@@ -116,7 +116,7 @@ def _first_cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        wanted = wanted_platforms()
+        wanted = requested_platforms()
         raise BackendError(
             f"the CPU is wanted and JAX may not start it: JAX_PLATFORMS is {wanted!r}; set "
             f"JAX_PLATFORMS={wanted},cpu, or unset it"

@@ -22,7 +22,7 @@ from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.pipeline.workers import Workers, holds_ragged
-from jaxkern.ring import SlotMemory
+from jaxkern.ring import RingClosed, SlotMemory
 from jaxkern.ring.errors import RingTimeout
 from jaxkern.tokens import PackingStats
 
@@ -40,9 +40,8 @@ class PipelineIterator(Iterator[Data]):
     """The batches of an epoch; what ``iter(pipeline)`` returns.
 
     A batch that fails raises in its place; the next call goes on behind it. Several threads may
-    iterate together: each batch goes to one of them. Who is interrupted by Ctrl-C in a call has
-    taken nothing: the next call returns that batch. (In a `for` loop; the built-in `next` has a
-    moment behind it in which Python drops what it returned.)
+    iterate together: each batch goes to one of them. An interrupt by Ctrl-C closes the iterator;
+    a new one with the old one's `get_state` resumes after the last batch that was delivered.
     """
 
     def __init__(
@@ -76,30 +75,30 @@ class PipelineIterator(Iterator[Data]):
         return self
 
     def __next__(self) -> Data:
-        # A signal's handler may raise behind any call, also that which ends a `with`. What a thread
-        # takes lies in its own place, therefore, until the last stores, which no call follows.
         self._check_process()
-        thread = threading.get_ident()
-        claimed = self._claimed  # `set_state` of another thread replaces it
-        if thread not in claimed:
-            with self._lock:
-                claimed = self._claimed
-                self._claim(thread)
-        index, outcome = claimed[thread]
+        with self._lock:
+            try:
+                outcome = self._take()
+            except KeyboardInterrupt:
+                self.close()
+                raise
+            self._next += 1
+            if not isinstance(outcome, BaseException):
+                self._delivered = self._next
         if isinstance(outcome, BaseException):
-            del claimed[thread]
             try:
                 raise outcome
             finally:
                 del outcome  # its traceback holds this frame
-        del claimed[thread]
-        if claimed is self._claimed and index >= self._delivered:
-            self._delivered = index + 1
         return outcome
 
-    def _claim(self, thread: int) -> None:
-        """Gives a thread the next outcome. Here too, what was made is stored before any call."""
+    def _take(self) -> Data | BaseException:
         index = self._next
+        if index < self._run.batches and self._closed:
+            raise RingClosed(
+                "the iteration was closed; resume with a new iterator and the get_state() of this "
+                "one"
+            )
         while self._made <= index and index < self._run.batches:
             self._make(None)
         if index >= self._run.batches:
@@ -108,15 +107,11 @@ class PipelineIterator(Iterator[Data]):
         # The program of the next batch runs while the consumer works on this one.
         if self._tail is not None and self._workers is not None and self._made == index + 1:
             self._make(0.0)
-        self._claimed[thread] = index, self._outcomes[index]
-        del self._outcomes[index]
-        self._next = index + 1
+        return self._outcomes.pop(index)
 
     def get_state(self) -> dict[str, Any]:
         """Where the iteration is, as a small JSON-able dict: behind the last batch delivered."""
-        # A thread that was interrupted may have one that is older than others'.
-        claimed = [index for index, _ in list(self._claimed.values())]
-        run, batch = self._run, min([self._delivered, *claimed])
+        run, batch = self._run, self._delivered
         finished = batch >= run.batches
         return make_state(self._plan, self._epoch, batch, finished, run.place(batch))
 
@@ -199,6 +194,10 @@ class PipelineIterator(Iterator[Data]):
 
     def close(self) -> None:
         """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         for closing in (self._closing, self._ending):
             if closing is not None:
                 closing()
@@ -218,11 +217,9 @@ class PipelineIterator(Iterator[Data]):
         self._workers: Workers | NativeBatches | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
         self._made: int = batch  # the index behind the last outcome that is known
-        # A unit whose program was interrupted, or the error in its place.
-        self._taken: tuple[int, BaseException | None, Any] | None = None
         self._outcomes: dict[int, Data | BaseException] = {}  # known and not claimed
         self._next = batch  # the index that is claimed next
-        self._claimed: dict[int, tuple[int, Data | BaseException]] = {}  # by thread
+        self._closed = False
         self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
     def _begin(self, batch: int, place: dict[str, Any] | None) -> None:
@@ -235,16 +232,15 @@ class PipelineIterator(Iterator[Data]):
         where the epoch ends there."""
         if self._made >= self._run.batches:
             return
-        if self._taken is None:
-            if self._tuning.due:
-                self._tune()
-            try:
-                self._taken = self._unit(timeout)
-            except RingTimeout:
-                return
-            if self._taken is None:
-                return
-        _, error, unit = self._taken
+        if self._tuning.due:
+            self._tune()
+        try:
+            taken = self._unit(timeout)
+        except RingTimeout:
+            return
+        if taken is None:
+            return
+        _, error, unit = taken
         outcome: Data | BaseException
         try:
             outcome = self._placed(unit) if error is None else error
@@ -255,7 +251,6 @@ class PipelineIterator(Iterator[Data]):
         if error is None and unit.bad:
             self._bad[self._made] = unit.bad
         self._outcomes[self._made] = outcome
-        self._taken = None
         self._made += 1
 
     def _tune(self) -> None:
@@ -271,17 +266,12 @@ class PipelineIterator(Iterator[Data]):
             workers.resize(self._tuning.workers)
         else:  # any batch can be made anew
             self._workers = None
-            self.close()
+            self._end()
 
     def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any] | None:
         """The next unit, or the error in its place, as `Ring._outcome` returns them; None where the
         epoch has ended."""
         tuning = self._tuning
-        run = self._run
-        if self._workers is None and self._plan.cut is not None and run.next != self._made:
-            # A call was interrupted that had pulled this batch.
-            run.close()
-            self._begin(self._made, run.place(self._made))
         if tuning.workers == 0:
             return self._made_here()
         if self._workers is None:
@@ -308,7 +298,7 @@ class PipelineIterator(Iterator[Data]):
             if self._plan.cut is not None:
                 return None
             self._workers = None  # nothing was drawn behind the batch for which drawing failed
-            self.close()
+            self._end()
             return self._unit(timeout)
 
     def _made_here(self) -> tuple[int, BaseException | None, Any] | None:
@@ -319,7 +309,6 @@ class PipelineIterator(Iterator[Data]):
             return index, None, self._run.unit(index)
         except BaseException as error:
             if is_interrupt(error):  # the batch is still to come
-                self._run.next = -1  # and what it needs may be half read
                 raise KeyboardInterrupt from error
             return index, error, None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,13 +69,12 @@ class NativeBatches:
         self.ring = self._assembly.ring
 
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """The next unit, or the error in its place; see `Ring._outcome`."""
-        index, error, unit = self._assembly._outcome(timeout, self._unit)
-        if isinstance(error, ProducerError):
-            record = re.search(r"\brecord (\d+): ", str(error))
-            if record and (name := self._reader.name_of(int(record[1]))):
-                note(error, "while reading record {} of {!r}: {}", record[1], self._reader, name)
-        return index, error, unit
+        """The next unit, or the error in its place; see `Ring.take`."""
+        index, error, data = self._assembly.take(timeout)
+        if isinstance(error, ProducerError) and error.record is not None:
+            if name := self._reader.name_of(error.record):
+                note(error, "while reading record {} of {!r}: {}", error.record, self._reader, name)
+        return index, error, None if error is not None else self._unit(index, data)
 
     def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
         rows = self._stream.rows_of(index)

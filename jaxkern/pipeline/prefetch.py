@@ -74,8 +74,7 @@ class Prefetcher(Iterator[Any]):
     def get(self, timeout: float | None = None) -> Any:
         """The next item; see `jaxkern.ring.Ring.get` for what it raises."""
         stream = self._stream
-        index, error, item = stream.ring._outcome(timeout, stream.item)
-        # Stores and no calls, see `Ring._outcome`: who is interrupted gets the item next time.
+        index, error, _ = stream.ring.take(timeout)
         if index in stream.states:
             if index > stream.delivered[0][0]:
                 stream.delivered[0] = index, stream.states[index]
@@ -85,8 +84,7 @@ class Prefetcher(Iterator[Any]):
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        del stream.items[index]
-        return item
+        return stream.items.pop(index)
 
     def get_state(self) -> Any:
         """The iterator's state behind the last item that was delivered, not the last one fetched.
@@ -153,9 +151,6 @@ class _Stream:
         self.delivered: list[tuple[int, Any]] = [(-1, state)]
         self.items: dict[int, Any] = {}
         self.states: dict[int, Any] = {}
-
-    def item(self, index: int, _: Any) -> Any:
-        return self.items[index]
 
     def emptied(self) -> _Stream:
         """The same ring without the items; who is taking one still has them."""

@@ -67,20 +67,20 @@ class Workers:
             self.ring.finish(batches.stop)
 
     def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """The next unit, or the error in its place; see `Ring._outcome`."""
+        """The next unit, or the error in its place; see `Ring.take`."""
         while self._to_start:  # not before somebody has this object, who can close it
             self._started += 1
             name = f"jaxkern-pipeline-{self._started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._to_start -= 1
-        outcome = self.ring._outcome(timeout, self._unit)
-        index = outcome[0]
-        if index in self._aside:  # no calls behind `_outcome`
+        index, error, arrays = self.ring.take(timeout)
+        unit = None if error is not None else self._unit(index, arrays)
+        if index in self._aside:
             self._beside += self._aside[index][1]
             del self._aside[index]
         if index in self._bad:
             del self._bad[index]
-        return outcome
+        return index, error, unit
 
     def _unit(self, index: int, arrays: Any) -> BatchUnit:
         aside = self._aside.get(index)

@@ -193,7 +193,7 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """The next batch; waits until it is there. Raises as `Ring.get` does."""
-        _, error, batch = self._outcome(timeout)
+        _, error, batch = self.take(timeout)
         if error is not None:
             try:
                 raise error
@@ -201,17 +201,15 @@ class Assembly:
                 del error  # its traceback holds this frame
         return batch  # type: ignore[no-any-return]
 
-    def _outcome(
-        self, timeout: float | None, made: Callable[[int, Any], Any] | None = None
-    ) -> tuple[int, BaseException | None, Any]:
-        """As `Ring._outcome`."""
-
-        def fields(index: int, leaves: list[Any]) -> Any:
-            count = self._short.get(index)
-            batch = self._tree(leaves if count is None else [leaf[:count] for leaf in leaves])
-            return batch if made is None else made(index, batch)
-
-        return self.ring._outcome(timeout, fields)
+    def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
+        """Like `get`, but return an error in a batch's place; see `Ring.take`."""
+        index, error, leaves = self.ring.take(timeout)
+        if error is not None:
+            return index, error, None
+        count = self._short.get(index)
+        if count is not None:
+            leaves = [leaf[:count] for leaf in leaves]
+        return index, None, self._tree(leaves)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         return self

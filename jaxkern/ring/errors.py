@@ -12,7 +12,16 @@ class RingClosed(RingError):
 
 
 class ProducerError(RingError):
-    """A native producer failed at this batch."""
+    """A native producer could not make a batch.
+
+    Attributes:
+      slot: the index of the batch.
+      record: the record at fault; None where the producer does not name one.
+    """
+
+    def __init__(self, slot: int, record: int | None, message: str) -> None:
+        super().__init__(f"batch {slot}: {message}")
+        self.slot, self.record = slot, record
 
 
 class RingTimeout(TimeoutError):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,9 +164,8 @@ class Ring:
                 "a smaller capacity or smaller batches"
             ) from None
         self._device = device
-        self._errors: dict[int, BaseException] = {}  # by the tickets that failures carry
-        self._tickets = itertools.count(1)
-        self._tickets_lock = threading.RLock()  # a signal's handler may fail a batch, too
+        self._errors: dict[int, BaseException] = {}  # by the index of the failed batch
+        self._errors_lock = threading.RLock()  # a signal handler may fail a batch, too
         _open.add(self)
 
     @property
@@ -260,7 +258,7 @@ class Ring:
     def get(self, timeout: float | None = None) -> Any:
         """The next batch, as a pytree of ``jax.Array``; waits until it is there.
 
-        Who is interrupted before it returns has taken nothing: the next call gets that batch.
+        An interrupt while it waits takes nothing from the ring.
 
         Args:
           timeout: seconds to wait; None for ever (Ctrl-C interrupts).
@@ -272,7 +270,7 @@ class Ring:
           ProducerError: when a native producer failed.
           RingClosed: when the ring is, or becomes, closed.
         """
-        _, error, batch = self._outcome(timeout)
+        _, error, batch = self.take(timeout)
         if error is not None:
             try:
                 raise error
@@ -326,39 +324,27 @@ class Ring:
     def __repr__(self) -> str:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
 
-    def _outcome(
-        self, timeout: float | None, made: Callable[[int, Any], Any] | None = None
-    ) -> tuple[int, BaseException | None, Any]:
-        """(index, None, batch), or (index, error, None) for an error in a batch's place.
+    def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
+        """Like `get`, but return an error that was put in a batch's place instead of raising it.
 
-        Args:
-          made: makes of (index, batch) what is returned in the batch's place.
+        Returns:
+          (index, None, batch), or (index, error, None).
 
-        A signal's handler may raise behind any call. So the batch is the ring's until a store that
-        no call follows: callers must store what is returned before they call anything, too.
+        Raises: as `get`, except for the errors of producers.
         """
-        place = self._delivery
-        taken = self._native.take(_wait(timeout), _interruptible())
-        try:
-            index, error, batch, counts = taken.index, None, None, (0, 0)
-            if taken.outcome == errors.OK:
-                batch, counts = place.batch(taken.leaves(place.zero_copy))
-                if made is not None:
-                    batch = made(index, batch)
-            elif taken.outcome == errors.FAILED:
-                error = self._error(taken)
-            else:
-                self._raise(taken, timeout)
-        except BaseException:
-            taken.give_back()  # now, since the traceback keeps `taken`
-            raise
-        taken.settled = counts
-        if error is not None:
-            try:  # noqa: SIM105, which would be a call
-                del self._errors[taken.ticket]
-            except KeyError:  # a native producer's
-                pass
-        return index, error, batch
+        delivery = self._delivery
+        outcome, message, index, record, leaves = self._native.take(
+            _wait(timeout), _interruptible(), delivery.zero_copy
+        )
+        if outcome == errors.OK:
+            batch, counts = delivery.batch(leaves)
+            self._native.count_hand_over(*counts)
+            return index, None, batch
+        if outcome == errors.FAILED:
+            return index, self._error(index, record, message), None
+        if outcome == errors.FINISHED:
+            raise StopIteration
+        raise errors.problem(outcome, message, timeout)
 
     @functools.cached_property
     def _delivery(self) -> Delivery:  # not before JAX's devices are asked for
@@ -371,47 +357,37 @@ class Ring:
         return int(index)
 
     def _commit(self, slot: Any) -> int:
-        outcome: list[tuple[int, str, int]] = []
-        slot.committed = outcome  # a store, as in `_outcome`: who is interrupted has put nothing
-        if outcome[0][0] == errors.OK:
-            return outcome[0][2]
-        return self._check(outcome[0], None)
+        return self._check(slot.commit(), None)
 
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
             raise TypeError(f"error is {error!r}; wanted an exception")
-        with self._tickets_lock:  # without the interpreter's lock two threads may get one number
-            ticket = next(self._tickets)
-        self._errors[ticket] = error  # first: a consumer that finds the failure finds it too
         raised: BaseException | None = None
         try:
             message = describe_exception(error)
-        except BaseException as interrupt:  # it waits until the failure is reported
+        except BaseException as interrupt:  # raised once the failure is reported
             message, raised = exception_name(error), interrupt
-        if slot is None:
-            status = self._native.fail(index, message, ticket)
-        else:
-            status = self._native.fail_slot(slot, message, ticket)
-        if status[0] != errors.OK:
-            self._errors.pop(ticket, None)
+        with self._errors_lock:  # the consumer looks the error up under the same lock
+            if slot is None:
+                status = self._native.fail(index, message)
+            else:
+                status = self._native.fail_slot(slot, message)
+            if status[0] == errors.OK:
+                self._errors[status[2]] = error
         if raised is not None:
             raise raised
         return self._check(status, None)
 
-    def _error(self, taken: Any) -> BaseException:
-        error = self._errors.get(taken.ticket)
+    def _error(self, index: int, record: int, message: str) -> BaseException:
+        with self._errors_lock:
+            error = self._errors.pop(index, None)
         if error is None:
-            return errors.ProducerError(f"batch {taken.index}: {taken.message}")
-        if isinstance(error, StopIteration):  # it would end the consumer's loop without a word
-            ended = RuntimeError(f"the producer of batch {taken.index} raised StopIteration")
+            return errors.ProducerError(index, None if record < 0 else record, message)
+        if isinstance(error, StopIteration):  # it would silently end the consumer's loop
+            ended = RuntimeError(f"the producer of batch {index} raised StopIteration")
             ended.__cause__ = error
             return ended
         return error
-
-    def _raise(self, taken: Any, timeout: float | None) -> NoReturn:
-        if taken.outcome == errors.FINISHED:
-            raise StopIteration
-        raise errors.problem(taken.outcome, taken.message, timeout)
 
 
 def _allocator(device: Any) -> Any:

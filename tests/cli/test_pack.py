@@ -39,10 +39,10 @@ def folder(tmp_path_factory):
     ],
 )
 def test_a_folder(folder, tmp_path, capsys, arguments, how):
-    wanted = pack(ImageFolder(folder), tmp_path / "wanted" / "x.jkp", progress=False, **how)
+    expected = pack(ImageFolder(folder), tmp_path / "expected" / "x.jkp", progress=False, **how)
     assert main(["pack", str(folder), str(tmp_path / "x.jkp"), *arguments]) == 0
     assert f"wrote {tmp_path}/x" in capsys.readouterr().out
-    for path in wanted:
+    for path in expected:
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 

@@ -127,20 +127,18 @@ struct Story {
     std::memset(slot.leaf(0), static_cast<int>(slot.index()) + 1, 40);
   }
   void commit() { expect(ring->commit(std::move(slot)).ok(), "a commit"); }
-  void take(int64_t index, bool returnable) {
-    status = ring->take(kNow, &batch, returnable);
+  void take(int64_t index) {
+    status = ring->take(kNow, &batch);
     expect(status.ok() && status.index == index && batch.index() == index, "a batch is lost");
     if (batch) expect(batch.leaf(0)[39] == static_cast<char>(index + 1), "another batch's bytes");
   }
   void take_failure(int64_t index) {
-    status = ring->take(kNow, &batch, true);
+    status = ring->take(kNow, &batch);
     expect(status.outcome == Outcome::kFailed && status.index == index &&
-               status.ticket == 7 + index &&
+               status.record == 7 + index &&
                (status.message == kProblem || status.message == "out of memory"),
            "a failure is lost");
   }
-  // As a destructor does, which cannot throw.
-  void drop() noexcept { ring->put_back(std::move(status), std::move(batch)); }
 
   std::vector<std::function<void()>> steps() {
     const ProgramAccess& rings = program_access();
@@ -152,17 +150,12 @@ struct Story {
         [this] { acquire(); },
         [this]() noexcept { slot.abandon(); },
         [this] { expect(ring->fail(kNextIndex, kProblem, 9).ok(), "a failure"); },
-        [this] { take(0, true); },
+        [this] { take(0); },
         [this] { lease = batch.lease(0); },
-        [this]() noexcept { drop(); },
-        [this] { take(0, true); },
         [this]() noexcept {
-          batch.settle();
           lease.reset();
           batch.release();
         },
-        [this] { take_failure(1); },
-        [this]() noexcept { drop(); },
         [this] { take_failure(1); },
         [this] { take_failure(2); },
         [this, &rings] {
@@ -191,19 +184,19 @@ struct Story {
         // The consumer keeps batches, for which the ring has to make more.
         [this] { acquire(); },
         [this] { commit(); },
-        [this] { take(5, false); },
+        [this] { take(5); },
         [this] { kept.push_back(std::move(batch)); },
         [this] { acquire(); },
         [this] { commit(); },
-        [this] { take(6, false); },
+        [this] { take(6); },
         [this] { kept.push_back(std::move(batch)); },
         [this] { acquire(); },
         [this] { commit(); },
-        [this] { take(7, false); },
+        [this] { take(7); },
         [this] { kept.push_back(std::move(batch)); },
         [this] { acquire(); },
         [this] { commit(); },
-        [this] { take(8, false); },
+        [this] { take(8); },
         [this]() noexcept {
           kept.clear();
           batch.release();

@@ -144,10 +144,8 @@ void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
     }
     Batch batch;
     const uint64_t way = random() % 4;
-    const bool returnable = random() % 3 == 0;
     const Status status = ring->take(
-        way == 0 ? kNow : (way == 1 ? in(static_cast<int>(random() % 100)) : kNoDeadline), &batch,
-        returnable);
+        way == 0 ? kNow : (way == 1 ? in(static_cast<int>(random() % 100)) : kNoDeadline), &batch);
     if (status.outcome == Outcome::kTimeout) continue;
     if (status.outcome == Outcome::kFinished) break;
     expect(status.index == next, "batch " + std::to_string(status.index) + " came as " +
@@ -163,12 +161,6 @@ void consume(const std::shared_ptr<Ring>& ring, const Plan& plan, uint64_t seed,
         if (random() % 3 == 0) kept.push_back({next, leaf, batch.lease(leaf)});
       }
     }
-    if (returnable && random() % 2 == 0) {  // leases of it go on
-      ring->put_back(Status(status), std::move(batch));
-      expect(ring->delivered() == next, "what was put back passes for delivered");
-      continue;
-    }
-    batch.settle();
     ++next;
     if (random() % 4 == 0) batch.release();
     while (!kept.empty() && random() % 3 != 0) {
@@ -228,19 +220,9 @@ void several_consumers(uint64_t seed) {
     threads.emplace_back([&, i] { produce(ring, plan, ticket, seed + i); });
   }
   for (int i = 0; i < 4; ++i) {  // more than the batches can wake: the end wakes the others
-    threads.emplace_back([&, i] {
-      std::mt19937_64 random(seed + static_cast<uint64_t>(i));
+    threads.emplace_back([&] {
       Batch batch;
-      for (;;) {
-        const Status status = ring->take(kNoDeadline, &batch, true);
-        if (!status.ok()) break;
-        if (random() % 4 == 0) {
-          ring->put_back(Status(status), std::move(batch));
-        } else {
-          batch.settle();
-          ++delivered;
-        }
-      }
+      while (ring->take(kNoDeadline, &batch).ok()) ++delivered;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -407,48 +389,19 @@ void exhaustion() {
   expect(ring->acquire(kNextIndex, kNow, &slot).ok() && slot.index() == 2, "memory came back");
 }
 
-// What is put back, a failure too, is the next to be taken; a close drops it.
-void returns() {
+// A failure carries its record to the consumer; one without a record says -1.
+void failures() {
   const auto ring = make(2);
-  for (int i = 0; i < 2; ++i) {
-    Slot slot;
-    expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
-    fill(slot);
-    expect(ring->commit(std::move(slot)).ok(), "commit");
-  }
-  expect(ring->fail(kNextIndex, "bad", 7).ok() && ring->finish().ok(), "fail and finish");
-  Batch first, second;
-  const Status one = ring->take(kNow, &first, true), two = ring->take(kNow, &second, true);
-  const char* address = first.leaf(0);
-  const std::unique_ptr<Lease> early = first.lease(0);
-  ring->put_back(Status(two), std::move(second));
-  ring->put_back(Status(one), std::move(first));
-  expect(ring->delivered() == 0 && ring->statistics().batches == 0, "two batches put back");
-  expect(ring->take(kNow, &first, true).index == 0 && first.leaf(0) == address, "the first again");
-  (void)first.lease(0);  // the last but one: the leaf stays
-  first.settle();
-  expect(holds(early->data(), 15 * sizeof(int64_t), 0, 0), "a leaf under an early lease");
-  expect(ring->take(kNow, &second, true).index == 1, "the second again");
-  std::unique_ptr<Lease> older = second.lease(0);
-  address = second.leaf(0);
-  ring->put_back({Outcome::kOk, {}, 1, 0}, std::move(second));
-  expect(ring->take(kNow, &second).index == 1 && ring->delivered() == 2, "the second for good");
-  older.reset();  // while the batch is read, as by a program
-  expect(second.leaf(0) == address, "a leaf is gone with a lease of before");
-  for (int i = 0; i < 3; ++i) {
+  Slot slot;
+  expect(ring->acquire(kNextIndex, kNow, &slot).ok(), "a slot");
+  expect(ring->fail(std::move(slot), "bad", 7).ok(), "fail a slot");
+  expect(ring->fail(kNextIndex, "worse").ok(), "fail an index");
+  for (const int64_t record : {int64_t{7}, int64_t{-1}}) {
     Batch none;
-    const Status failed = ring->take(kNow, &none, true);
-    expect(failed.outcome == Outcome::kFailed && failed.message == "bad" && failed.ticket == 7 &&
-               ring->statistics().failures == 1,
-           "the failure");
-    ring->put_back(Status(failed), std::move(none));
-    expect(ring->statistics().failures == 0 && ring->delivered() == 2, "the failure put back");
+    const Status failed = ring->take(kNow, &none);
+    expect(failed.outcome == Outcome::kFailed && failed.record == record, "the record");
   }
-  ring->close();
-  Batch none;
-  expect(ring->take(kNow, &none).outcome == Outcome::kClosed, "a close drops what was put back");
-  ring->put_back({Outcome::kFailed, "late", 2, 0}, std::move(none));
-  expect(ring->take(kNow, &none).outcome == Outcome::kClosed, "put back behind the close");
+  expect(ring->statistics().failures == 2 && ring->delivered() == 2, "two failures");
 }
 
 // Bytes of a producer as text: what Python's strict decoder takes, and '?' for the rest.
@@ -552,7 +505,7 @@ int main(int argc, char** argv) {
   memory();
   kept_memory();
   exhaustion();
-  returns();
+  failures();
   messages();
   verdicts();
   keys();

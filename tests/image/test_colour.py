@@ -186,10 +186,10 @@ def test_programs_are_their_operations_one_after_the_other():
     images = np.concatenate([U8, U8[:, ::-1]])
     rows = random_rows(len(images), 7, 1)
     native = program(images, rows)
-    wanted = images
+    expected = images
     for s in range(7):
-        wanted = program(wanted, [[row[s]] for row in rows])
-    np.testing.assert_array_equal(native, wanted)
+        expected = program(expected, [[row[s]] for row in rows])
+    np.testing.assert_array_equal(native, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -215,11 +215,11 @@ def test_floats_equal_the_twin(code):
 def test_small_and_long_images(shape):
     images = RNG.integers(0, 256, (1, *shape, 3), np.uint8)
     rows = [[(code, GIVEN[code][0]) for code in ALL if code is not Code.HUE]]
-    wanted = images[0]
+    expected = images[0]
     for code, given in rows[0]:
         if code is not Code.SHARPNESS or min(shape) > 2:
-            wanted = oracle_u8(wanted, code, given)
-    np.testing.assert_array_equal(program(images, rows)[0], wanted)
+            expected = oracle_u8(expected, code, given)
+    np.testing.assert_array_equal(program(images, rows)[0], expected)
     turned = program(images.astype(np.float32) / 255, [[(code, GIVEN[code][0]) for code in ALL]])
     assert np.isfinite(turned).all()
 
@@ -295,8 +295,8 @@ def test_the_order_of_a_jitter():
     given = [(f, 1 - f) for f in list(factors.values())[:3]] + [(factors["hue"],)]
     aug = im.Compose([jitter(hue=0.2)])
     out = aug.apply(U8, ({**factors, "order": order},))
-    wanted = program(U8, [[(codes[k], given[k]) for k in row] for row in order])
-    np.testing.assert_array_equal(out, wanted)
+    expected = program(U8, [[(codes[k], given[k]) for k in row] for row in order])
+    np.testing.assert_array_equal(out, expected)
     # What is None is not applied, nor what is no position.
     out = im.Compose([im.ColorJitter(brightness=0.4)]).apply(U8, ({**factors, "order": order},))
     np.testing.assert_array_equal(out, program(U8, [[(codes[0], given[0])]] * 3))
@@ -309,9 +309,9 @@ def test_bytes_are_rounded_before_and_behind_a_program():
     aug = im.Compose([im.Resize((9, 11)), im.RandomInvert(1.0), im.Normalize(0.5, 0.25)])
     params = ({}, {"apply": np.asarray([True, False, True])}, {})
     resized = im.Compose([im.Resize((9, 11))]).apply(U8)
-    wanted = np.where(np.asarray([1, 0, 1])[:, None, None, None], 255 - resized, resized)
-    wanted = (wanted / 255 - 0.5) / 0.25
-    np.testing.assert_allclose(aug.apply(U8, params), wanted, atol=1e-5)
+    expected = np.where(np.asarray([1, 0, 1])[:, None, None, None], 255 - resized, resized)
+    expected = (expected / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(aug.apply(U8, params), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
@@ -321,8 +321,8 @@ def test_half_types_are_worked_on_in_float32(dtype):
     out = aug.apply(images, ({"apply": True}, {"apply": True}))
     assert out.dtype == images.dtype
     inverted = 1 - images.astype(jnp.float32)
-    wanted = jnp.where(inverted >= 0.5, 1 - inverted, inverted)
-    np.testing.assert_allclose(out.astype(jnp.float32), wanted, atol=1e-2)
+    expected = jnp.where(inverted >= 0.5, 1 - inverted, inverted)
+    np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -107,8 +107,8 @@ def test_draws_take_no_wider_bits_with_x64(transform):
 def test_draws_are_the_same_with_x64(transform):
     keys = jax.random.split(jax.random.key(3), 8)
     draw = jax.vmap(_sample(transform))
-    wanted = draw(keys)
+    expected = draw(keys)
     with jax.enable_x64(True):
         found = draw(keys)
-    for name, value in wanted.items():
+    for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)

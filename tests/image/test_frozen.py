@@ -36,12 +36,12 @@ def test_as_torchvision_made_it(run, number, dtype):
     params = {key[len(prefix) :]: FROZEN[key] for key in FROZEN if key.startswith(prefix)}
     options = case["of_floats"] if dtype == "f32" and case["of_floats"] else case["options"]
     aug = im.Compose([getattr(im, case["transform"])(**options)])
-    wanted = FROZEN[f"{number}.{dtype}"]
+    expected = FROZEN[f"{number}.{dtype}"]
     if dtype == "u8":
         out = np.asarray(run(aug, images, (params,)))
         assert out.dtype == np.uint8
         # A level where torchvision's order of float operations decides.
-        away = np.abs(out.astype(int) - wanted)
+        away = np.abs(out.astype(int) - expected)
         rows = np.argwhere(away.max(axis=(1, 2, 3)) > 1).reshape(-1).tolist()
         assert not rows, f"images {rows} of the batch are more than one level off"
         # Those that resample are computed in fixed point there, and rounded between two passes.
@@ -50,7 +50,7 @@ def test_as_torchvision_made_it(run, number, dtype):
     else:
         out = np.asarray(run(aug, as_float(images), (params,)))
         assert out.dtype == np.float32
-        np.testing.assert_allclose(out, wanted / 65535, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(out, expected / 65535, rtol=0, atol=2e-4)
 
 
 _QUICK = "HorizontalFlip RandomCrop RandomResizedCrop Affine Perspective ScaleJitter Elastic"
@@ -68,14 +68,16 @@ def _targets(number, name):
 def test_targets_as_torchvision_moved_them(number):
     case, images = TARGET_CASES[number], FROZEN["images"]
     prefix = f"target.{number}."
-    wanted = {key.removeprefix(prefix): FROZEN[key] for key in FROZEN if key.startswith(prefix)}
-    names = [key for key in wanted if key.startswith("param.")]
-    params = {name.removeprefix("param."): wanted.pop(name) for name in names}
+    expected = {key.removeprefix(prefix): FROZEN[key] for key in FROZEN if key.startswith(prefix)}
+    names = [key for key in expected if key.startswith("param.")]
+    params = {name.removeprefix("param."): expected.pop(name) for name in names}
     given = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
     given["boxes"] = _as(case["boxes"], given["boxes"])
     aug = im.Compose([getattr(im, case["transform"])(**case["options"])], boxes=case["boxes"])
-    out = aug.apply({"image": images, **{n: v for n, v in given.items() if n in wanted}}, (params,))
-    for name, value in wanted.items():
+    out = aug.apply(
+        {"image": images, **{n: v for n, v in given.items() if n in expected}}, (params,)
+    )
+    for name, value in expected.items():
         found = np.asarray(out[name])
         if name in ("mask", "image"):
             away = np.abs(found.astype(int) - value)

@@ -73,9 +73,9 @@ def test_gradients_equal_differences(backend, antialias):
             [a if k != place else a + s * 1e-4 * direction for k, a in enumerate(arguments)]
             for s in (1, -1)
         ]
-        wanted = (oracle(*moved[0]) - oracle(*moved[1])) / 2e-4
+        expected = (oracle(*moved[0]) - oracle(*moved[1])) / 2e-4
         np.testing.assert_allclose(
-            np.sum(np.asarray(got) * direction), wanted, rtol=2e-3, atol=2e-3, err_msg=name
+            np.sum(np.asarray(got) * direction), expected, rtol=2e-3, atol=2e-3, err_msg=name
         )
 
 
@@ -99,8 +99,8 @@ def test_gradients_of_bicubic_and_mirrored_images_equal_differences(backend):
     with jk.backend(backend):
         gradient = jax.jit(jax.grad(lambda x: jnp.sum(weight * aug.apply(x, params))))(F32)
     direction = RNG.standard_normal(F32.shape)
-    wanted = np.sum(weight * reference(aug, direction, params, np.float32))
-    np.testing.assert_allclose(np.sum(np.asarray(gradient) * direction), wanted, rtol=1e-4)
+    expected = np.sum(weight * reference(aug, direction, params, np.float32))
+    np.testing.assert_allclose(np.sum(np.asarray(gradient) * direction), expected, rtol=1e-4)
 
 
 def test_forward_equals_reverse(backend):

@@ -75,11 +75,11 @@ def problem_of(data, shape=(8, 8, 3), **options):
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: path.stem)
 def test_every_kind_of_file_has_pillows_values(path, channels):
     data = path.read_bytes()
-    wanted = by_pillow(data, channels)
-    np.testing.assert_array_equal(decode(data, wanted.shape), wanted)
-    np.testing.assert_array_equal(decode(data, wanted.shape, band=5), wanted)
+    expected = by_pillow(data, channels)
+    np.testing.assert_array_equal(decode(data, expected.shape), expected)
+    np.testing.assert_array_equal(decode(data, expected.shape, band=5), expected)
     region = decode(data, (9, 7, channels), top=6, left=11)
-    np.testing.assert_array_equal(region, wanted[6:15, 11:18])
+    np.testing.assert_array_equal(region, expected[6:15, 11:18])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -103,9 +103,9 @@ def test_scaled_decodes_are_libjpegs(denominator):
     data = encoded(picture(), quality=90)
     opened = Image.open(io.BytesIO(data))
     opened.draft(None, [n // denominator for n in opened.size])
-    wanted = np.asarray(opened)
-    assert wanted.shape[:2] == (-(-61 // denominator), -(-97 // denominator))
-    np.testing.assert_array_equal(decode(data, wanted.shape, denominator=denominator), wanted)
+    expected = np.asarray(opened)
+    assert expected.shape[:2] == (-(-61 // denominator), -(-97 // denominator))
+    np.testing.assert_array_equal(decode(data, expected.shape, denominator=denominator), expected)
 
 
 @pytest.mark.parametrize("kept", [None, -5000])
@@ -268,27 +268,27 @@ def on_canvas(arrays, size):
 
 def test_the_op_fills_canvases_with_images_and_zeros(op_backend):
     buffer, offsets, arrays = batch_of_files()
-    wanted = on_canvas(arrays, (40, 36))
+    expected = on_canvas(arrays, (40, 36))
 
     @jax.jit
     def run(buffer, offsets):
         return jk.image.decode_jpeg(buffer, offsets, size=(40, 36))
 
     images, sizes = run(buffer, offsets)
-    np.testing.assert_array_equal(images, wanted)
+    np.testing.assert_array_equal(images, expected)
     assert sizes.tolist() == [list(array.shape[:2]) for array in arrays]
     # Out of order, and with lengths instead of neighbours.
     order = np.array([5, 0, 5])
     images, _ = jk.image.decode_jpeg(buffer, offsets[order], np.diff(offsets)[order], size=(40, 36))
-    np.testing.assert_array_equal(images, wanted[order])
+    np.testing.assert_array_equal(images, expected[order])
 
 
 def test_the_op_under_vmap(op_backend):
     buffer, offsets, arrays = batch_of_files()
-    wanted = on_canvas(arrays, (40, 40))
+    expected = on_canvas(arrays, (40, 40))
     two = jax.vmap(lambda o: jk.image.decode_jpeg(buffer, o, size=40)[0])
     images = two(np.stack([offsets[:4], offsets[4:8]]))
-    np.testing.assert_array_equal(images, np.stack([wanted[:3], wanted[4:7]]))
+    np.testing.assert_array_equal(images, np.stack([expected[:3], expected[4:7]]))
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, words):
     images, sizes = jk.image.decode_jpeg(bad, places, size=40, on_bad="mask")
     good = np.asarray(sizes)[:, 0] > 0
     assert good.tolist() == [True, places[2] == offsets[2], False, *[True] * 5]
-    wanted = on_canvas(arrays, (40, 40))
-    wanted[~good] = 0
-    np.testing.assert_array_equal(images, wanted)
+    expected = on_canvas(arrays, (40, 40))
+    expected[~good] = 0
+    np.testing.assert_array_equal(images, expected)
 
 
 def test_an_image_above_the_canvas_or_max_pixels_is_bad(op_backend):

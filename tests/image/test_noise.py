@@ -29,12 +29,12 @@ def pictures(channels=3, dtype=np.uint8):
 
 def test_known_answers_of_threefry():
     """Of the Random123 library, file kat_vectors."""
-    for key, counter, wanted in [
+    for key, counter, expected in [
         ((0, 0), 0, (0x6B200159, 0x99BA4EFE)),
         ((0xFFFFFFFF, 0xFFFFFFFF), 2**64 - 1, (0x1CB996FC, 0xBB002BE7)),
         ((0x13198A2E, 0x03707344), 0x243F6A8885A308D3, (0xC4923A9C, 0x483DF7A0)),
     ]:
-        assert [int(word[0]) for word in threefry(key, [counter])] == list(wanted)
+        assert [int(word[0]) for word in threefry(key, [counter])] == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_noise_of_levels(run, channels):
     total[..., 3:] = images[..., 3:]
     aug = im.Compose([im.GaussianNoise(0.1, 0.4), im.RandomApply([im.GaussianNoise(1, 0, False)])])
     seeds = ({"seed": SEEDS}, {"apply": np.bool_([0, 1, 0]), "0.seed": SEEDS})
-    wanted = np.clip(total, 0, 255)
-    wanted[1, ..., :3] = (wanted[1, ..., :3] + 255) % 256  # what is not clipped wraps
-    np.testing.assert_array_equal(run(aug, images, seeds), wanted)
+    expected = np.clip(total, 0, 255)
+    expected[1, ..., :3] = (expected[1, ..., :3] + 255) % 256  # what is not clipped wraps
+    np.testing.assert_array_equal(run(aug, images, seeds), expected)
 
 
 def test_noise_of_floats(run):
@@ -59,9 +59,9 @@ def test_noise_of_floats(run):
     n = np.stack([normals(seed, images.shape[1:]) for seed in SEEDS])
     aug = im.Compose([im.RandomChoice([im.GaussianNoise(0, 0.3), im.GaussianNoise(2, 3, False)])])
     params = {"choice": np.int32([0, 1, 0]), "0.seed": SEEDS, "1.seed": SEEDS}
-    wanted = np.clip(images + 0.3 * n, 0, 1)
-    wanted[1] = (images + 2 + 3 * n)[1]
-    np.testing.assert_allclose(run(aug, images, (params,)), wanted, atol=2e-6, rtol=0)
+    expected = np.clip(images + 0.3 * n, 0, 1)
+    expected[1] = (images + 2 + 3 * n)[1]
+    np.testing.assert_allclose(run(aug, images, (params,)), expected, atol=2e-6, rtol=0)
 
 
 BOXES = {
@@ -77,10 +77,10 @@ def test_erased_boxes_are_noise(run):
     aug = im.Compose([im.RandomErasing(value="random"), im.Normalize(0.25, 0.5)])
     params = BOXES | {"erase": np.ones(3, bool), "seed": SEEDS}
     out = run(aug, images, (params, {}))
-    wanted = images.copy()
-    wanted[0, 3:10, 5:14] = normals(SEEDS[0], images.shape[1:])[3:10, 5:14]
-    wanted[1, :, 24:] = normals(SEEDS[1], images.shape[1:])[:, 24:]
-    np.testing.assert_allclose(out, (wanted - 0.25) / 0.5, atol=1e-6, rtol=0)
+    expected = images.copy()
+    expected[0, 3:10, 5:14] = normals(SEEDS[0], images.shape[1:])[3:10, 5:14]
+    expected[1, :, 24:] = normals(SEEDS[1], images.shape[1:])[:, 24:]
+    np.testing.assert_allclose(out, (expected - 0.25) / 0.5, atol=1e-6, rtol=0)
     kept = run(aug, images, (params | {"erase": np.zeros(3, bool)}, {}))
     np.testing.assert_allclose(kept, (images - 0.25) / 0.5, atol=1e-6, rtol=0)
 
@@ -91,9 +91,9 @@ def test_erased_boxes_of_a_container_are_those_of_a_chain(run):
     erasing = im.RandomErasing(value=(9, 200, 77))
     params = BOXES | {"erase": np.bool_([1, 1, 0])}
     inner = {f"0.{name}": value for name, value in params.items()} | {"apply": np.ones(3, bool)}
-    wanted = run(im.Compose([erasing]), images, (params,))
+    expected = run(im.Compose([erasing]), images, (params,))
     np.testing.assert_array_equal(
-        run(im.Compose([im.RandomApply([erasing])]), images, (inner,)), wanted
+        run(im.Compose([im.RandomApply([erasing])]), images, (inner,)), expected
     )
     out = run(im.Compose([im.RandomErasing(value="random")]), images, (params | {"seed": SEEDS},))
     noise = np.trunc(np.clip(normals(SEEDS[0], images.shape[1:]), 0, 255))

@@ -47,14 +47,14 @@ def resized(image, size, kind):
     return np.moveaxis(summed(across, np.moveaxis(lines, 1, 0)), 0, 1)
 
 
-def assert_alike(got, wanted, tolerance):
+def assert_alike(got, expected, tolerance):
     got = np.asarray(got).astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
-    infinite = np.isinf(wanted)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    infinite = np.isinf(expected)
     np.testing.assert_array_equal(np.isinf(got), infinite)
-    np.testing.assert_array_equal(np.sign(got[infinite]), np.sign(wanted[infinite]))
-    known = np.isfinite(wanted)
-    np.testing.assert_allclose(got[known], wanted[known], atol=tolerance)
+    np.testing.assert_array_equal(np.sign(got[infinite]), np.sign(expected[infinite]))
+    known = np.isfinite(expected)
+    np.testing.assert_allclose(got[known], expected[known], atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", MATRICES)
@@ -64,8 +64,8 @@ def test_resizing(run, kind, size):
     options = {"antialias": kind == "antialias"}
     aug = im.Compose([im.Resize(size, "nearest" if kind == "nearest" else "bilinear", **options)])
     with np.errstate(invalid="ignore"):
-        wanted = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
-    assert_alike(run(aug, images, ({},)), wanted, 1e-5)
+        expected = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
+    assert_alike(run(aug, images, ({},)), expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", SIGNED)
@@ -79,8 +79,8 @@ def test_bicubic(run, kind, size):
     images[1:, 0, :, 1] = np.nan
     aug = im.Compose([im.Resize(size, "bicubic", antialias=kind == "bicubic antialias")])
     with np.errstate(invalid="ignore"):
-        wanted = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
-    assert_alike(run(aug, images, ({},)), wanted, 1e-5)
+        expected = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
+    assert_alike(run(aug, images, ({},)), expected, 1e-5)
 
 
 CHAINS = {
@@ -124,8 +124,8 @@ def test_mixing_leaves_out_what_has_no_weight(run, lam):
     out = run(im.Compose([im.MixUp(1.0)]), images, ({"lam": np.float32(lam)},)).reshape(-1)
     own, partner = images.reshape(-1), np.roll(images.reshape(-1), 1)
     with np.errstate(invalid="ignore"):
-        wanted = own if lam == 1 else partner if lam == 0 else lam * own + (1 - lam) * partner
-    np.testing.assert_array_equal(out, wanted)
+        expected = own if lam == 1 else partner if lam == 0 else lam * own + (1 - lam) * partner
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_what_is_not_finite_by_a_traced_std_stays_inside(backend):
@@ -142,10 +142,10 @@ def test_what_is_not_finite_by_a_traced_std_stays_inside(backend):
 
     with jk.backend(backend):
         out = np.asarray(normalized(jnp.zeros(1)))[0, :, :, 0]
-    wanted = np.full((6, 6), 3.0)
-    wanted[1:5, 1:5] = np.nan
-    wanted[2, 2:4] = 2.0
-    np.testing.assert_array_equal(out, wanted)
+    expected = np.full((6, 6), 3.0)
+    expected[1:5, 1:5] = np.nan
+    expected[2, 2:4] = 2.0
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_gradients_of_finite_images_do_not_change():
@@ -159,8 +159,8 @@ def test_gradients_of_finite_images_do_not_change():
     by_image, by_lam = jax.jit(jax.grad(total, (0, 1)))(images, jnp.ones(2))
     down, across = MATRICES["antialias"](6, 4), MATRICES["antialias"](7, 3)
     weights = np.arange(24.0).reshape(2, 4, 3)
-    wanted = np.einsum("nij,ih,jw->nhw", weights, down, across)
-    np.testing.assert_allclose(by_image[..., 0], wanted, rtol=1e-5)
+    expected = np.einsum("nij,ih,jw->nhw", weights, down, across)
+    np.testing.assert_allclose(by_image[..., 0], expected, rtol=1e-5)
     small = np.einsum("ih,jw,nhw->nij", down, across, np.asarray(images[..., 0], np.float64))
     by_oracle = (weights * (small - np.roll(small, 1, 0))).sum((1, 2))
     np.testing.assert_allclose(by_lam, by_oracle, rtol=1e-4)

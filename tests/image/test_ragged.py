@@ -74,9 +74,9 @@ def test_call_and_bounds(run):
     assert (batch.max_height, batch.max_width, batch.buffer.shape) == (40, 50, (4000,))
     aug = CHAINS["eval"]
     small = im.Ragged.from_list(IMAGES)
-    wanted = run(aug, small, ({}, {}, {}))
-    np.testing.assert_allclose(run(aug, batch, ({}, {}, {})), wanted, atol=2e-4)
-    np.testing.assert_allclose(jax.jit(aug)(jax.random.key(0), batch), wanted, atol=2e-4)
+    expected = run(aug, small, ({}, {}, {}))
+    np.testing.assert_allclose(run(aug, batch, ({}, {}, {})), expected, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(aug)(jax.random.key(0), batch), expected, atol=2e-4)
 
 
 def test_is_a_pytree(batch):

@@ -154,8 +154,8 @@ def test_a_chain_with_programs_is_one_call():
 def test_where_stages_have_no_kernel_they_have_a_call_each(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     transforms = [im.RandomCrop(9), im.RandomInvert(), im.RandomErasing()]
-    wanted = ["image_chain.v1", "image_program.v1", "image_chain.v1"]
-    assert calls_of(transforms, images()) == wanted
+    expected = ["image_chain.v1", "image_program.v1", "image_chain.v1"]
+    assert calls_of(transforms, images()) == expected
 
 
 def test_a_box_outside_is_named_with_its_segment():

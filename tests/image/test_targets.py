@@ -163,10 +163,10 @@ def test_masks_keep_every_bit(dtype):
     aug = im.Compose([im.CenterCrop((10, 6)), im.RandomHorizontalFlip(1.0)], mask_fill=1)
     fields = {"image": np.zeros((2, 8, 10, 1), np.uint8), "mask": mask}
     out = np.asarray(aug.apply(fields, ({}, {"flip": True}))["mask"])
-    wanted = np.full((2, 10, 6), 1, dtype)
-    wanted[:, 1:9] = mask[:, :, 2:8][:, :, ::-1]
+    expected = np.full((2, 10, 6), 1, dtype)
+    expected[:, 1:9] = mask[:, :, 2:8][:, :, ::-1]
     assert out.dtype == ("i4" if dtype == "i8" else dtype)
-    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("mode", ["edge", "symmetric"])
@@ -202,8 +202,8 @@ def test_keypoints_as_torchvision_counts_them():
     image = np.zeros((1, 8, 10, 1), np.uint8)
     flip = im.Compose([im.RandomHorizontalFlip(), im.RandomVerticalFlip()])
     out = flip.apply({"image": image, "keypoints": points}, ({"flip": True}, {"flip": False}))
-    wanted = [[9, 0], [6, 2], [np.nan, 1], [10, 4], [0, 7]]
-    np.testing.assert_array_equal(out["keypoints"][0], wanted)
+    expected = [[9, 0], [6, 2], [np.nan, 1], [10, 4], [0, 7]]
+    np.testing.assert_array_equal(out["keypoints"][0], expected)
     assert out["keypoints_visible"].tolist() == [[True, True, False, False, True]]
     turn = im.Compose([im.RandomRotation(0)])
     out = turn.apply({"image": image, "keypoints": points}, ({"angle": np.float32(180)},))
@@ -262,8 +262,8 @@ def test_a_canvas_cuts_images_and_their_targets():
             assert not made[height:].any()
             assert not made[:, width:].any()
         left, top, right, bottom = np.minimum(whole["boxes"][n], [width, height] * 2).T
-        wanted = np.stack([width - right, top, width - left, bottom], -1)
-        np.testing.assert_allclose(out["boxes"][n], wanted, rtol=1e-6)
+        expected = np.stack([width - right, top, width - left, bottom], -1)
+        np.testing.assert_allclose(out["boxes"][n], expected, rtol=1e-6)
         assert out["boxes_valid"][n].tolist() == (right - left > 0).tolist()
         x, y = np.asarray(whole["keypoints"])[n].T
         np.testing.assert_array_equal(out["keypoints_visible"][n], (x < width) & (y < height))
@@ -320,9 +320,9 @@ def test_clips_mix_with_clips():
     params = aug.sample(KEYS, (6, 6))
     mixed, soft = aug.apply(clips, params, labels)
     for frame in range(2):
-        alone, wanted = aug.apply(clips[:, frame], params, labels)
+        alone, expected = aug.apply(clips[:, frame], params, labels)
         np.testing.assert_array_equal(mixed[:, frame], alone)
-        np.testing.assert_array_equal(soft, wanted)
+        np.testing.assert_array_equal(soft, expected)
 
 
 @pytest.mark.slow
@@ -361,8 +361,8 @@ def test_ragged_images_zoom_out():
         canvas, (top, left) = np.full(whole, 7), (zoom["top"][n], zoom["left"][n])
         canvas[top : top + size[0], left : left + size[1]] = 50 + n
         top, left, height, width = (crop[name][n] for name in zoom)
-        wanted = canvas[top : top + height, left : left + width]
-        np.testing.assert_array_equal(out["image"][n, :height, :width, 0], wanted)
+        expected = canvas[top : top + height, left : left + width]
+        np.testing.assert_array_equal(out["image"][n, :height, :width, 0], expected)
     assert out["boxes"].tolist() == [[[1, 2, 6, 7]], [[0, 0, 3, 4]]]
     fitted = im.Compose([im.ScaleJitter((8, 8), canvas=(8, 6))]).eval().apply(fields)
     assert fitted["image_size"].tolist() == [[6, 6], [8, 4]]

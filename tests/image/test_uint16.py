@@ -22,9 +22,9 @@ def test_places_keep_levels_and_values_are_rounded():
     params = ({"top": 1, "left": 2}, {"flip": np.bool_([1, 0, 1])})
     out = aug.apply(IMAGES, params)
     assert out.dtype == np.uint16
-    wanted = IMAGES[:, 1:8, 2:10].copy()
-    wanted[::2] = wanted[::2, :, ::-1]
-    np.testing.assert_array_equal(out, wanted)
+    expected = IMAGES[:, 1:8, 2:10].copy()
+    expected[::2] = expected[::2, :, ::-1]
+    np.testing.assert_array_equal(out, expected)
     half = im.Compose([im.Resize((3, 4), antialias=False)]).apply(IMAGES)
     np.testing.assert_array_equal(half, IMAGES[:, 1::3, 1::3])  # the middle of three
     assert im.Compose([im.RandomInvert(1.0)])(jax.random.key(0), IMAGES).dtype == np.uint16
@@ -50,12 +50,12 @@ def test_floats_are_shares_of_65535():
 def test_what_is_refused():
     with pytest.raises(ValueError, match="wanted scale=True"):
         im.Compose([im.ToDtype(jnp.float32)]).apply(IMAGES)
-    for transform, wanted in (
+    for transform, expected in (
         (im.Pad(1, fill=30000), "fill up to 1: of a level, fill=30000 / 65535"),
         (im.RandomErasing(value=[9, 0, 0]), "wanted value up to 1"),
         (im.RandomApply([im.RandomSolarize(128)]), "wanted threshold up to 1"),
     ):
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=expected):
             im.Compose([transform]).apply(IMAGES)
     for transform in (im.RandomOrder([im.ColorJitter(0.4)]), im.RandAugment(), im.GaussianNoise()):
         with pytest.raises(ValueError, match="takes values from 0 to 1, and Compose"):

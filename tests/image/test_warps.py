@@ -47,11 +47,11 @@ def perspective_map(endpoints, size):
     """From the corners (0, 0) to (W - 1, H - 1) to the end points, by the eight equations."""
     height, width = size
     corners = [(0, 0), (width - 1, 0), (width - 1, height - 1), (0, height - 1)]
-    rows, wanted = [], []
+    rows, expected = [], []
     for (x, y), (u, v) in zip(corners, np.asarray(endpoints, float), strict=True):
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
-        wanted += [u, v]
-    return np.append(np.linalg.solve(np.asarray(rows, float), wanted), 1.0).reshape(3, 3)
+        expected += [u, v]
+    return np.append(np.linalg.solve(np.asarray(rows, float), expected), 1.0).reshape(3, 3)
 
 
 def warped(image, forward, interpolation, fill):
@@ -83,12 +83,12 @@ def warped(image, forward, interpolation, fill):
     return value if fill is None else mask * (value - fill) + fill
 
 
-def assert_warped(out, wanted, interpolation):
+def assert_warped(out, expected, interpolation):
     """u8: one level on one pixel of a thousand; nearest any value on as many."""
     out = np.asarray(out)
     if out.dtype == np.uint8:
-        wanted = np.rint(np.clip(wanted, 0, 255))
-    off = np.abs(out.astype(float) - wanted).max(axis=-1)
+        expected = np.rint(np.clip(expected, 0, 255))
+    off = np.abs(out.astype(float) - expected).max(axis=-1)
     if out.dtype == np.uint8 or interpolation == "nearest":
         assert (off > (0 if out.dtype == np.uint8 else 2e-4)).mean() <= 1e-3
         assert interpolation == "nearest" or off.max() <= 1
@@ -130,15 +130,15 @@ def test_affine_maps(run, interpolation, channels, dtype, fill, center):
     transform = im.RandomAffine(9, interpolation=interpolation, fill=fill, center=center)
     out = run(im.Compose([transform]), images, (AFFINE,))
     maps = [affine_map(AFFINE, k, SIZE, center) for k in range(3)]
-    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
-    assert_warped(out, np.stack(wanted), interpolation)
+    expected = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(expected), interpolation)
     angle = AFFINE["angle"]
     turn = im.RandomRotation(9, interpolation=interpolation, fill=fill, center=center)
     out = run(im.Compose([turn]), images, ({"angle": angle},))
     still = {name: np.full(3, name == "scale") for name in AFFINE}
     maps = [affine_map(still | {"angle": -angle}, k, SIZE, center) for k in range(3)]
-    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
-    assert_warped(out, np.stack(wanted), interpolation)
+    expected = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(expected), interpolation)
 
 
 def test_rotations_that_expand(run):
@@ -157,9 +157,9 @@ def test_rotations_that_expand(run):
     linear = rotation(-30.0)
     shift = np.asarray(size[::-1]) / 2 - linear @ (np.asarray(SIZE[::-1]) / 2)
     forward = np.block([[linear, shift[:, None]], [np.zeros((1, 2)), np.ones((1, 1))]])
-    wanted = np.stack([warped(image, forward, "bilinear", None) for image in canvas])
-    wanted[2] = canvas[2]
-    np.testing.assert_allclose(out, np.rot90(wanted, -1, (1, 2)), atol=1e-5)
+    expected = np.stack([warped(image, forward, "bilinear", None) for image in canvas])
+    expected[2] = canvas[2]
+    np.testing.assert_allclose(out, np.rot90(expected, -1, (1, 2)), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_perspectives(run, interpolation, channels, dtype, fill):
     transform = im.RandomPerspective(interpolation=interpolation, fill=fill)
     out = run(im.Compose([transform]), images, ({"endpoints": ENDPOINTS},))
     maps = [perspective_map(points, SIZE) for points in ENDPOINTS]
-    wanted = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
-    assert_warped(out, np.stack(wanted), interpolation)
+    expected = [warped(*each, interpolation, fill) for each in zip(images, maps, strict=True)]
+    assert_warped(out, np.stack(expected), interpolation)
     np.testing.assert_array_equal(out[2], images[2])
 
 
@@ -199,8 +199,8 @@ def test_marked_pixels_land_where_the_matrix_says(run):
     for moved, forward in zip([*out, *turned], maps, strict=True):
         weight = np.asarray(moved)[..., 0].astype(float)
         found = np.asarray([(weight * columns).sum(), (weight * rows).sum()]) / weight.sum()
-        wanted = forward @ [x, y, 1]
-        assert np.abs(found - wanted[:2] / wanted[2]).max() < 0.05
+        expected = forward @ [x, y, 1]
+        assert np.abs(found - expected[:2] / expected[2]).max() < 0.05
 
 
 def blurred(image, kernel, sigma):
@@ -225,8 +225,10 @@ def test_gaussian_blur(run, dtype, kernel):
     images = pictures(3, dtype)
     sigma = np.float32([0.3, 1.1, 2.0])
     out = run(im.Compose([im.GaussianBlur(kernel)]), images, ({"sigma": sigma},))
-    wanted = [blurred(image, kernel, [each] * 2) for image, each in zip(images, sigma, strict=True)]
-    assert_warped(out, np.stack(wanted), "bilinear")
+    expected = [
+        blurred(image, kernel, [each] * 2) for image, each in zip(images, sigma, strict=True)
+    ]
+    assert_warped(out, np.stack(expected), "bilinear")
 
 
 def test_both_backends_round_u8_alike():

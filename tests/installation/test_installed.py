@@ -53,9 +53,9 @@ def test_headers_stand_alone():
 def test_abi_is_the_oldest_supported_one():
     native = registry.module("cpu")
     assert native is not None
-    wanted = os.environ.get("JAXKERN_EXPECT_ABI")  # set where the build took the pinned jaxlib
-    if wanted:
-        assert native.abi() == tuple(int(part) for part in wanted.split("."))
+    expected = os.environ.get("JAXKERN_EXPECT_ABI")  # set where the build took the pinned jaxlib
+    if expected:
+        assert native.abi() == tuple(int(part) for part in expected.split("."))
     assert native.abi() <= registry.running_abi()
 
 

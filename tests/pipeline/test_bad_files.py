@@ -54,7 +54,7 @@ def masked(root):
 @pytest.mark.parametrize(("where", "workers"), [("device", 0), ("host", 2)])
 def test_no_other_row_changes(folders, workers, where):
     whole, damaged, bad = folders
-    found, wanted = (
+    found, expected = (
         jk.from_source(masked(root), 4, True, 5, workers, pad_remainder=True)
         >> (lambda batch: {**batch, "size": batch["image"].height})
         >> jk.OperatorNode(SIZE, on=where)
@@ -64,7 +64,7 @@ def test_no_other_row_changes(folders, workers, where):
     for records in order:
         batches = iter(found)
         seen = 0
-        for number, (one, other) in enumerate(zip(batches, wanted, strict=True)):
+        for number, (one, other) in enumerate(zip(batches, expected, strict=True)):
             rows = records[4 * number : 4 * number + 4]
             valid = np.asarray(one.pop("valid"))
             assert np.asarray(other.pop("valid")).all()
@@ -89,9 +89,9 @@ def test_native_threads_name_them_too(folders, part):
         assert pipe._plan.native is not None
         return photos, iter(pipe)
 
-    (photos, found), (_, wanted) = batches(damaged), batches(whole)
+    (photos, found), (_, expected) = batches(damaged), batches(whole)
     seen = 0
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         valid = np.asarray(one["valid"])
         assert (np.asarray(one["image"])[~valid] == -1).all()
         assert_same(

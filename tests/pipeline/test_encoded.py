@@ -234,9 +234,9 @@ def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
     assert "changed since its header was read" in texts[3]
     assert f"record 13: {files[13]}: " in texts[4]
     good = PillowSource(*photographs)
-    wanted = epoch_of(jk.from_source(good, 3) >> CHAINS["padding"])
+    expected = epoch_of(jk.from_source(good, 3) >> CHAINS["padding"])
     kept = [k for k in range(7) if k not in texts]
-    assert_same([found[k] for k in kept], [wanted[k] for k in kept])
+    assert_same([found[k] for k in kept], [expected[k] for k in kept])
 
 
 @pytest.mark.parametrize(

@@ -236,30 +236,3 @@ def test_what_is_no_node():
         Rebatch(0)
     with pytest.raises(ValueError, match="epoch is -1"):
         pipe.epoch = -1
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_interrupted_program_loses_no_batch(num_workers):
-    traces = 0
-
-    def interrupted(batch):  # Ctrl-C while the program of a shape is compiled
-        nonlocal traces
-        traces += 1
-        if traces in (1, 3, 4):
-            raise KeyboardInterrupt
-        return {"x": batch["x"] + 1}
-
-    pipe = jk.from_source({"x": np.arange(14)}, 4, num_workers=num_workers)
-    iterator = iter(pipe >> jk.OperatorNode(interrupted))
-    found, interrupts = [], 0
-    while True:
-        time.sleep(0.05)  # the next batch is ready, and its program runs ahead
-        try:
-            found += next(iterator)["x"].tolist()
-        except KeyboardInterrupt:
-            interrupts += 1
-        except StopIteration:
-            break
-        assert iterator.get_state()["batch"] == -(-len(found) // 4)
-    assert found == list(range(1, 15))
-    assert interrupts == 3

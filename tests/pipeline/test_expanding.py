@@ -56,7 +56,7 @@ def order(epoch=0):
     return np.concatenate([batch["id"] for batch in epoch_of(pipe)])
 
 
-def wanted_ids(kind, epoch=0):
+def expected_ids(kind, epoch=0):
     """The "id" of every row in order, from the order of the records alone."""
     ids = order(epoch)
     kept = [i for i in ids if i % 3]
@@ -80,25 +80,25 @@ def test_every_row_once_in_order(kind):
         size = 5 if kind == "repeated" or kind == "flat twice" else 4
         assert {len(batch["id"]) for batch in batches[:-1]} <= {size}
         found = np.concatenate([batch["id"] for batch in batches])
-        np.testing.assert_array_equal(found, np.array(wanted_ids(kind, epoch)))
+        np.testing.assert_array_equal(found, np.array(expected_ids(kind, epoch)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumes_behind_every_batch_with_any_workers(kind):
-    wanted = epoch_of(KINDS[kind](base()))
+    expected = epoch_of(KINDS[kind](base()))
     for workers in (0, 3):
         running, fresh = iter(KINDS[kind](base(workers))), KINDS[kind](base(3 - workers))
-        for number in range(len(wanted) + 1):
+        for number in range(len(expected) + 1):
             resumed = iter(fresh)
             resumed.set_state(json.loads(json.dumps(running.get_state())))
-            assert_same(epoch_of(resumed), wanted[number:])
-            if number < len(wanted):
+            assert_same(epoch_of(resumed), expected[number:])
+            if number < len(expected):
                 next(running)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_and_dropping(kind):
-    ids = np.array(wanted_ids(kind))
+    ids = np.array(expected_ids(kind))
     padded = epoch_of(KINDS[kind](base(pad_remainder=True)))
     mask = np.concatenate([batch["mask"] for batch in padded])
     found = np.concatenate([batch["id"] for batch in padded])
@@ -139,16 +139,16 @@ def records_of(pipe):
 def test_records_have_numbers_of_their_own():
     kept = [i for i in order() if i % 3]
     assert records_of(base() >> Filter(lambda r: r["id"] % 3 > 0)) == kept
-    wanted = [65536 * i + n for i in order() for n in range(i % 4)]
-    assert records_of(KINDS["flat"](base())) == wanted
+    expected = [65536 * i + n for i in order() for n in range(i % 4)]
+    assert records_of(KINDS["flat"](base())) == expected
     assert records_of(KINDS["windows"](base())) == order()[0 : RECORDS - 2 : 2].tolist()
-    assert len(set(records_of(KINDS["flat twice"](base())))) == len(wanted) * 2
+    assert len(set(records_of(KINDS["flat twice"](base())))) == len(expected) * 2
     repeated = records_of(KINDS["repeated"](base()))
     assert repeated == [3 * i + t for t in range(3) for i in order(t) if i % 3]
 
 
 def test_shards_are_disjoint_and_complete():
-    found = [wanted_ids("flat")]
+    found = [expected_ids("flat")]
     for index in range(2):
         batches = epoch_of(KINDS["flat"](base(shard=(index, 2))))
         found.append(np.concatenate([batch["id"] for batch in batches]).tolist())

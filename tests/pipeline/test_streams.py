@@ -223,9 +223,9 @@ def test_bits_do_not_depend_on_workers():
         pipe = make(num_workers=workers, shuffle_buffer=7) >> Filter(lambda r: r["id"] % 3 > 0)
         return pipe >> (lambda b: {**b, "x": b["x"] + 1}) >> Rebatch(3) >> jk.OperatorNode(noise)
 
-    wanted = epoch_of(build(0))
-    assert sorted(ids(wanted)) == [n for n in range(RECORDS) if n % 3]
-    assert_same(epoch_of(build(3)), wanted)
+    expected = epoch_of(build(0))
+    assert sorted(ids(expected)) == [n for n in range(RECORDS) if n % 3]
+    assert_same(epoch_of(build(3)), expected)
 
 
 def outcomes(batches):
@@ -271,27 +271,27 @@ class Flaky:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_come_once_in_their_place(workers):
     rows = [n for n in range(RECORDS) if n != 20]
-    wanted = [rows[k : k + 4] for k in range(0, len(rows), 4)]
-    wanted[2:2] = ["at 9", "at 10"]
+    expected = [rows[k : k + 4] for k in range(0, len(rows), 4)]
+    expected[2:2] = ["at 9", "at 10"]
     found = outcomes(iter(jk.from_stream(Flaky(), 4, num_workers=workers)))
     text = next(o for o in found if isinstance(o, str) and "wanted a dict" in o)
     assert "record 20" in text
-    wanted.insert(7, text)
-    wanted.insert(10, "at 30")
-    assert found == wanted
+    expected.insert(7, text)
+    expected.insert(10, "at 30")
+    assert found == expected
     running, fresh = iter(jk.from_stream(Flaky(), 4)), jk.from_stream(Flaky(), 4)
-    for number in range(len(wanted) + 1):
+    for number in range(len(expected) + 1):
         resumed = iter(fresh)
         resumed.set_state(json.loads(json.dumps(running.get_state())))
         again = 0  # a state is behind the last batch
-        while number > again and isinstance(wanted[number - 1 - again], str):
+        while number > again and isinstance(expected[number - 1 - again], str):
             again += 1
-        assert outcomes(resumed) == wanted[number - again :]
-        if number < len(wanted):
+        assert outcomes(resumed) == expected[number - again :]
+        if number < len(expected):
             try:
                 next(running)
             except Exception as error:
-                assert str(error) == wanted[number]  # noqa: PT017
+                assert str(error) == expected[number]  # noqa: PT017
 
 
 def test_a_generator_that_fails_ends_behind_its_error():
@@ -389,7 +389,7 @@ def test_generators_are_closed_in_their_thread():
     wait(3)
 
 
-def test_an_interrupted_call_takes_nothing():
+def test_a_new_iterator_resumes_an_interrupted_one():
     interrupts = [True]
 
     def interrupted():
@@ -399,11 +399,14 @@ def test_an_interrupted_call_takes_nothing():
                 raise KeyboardInterrupt
             yield record(number)
 
-    batches = iter(jk.from_stream(interrupted, 4, num_workers=0))
+    pipe = jk.from_stream(interrupted, 4, num_workers=0)
+    batches = iter(pipe)
     found = [next(batches)]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    assert ids(found + list(batches)) == list(range(10))
+    resumed = iter(pipe)
+    resumed.set_state(batches.get_state())
+    assert ids(found + list(resumed)) == list(range(10))
 
 
 def test_an_error_names_the_record_that_is_wrong():

@@ -29,23 +29,23 @@ def rows_of(indices):
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_is_the_source_of_those_rows(name, workers):
-    found, wanted = (
+    found, expected = (
         epoch_of(jk.from_source(source, 5, True, 3, num_workers=workers))
         for source in (Subset(arrays(), INDICES[name]), rows_of(INDICES[name]))
     )
-    assert_same(found, wanted)
+    assert_same(found, expected)
 
 
 def test_records_are_drawn_for_by_their_place_in_it():
     """By native threads and by the program alike."""
     indices = INDICES["permuted"]
-    found, wanted = (
+    found, expected = (
         jk.from_source(source, 5, True, 3) >> CROP
         for source in (Subset(arrays(), indices), rows_of(indices))
     )
     assert found._plan.native is None
-    assert wanted._plan.native is not None
-    assert_same(epoch_of(found), epoch_of(wanted))
+    assert expected._plan.native is not None
+    assert_same(epoch_of(found), epoch_of(expected))
 
 
 def test_native_threads_gather_what_has_one_step():
@@ -53,8 +53,8 @@ def test_native_threads_gather_what_has_one_step():
     for name, indices in INDICES.items():
         pipe = jk.from_source(Subset(arrays(), indices), 1)
         native[name] = pipe._plan.native is not None
-    wanted = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
-    assert native == wanted
+    expected = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
+    assert native == expected
     part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 5, 7])
     pipe = jk.from_source(part, 2)
     assert pipe._plan.native is not None

@@ -64,16 +64,16 @@ def test_equals_indexing(dtype, row, batch, count, workers, capacity, remainder,
     whole = count // batch
     assert len(got) == whole + (remainder != "drop" and count % batch > 0)
     for i, found in enumerate(got):
-        wanted = canonical(rows[order[i * batch : (i + 1) * batch]])
+        expected = canonical(rows[order[i * batch : (i + 1) * batch]])
         x = np.asarray(found["x"])
-        assert x.dtype == wanted.dtype
-        assert bits(x[: len(wanted)]) == bits(wanted)
+        assert x.dtype == expected.dtype
+        assert bits(x[: len(expected)]) == bits(expected)
         if remainder == "pad":
             assert x.shape[0] == batch
-            assert np.asarray(found["mask"]).tolist() == [k < len(wanted) for k in range(batch)]
-            assert not any(bits(x[len(wanted) :]))
+            assert np.asarray(found["mask"]).tolist() == [k < len(expected) for k in range(batch)]
+            assert not any(bits(x[len(expected) :]))
         else:
-            assert x.shape == wanted.shape
+            assert x.shape == expected.shape
 
 
 def test_batches_larger_than_the_caches():

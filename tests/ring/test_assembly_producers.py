@@ -94,10 +94,10 @@ def test_a_chain_equals_apply_on_the_same_parameters(name):
         for i, batch in enumerate(batches):
             records = order[8 * i : 8 * i + 8]
             params = aug.sample(jk.random.record_keys(7, 2, records), (24, 32))
-            wanted = jax.jit(aug.apply)(images[records], params)
-            assert batch["image"].dtype == wanted.dtype
-            assert batch["image"].shape[1:] == wanted.shape[1:]
-            assert bits(batch["image"][: len(records)]) == bits(wanted)
+            expected = jax.jit(aug.apply)(images[records], params)
+            assert batch["image"].dtype == expected.dtype
+            assert batch["image"].shape[1:] == expected.shape[1:]
+            assert bits(batch["image"][: len(records)]) == bits(expected)
             assert not any(bits(batch["image"][len(records) :]))
             assert batch["label"][: len(records)].tolist() == records.tolist()
         assert i == 3

@@ -291,10 +291,10 @@ def test_bad_input_is_refused():
 def test_memory_of_another_build_is_refused():
     library = registry.module("cpu")
     ring = functools.partial(library.Ring, [("float32", 4, [2], -1)], 2, 0, 0, -1.0)
-    wanted = r"; wanted jaxkern\.ring\.Allocator\.v\d.* install jaxkern again"
-    with pytest.raises(TypeError, match="name is jaxkern.ring.ProgramAccess" + r".*" + wanted):
+    expected = r"; wanted jaxkern\.ring\.Allocator\.v\d.* install jaxkern again"
+    with pytest.raises(TypeError, match="name is jaxkern.ring.ProgramAccess" + r".*" + expected):
         ring(library.ring_access())
-    with pytest.raises(TypeError, match="name is missing" + wanted):
+    with pytest.raises(TypeError, match="name is missing" + expected):
         ring(next(iter(library.registrations().values())))
 
 

@@ -45,10 +45,10 @@ def documents_of(lengths, dtype="int32", seed=0):
 )
 def test_equals_lists(lengths, length, method, long, bins, dtype):
     values, offsets = documents_of(lengths, dtype)
-    wanted = slow_rows(lengths, length, method, long, bins)
+    expected = slow_rows(lengths, length, method, long, bins)
     documents = [values[a:b].tolist() for a, b in itertools.pairwise(offsets)]
     found = pack(values, offsets, length, method, long=long, max_open_bins=bins, pad_id=-1)
-    for name, array in slow_arrays(wanted, documents, length, pad=-1).items():
+    for name, array in slow_arrays(expected, documents, length, pad=-1).items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
@@ -166,7 +166,7 @@ def test_files_and_arrow(tmp_path):
     values, offsets = documents_of([3, 0, 9, 2], "uint16")
     np.save(tmp_path / "values.npy", values)
     np.save(tmp_path / "offsets.npy", offsets.astype(np.uint32))
-    wanted = pack(values, offsets, 8, long="split")
+    expected = pack(values, offsets, 8, long="split")
     documents = [values[a:b] for a, b in itertools.pairwise(offsets)]
     lists = pa.array([d.tolist() for d in documents], pa.large_list(pa.uint16()))
     for given_values, given_offsets in [
@@ -179,8 +179,8 @@ def test_files_and_arrow(tmp_path):
         (lists.slice(0), None),
     ]:
         found = pack(given_values, given_offsets, 8, long="split")
-        for name in wanted:
-            np.testing.assert_array_equal(found[name], wanted[name])
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
     part = pack(lists.slice(2, 2), None, 8, long="split")
     np.testing.assert_array_equal(
         part["tokens"], pack(documents[2:], None, 8, long="split")["tokens"]

@@ -33,14 +33,14 @@ def photographs(count, height, width, dtype):
     return (images * 255).astype(np.uint8) if dtype == "u8" else images.astype(np.float32)
 
 
-def agree(out, wanted, warped, nearest):
+def agree(out, expected, warped, nearest):
     """As colour.md has it: any value on 1 pixel of 1,000 of a nearest warp, else a level."""
     if out.dtype == np.uint8:
-        away = np.abs(out.astype(int) - wanted.astype(int)).max(axis=-1)
+        away = np.abs(out.astype(int) - expected.astype(int)).max(axis=-1)
         assert (away > 0).mean() <= 1e-3
         assert (warped and nearest) or away.max() <= 1
     else:
-        away = np.abs(out - wanted).max(axis=-1)
+        away = np.abs(out - expected).max(axis=-1)
         assert (away > 2e-4).mean() <= (1e-3 if warped else 0)
 
 
@@ -68,11 +68,11 @@ def test_ops(v2, run, size, dtype, options):
     out = run(aug, images, ({"op": op[:, None], "magnitude": magnitude[:, None]},))
     for place in range(count):
         name = mine.OPS[op[place]]
-        wanted = theirs._apply_image_or_video_transform(
+        expected = theirs._apply_image_or_video_transform(
             tensor(images[place]),
             name,
             float(magnitude[place]),
             interpolation=theirs.interpolation,
             fill=theirs._fill,
         )
-        agree(np.asarray(out[place]), array(wanted), name in WARPS, not options)
+        agree(np.asarray(out[place]), array(expected), name in WARPS, not options)

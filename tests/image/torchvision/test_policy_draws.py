@@ -152,10 +152,10 @@ def test_published_magnitudes(v2, size):
         assert signed_ops(space).tolist() == [signed for _, signed in reference.values()]
         table = magnitude_table(space, bins, size)
         for row, (values, _) in zip(table, reference.values(), strict=True):
-            wanted = values(bins, *size)
-            wanted = np.zeros(bins) if wanted is None else wanted.numpy()
+            expected = values(bins, *size)
+            expected = np.zeros(bins) if expected is None else expected.numpy()
             # The last bit of torch.linspace depends on the machine.
-            np.testing.assert_allclose(row, wanted.astype(np.float32), rtol=2e-7, atol=2e-7)
+            np.testing.assert_allclose(row, expected.astype(np.float32), rtol=2e-7, atol=2e-7)
 
 
 def test_aug_mix(v2, theirs):

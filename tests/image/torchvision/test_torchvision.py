@@ -64,17 +64,17 @@ def test_u8_evaluation_chain(v2, run, size):
     reference = v2.Compose(
         [v2.Resize(size, antialias=True), v2.CenterCrop(28), v2.Pad((1, 2, 3, 4), fill=9)]
     )
-    wanted = reference(tensors(U8))
+    expected = reference(tensors(U8))
     assert out.dtype == np.uint8
-    assert np.abs(np.asarray(out).astype(int) - arrays(wanted)).max() <= 1
+    assert np.abs(np.asarray(out).astype(int) - arrays(expected)).max() <= 1
 
 
 def test_resize_max_size(v2):
     for size in [(37, 53), (53, 37), (40, 200), (200, 40), (64, 64)]:
         for edge, limit in [(24, None), (30, 40), (32, 33)]:
             image = torch.zeros((1, *size), dtype=torch.uint8)
-            wanted = v2.Resize(edge, max_size=limit)(image).shape[1:]
-            assert im.Resize(edge, max_size=limit).output_size(size) == tuple(wanted)
+            expected = v2.Resize(edge, max_size=limit)(image).shape[1:]
+            assert im.Resize(edge, max_size=limit).output_size(size) == tuple(expected)
 
 
 def test_center_crop_of_odd_sizes(v2, run):
@@ -97,9 +97,9 @@ def test_mixing_partner_and_labels(v2, run):
     onehot = np.eye(3, dtype=np.float32)[labels.numpy()]
     mixup = v2.MixUp(alpha=1.0, num_classes=3)
     params = {"lam": 0.3, "labels": labels, "batch_size": 3}
-    wanted, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
+    expected, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
     out, mixed = run(im.Compose([im.MixUp()]), values, ({"lam": 0.3},), onehot)
-    assert_close(out, arrays(wanted))
+    assert_close(out, arrays(expected))
     np.testing.assert_allclose(mixed, soft.numpy(), atol=1e-6)
 
 

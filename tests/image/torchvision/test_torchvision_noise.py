@@ -44,8 +44,8 @@ def test_gaussian_noise(v2, run, dtype, channels, arguments):
     for k, image in enumerate(images):
         n = tensor(normals(SEEDS[k], image.shape).astype(np.float32))
         with mock.patch("torch.randn_like", lambda *_, n=n, **__: n):
-            wanted = v2.GaussianNoise(*arguments)(tensor(image))
-        assert_alike(out[k], array(wanted))
+            expected = v2.GaussianNoise(*arguments)(tensor(image))
+        assert_alike(out[k], array(expected))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (45, 93), (80, 50)])
@@ -75,8 +75,8 @@ def test_elastic(v2, run, size, interpolation, dtype, alpha, sigma, fill):
         np.testing.assert_allclose(found, moved, atol=1e-3)
         # The same field for both: torchvision blurs it in float32.
         params["displacement"] = torch.from_numpy((found / half)[None])
-        wanted = array(theirs.transform(tensor(image), params))
-        assert_alike(out[k], wanted, interpolation)
+        expected = array(theirs.transform(tensor(image), params))
+        assert_alike(out[k], expected, interpolation)
 
 
 def test_erasing_with_noise(v2, run):

@@ -35,13 +35,13 @@ def photo(size, dtype, channels=3):
     return image if dtype == np.uint8 else image.astype(np.float32) / np.float32(255)
 
 
-def assert_equal(out, wanted):
+def assert_equal(out, expected):
     out = np.asarray(out)
-    assert out.dtype == wanted.dtype
+    assert out.dtype == expected.dtype
     if out.dtype == np.uint8:  # fixed point, and rounded between the two passes there
-        assert np.abs(out.astype(int) - wanted).max() <= 1
+        assert np.abs(out.astype(int) - expected).max() <= 1
     else:
-        np.testing.assert_allclose(out, wanted, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -87,9 +87,9 @@ def test_bicubic_levels_are_clamped_before_they_are_normalized(v2, run):
 def test_padding(v2, run, size, mode, dtype):
     image = photo(size, dtype)
     for padding in (3, (1, 4), (4, 0, 2, 3), (0, 4, 6, 0)):
-        wanted = array(v2.functional.pad(tensor(image), padding, padding_mode=mode))
+        expected = array(v2.functional.pad(tensor(image), padding, padding_mode=mode))
         out = run(im.Compose([im.Pad(padding, padding_mode=mode)]), image[None], ({},))[0]
-        np.testing.assert_array_equal(out, wanted)
+        np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -87,11 +87,11 @@ def test_targets(v2, tv, chain, form):
         for transform, drawn in zip(chain, params, strict=True):
             own = of_image({name: np.asarray(value) for name, value in drawn.items()}, n)
             inputs = [tv[type(transform).__name__](transform, own, x) for x in inputs]
-        wanted = F.clamp_bounding_boxes(inputs[0])
-        np.testing.assert_allclose(out["boxes"][n], wanted, atol=2e-3)
-        size = wanted.canvas_size
-        valid = F.sanitize_bounding_boxes(wanted)[1].numpy()
-        corners = F.convert_bounding_box_format(wanted, new_format="XYXY").numpy()
+        expected = F.clamp_bounding_boxes(inputs[0])
+        np.testing.assert_allclose(out["boxes"][n], expected, atol=2e-3)
+        size = expected.canvas_size
+        valid = F.sanitize_bounding_boxes(expected)[1].numpy()
+        corners = F.convert_bounding_box_format(expected, new_format="XYXY").numpy()
         sides = corners[:, 2:] - corners[:, :2]
         clear = (np.abs(sides - 1) > 1e-2).all(1) & (np.abs(sides.prod(1) - 1) > 1e-2)
         # Middles and sides of clamped boxes, rounded, may say an ulp more than the image has.
@@ -187,7 +187,7 @@ def test_draws_of_sizes(v2, name, options):
             assert_same_distribution(drawn[side], rows[:, k])
         else:
             sizes, counts = np.unique(drawn[side], return_counts=True)
-            same, wanted = np.unique(rows[:, k], return_counts=True)
+            same, expected = np.unique(rows[:, k], return_counts=True)
             assert sizes.tolist() == same.tolist()
             if len(sizes) > 1:
-                assert stats.chi2_contingency([counts, wanted]).pvalue > 1e-3
+                assert stats.chi2_contingency([counts, expected]).pvalue > 1e-3

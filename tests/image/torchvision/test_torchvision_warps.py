@@ -89,10 +89,10 @@ def test_points_of_large_noise(v2, run, interpolation):
         turned = v2.functional.affine(image, a["angle"][k], shift, a["scale"][k], shear, mode, 0)
         end = np.asarray(p["endpoints"][k]).tolist()
         rows.append(torch.stack([turned, v2.functional.perspective(image, start, end, mode, 0)]))
-    wanted = arrays(torch.cat(rows)).reshape(count, 2, *size, 3)
+    expected = arrays(torch.cat(rows)).reshape(count, 2, *size, 3)
     of_affine = {name: np.float32(value) for name, value in a.items()}
     out = np.stack([run(affine, images, (of_affine,)), run(tilted, images, (p,))], axis=1)
-    away = np.abs(out.astype(int) - wanted).max(axis=-1)
+    away = np.abs(out.astype(int) - expected).max(axis=-1)
     assert away.max() <= (interpolation == "bilinear")
     assert (away > 0).mean() <= 1e-4
 
@@ -132,8 +132,8 @@ def test_sizes_of_expanded_rotations(v2):
         size = tuple(random.integers(1, 90, 2).tolist())
         center = None if random.random() < 0.5 else random.uniform(-5, 60, 2).tolist()
         mine = im.RandomRotation((angle, angle), expand=True, center=center)
-        wanted = v2.functional.rotate(torch.zeros((1, *size)), angle, expand=True, center=center)
-        assert mine.output_size(size) == tuple(wanted.shape[1:]), (angle, size, center)
+        expected = v2.functional.rotate(torch.zeros((1, *size)), angle, expand=True, center=center)
+        assert mine.output_size(size) == tuple(expected.shape[1:]), (angle, size, center)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])

@@ -14,33 +14,33 @@ TOLERANCE = {
 }
 
 
-def assert_close(out, wanted, odd_levels=0.0, slack=0.0):
+def assert_close(out, expected, odd_levels=0.0, slack=0.0):
     """u8: equal but for a share `odd_levels` of values one level off; floats: within tolerance.
 
     `slack` is what a few float values may be off in addition, where the chain rounds to levels.
     """
-    assert out.shape == wanted.shape
+    assert out.shape == expected.shape
     dtype = np.dtype(out.dtype)
     if out.size == 0:
         return 0.0
-    difference = np.abs(np.asarray(out).astype(np.float64) - wanted)
+    difference = np.abs(np.asarray(out).astype(np.float64) - expected)
     worst = float(difference.max())
     if dtype == np.uint8:
         assert worst <= (1 if odd_levels else 0), f"{worst} levels off"
         assert (difference > 0).mean() <= odd_levels
         return worst
-    allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(wanted).max()))
+    allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))
     assert worst <= allowed + slack, f"{worst} off, {allowed} allowed"
     assert (difference > allowed).mean() <= 0.05
     return worst
 
 
-def assert_alike(out, wanted, interpolation="bilinear"):
+def assert_alike(out, expected, interpolation="bilinear"):
     """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
-    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
+    off = np.abs(np.asarray(out).astype(float) - expected.astype(float)).max(axis=-1)
     if interpolation == "nearest":
         assert (off > 2e-4).mean() <= 1e-3
-    elif wanted.dtype == np.uint8:
+    elif expected.dtype == np.uint8:
         assert off.max() <= 1
         assert (off > 0).mean() <= 1e-3
     else:

@@ -47,10 +47,10 @@ def test_both_correlations_as_the_functions_give_them(folder, tmp_path, capsys):
     found = xpcs.read_results(output)
     how = {"begin": 3, "end": 39, "average": 2, "bad_frames": [7, 20, 21], "frame_time": 0.5}
     counts, qmap = made.frames(40), made.qmap()
-    wanted = xpcs.multitau(counts, qmap, 3, parts=2, overview=True, **how)
+    expected = xpcs.multitau(counts, qmap, 3, parts=2, overview=True, **how)
     for name in ("g2", "g2_err", "tau", "bins", "n_pairs"):
-        np.testing.assert_array_equal(getattr(found.multitau, name), getattr(wanted, name))
-    np.testing.assert_array_equal(found.multitau.overview.mean_image, wanted.overview.mean_image)
+        np.testing.assert_array_equal(getattr(found.multitau, name), getattr(expected, name))
+    np.testing.assert_array_equal(found.multitau.overview.mean_image, expected.overview.mean_image)
     assert len(found.multitau.parts) == 2
     pairs = xpcs.twotime(counts, qmap, bins=[1, 4, 5], **how)
     np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
@@ -118,9 +118,9 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
     assert run(folder, tmp_path / "r.hdf", "--bins", "2,4", "--intensity-cut", "0.5,1.5") == 0
     found = xpcs.read_results(tmp_path / "r.hdf").multitau
     assert found.bins.tolist() == [2, 4]
-    wanted = xpcs.multitau(made.frames(40), made.qmap(), intensity_cut=(0.5, 1.5))
-    np.testing.assert_array_equal(found.g2, wanted.g2[:, [1, 3]])
-    assert len(wanted.config["bad_frames"]) > 0
+    expected = xpcs.multitau(made.frames(40), made.qmap(), intensity_cut=(0.5, 1.5))
+    np.testing.assert_array_equal(found.g2, expected.g2[:, [1, 3]])
+    assert len(expected.config["bad_frames"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,15 @@ def case(request):
 
 
 @pytest.fixture(scope="module")
-def wanted(case):
+def expected(case):
     """The fit on one device."""
     return jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
 
 
-def assert_same(found, wanted):
-    np.testing.assert_array_less(np.abs(found.popt - wanted.popt), 1e-6 * wanted.perr)
-    np.testing.assert_allclose(found.perr, wanted.perr, rtol=1e-7)
-    assert (found.count, found.independent_count) == (wanted.count, wanted.independent_count)
+def assert_same(found, expected):
+    np.testing.assert_array_less(np.abs(found.popt - expected.popt), 1e-6 * expected.perr)
+    np.testing.assert_allclose(found.perr, expected.perr, rtol=1e-7)
+    assert (found.count, found.independent_count) == (expected.count, expected.independent_count)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def assert_same(found, wanted):
         ((2, 2), ("a", "r"), (None, "r"), AxisType.Explicit),
     ],
 )
-def test_four_devices_give_one_devices_result(case, wanted, shape, names, spec, kind):
+def test_four_devices_give_one_devices_result(case, expected, shape, names, spec, kind):
     mesh = jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
     with jax.enable_x64(True):
         data = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(*spec)))
     found = jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
-    assert_same(found, wanted)
+    assert_same(found, expected)
 
 
 def test_sigma_point_by_point_is_sharded_with_the_data(case):
@@ -64,10 +64,10 @@ def test_sigma_point_by_point_is_sharded_with_the_data(case):
     where = jax.NamedSharding(mesh, jax.P(None, "d"))
     with jax.enable_x64(True):
         data, deviations = jax.device_put((case.data, sigma), where)
-    wanted = jk.xpcs.fit(model_of(case), case.data, sigma, problems.START, progress=False)
+    expected = jk.xpcs.fit(model_of(case), case.data, sigma, problems.START, progress=False)
     for given in (sigma, deviations):
         found = jk.xpcs.fit(model_of(case), data, given, problems.START, progress=False)
-        assert_same(found, wanted)
+        assert_same(found, expected)
 
 
 def test_what_cannot_be_done_is_said(case):
@@ -133,9 +133,9 @@ def test_two_processes_give_one_devices_result(tmp_path):
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors[-3000:]
     case = problems.simulate(64, seed=71)
-    wanted = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+    expected = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
     first, second = (np.load(tmp_path / f"{k}.npz") for k in range(2))
     assert first["local"] == second["local"] == 2
     np.testing.assert_array_equal(first["popt"], second["popt"])
-    np.testing.assert_array_less(np.abs(first["popt"] - wanted.popt), 1e-6 * wanted.perr)
-    np.testing.assert_allclose(np.diag(first["pcov"]), wanted.perr**2, rtol=1e-6)
+    np.testing.assert_array_less(np.abs(first["popt"] - expected.popt), 1e-6 * expected.perr)
+    np.testing.assert_allclose(np.diag(first["pcov"]), expected.perr**2, rtol=1e-6)

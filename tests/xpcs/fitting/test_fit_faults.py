@@ -66,8 +66,8 @@ def test_frames_of_nan_are_masked_and_named(case, without_frames, strategy, angl
     assert found.success_rate == 1.0
     everywhere = angles == slice(None)
     assert found.count == 3 * 93 * 92 if everywhere else 93 * 92 + 2 * 96 * 95
-    wanted = USED if everywhere else np.where(np.arange(3)[:, None] == 1, USED, True)
-    np.testing.assert_array_equal(found.keep, wanted)
+    expected = USED if everywhere else np.where(np.arange(3)[:, None] == 1, USED, True)
+    np.testing.assert_array_equal(found.keep, expected)
     best = without_frames[angles.start].x
     np.testing.assert_array_less(np.abs(found.popt - best), 1e-3 * found.perr)
     assert any("frames 40, 41, 90" in line for line in found.warnings)

@@ -238,8 +238,8 @@ def test_covariance_names_what_trades_off():
     assert sorted(found.tradeoffs) == [(1, 3), (4,)]
     assert np.isinf(found.inverse[[1, 3, 4], [1, 3, 4]]).all()
     others = jacobian[:, [0, 1, 2]]
-    wanted = np.linalg.pinv(others.T @ others, rcond=1e-30)[np.ix_([0, 2], [0, 2])]
-    np.testing.assert_allclose(found.inverse[np.ix_([0, 2], [0, 2])], wanted, rtol=1e-6)
+    expected = np.linalg.pinv(others.T @ others, rcond=1e-30)[np.ix_([0, 2], [0, 2])]
+    np.testing.assert_allclose(found.inverse[np.ix_([0, 2], [0, 2])], expected, rtol=1e-6)
 
 
 def test_a_start_that_is_not_finite_is_refused():

@@ -38,12 +38,12 @@ def whole(case):
     )
 
 
-def assert_same(found, wanted):
+def assert_same(found, expected):
     """Equal to rounding: a kernel may sum the points of a row in another order in another call."""
-    np.testing.assert_array_less(np.abs(found.popt - wanted.popt), 1e-7 * wanted.perr)
-    np.testing.assert_allclose(found.perr, wanted.perr, rtol=1e-8)
-    assert found.chi2 == pytest.approx(wanted.chi2, rel=1e-12)
-    assert (found.count, found.nfev) == (wanted.count, wanted.nfev)
+    np.testing.assert_array_less(np.abs(found.popt - expected.popt), 1e-7 * expected.perr)
+    np.testing.assert_allclose(found.perr, expected.perr, rtol=1e-8)
+    assert found.chi2 == pytest.approx(expected.chi2, rel=1e-12)
+    assert (found.count, found.nfev) == (expected.count, expected.nfev)
 
 
 @pytest.mark.parametrize("strategy", ["LARGE", "CHUNKED", "STREAMING", "streaming"])
@@ -158,7 +158,7 @@ def test_dtypes_of_data(case, dtype):
     else:
         data = case.data.astype(dtype)
         values = data.astype(float)
-    wanted = {k: v for k, v in options.items() if k != "quantization"}
+    expected = {k: v for k, v in options.items() if k != "quantization"}
     for strategy in ("STANDARD", "STREAMING"):
         found = jk.xpcs.fit(
             model_of(case),
@@ -170,7 +170,9 @@ def test_dtypes_of_data(case, dtype):
             streaming=SMALL_CHUNKS,
             **options,
         )
-        exact = jk.xpcs.fit(model_of(case), values, 0.004, problems.START, progress=False, **wanted)
+        exact = jk.xpcs.fit(
+            model_of(case), values, 0.004, problems.START, progress=False, **expected
+        )
         np.testing.assert_array_less(np.abs(found.popt - exact.popt), 1e-3 * exact.perr)
 
 

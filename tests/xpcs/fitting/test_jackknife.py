@@ -70,10 +70,10 @@ def dense_without(case, x, points):
     return found.x, found.jac, -found.fun, free
 
 
-def agree(pcov, wanted, free, rtol):
-    deviation = np.sqrt(np.diag(wanted))
+def agree(pcov, expected, free, rtol):
+    deviation = np.sqrt(np.diag(expected))
     np.testing.assert_allclose(np.sqrt(np.diag(pcov))[free], deviation, rtol=rtol)
-    scaled = (pcov[np.ix_(free, free)] - wanted) / np.outer(deviation, deviation)
+    scaled = (pcov[np.ix_(free, free)] - expected) / np.outer(deviation, deviation)
     assert np.abs(scaled).max() < 2 * rtol
 
 

@@ -41,14 +41,14 @@ def exact(reference, data, sigma, symmetric):
 def test_value_and_gradient(symmetric, option):
     model, reference, data = made(symmetric=symmetric)
     option = symmetric if option == "fixed" else option
-    wanted = exact(reference, data, 0.01, symmetric)
+    expected = exact(reference, data, 0.01, symmetric)
 
     def fn(*v):
         return xpcs.log_likelihood(model, *v, data, 0.01, symmetric=option)
 
     at = jnp.asarray(PARAMS), jnp.asarray(0.3), jnp.asarray([1.0, 1.01, 0.99])
     value, slopes = jax.value_and_grad(fn, (0, 1, 2))(*at)
-    assert_scaled(value, wanted(*(np.asarray(v) for v in at)), 1e-11)
+    assert_scaled(value, expected(*(np.asarray(v) for v in at)), 1e-11)
     assert_scaled(fn(*at), value, 1e-13)
     # By residuals, whose derivatives are tested against extended precision.
     pairs = 0.25 if symmetric else 0.5
@@ -102,8 +102,8 @@ def test_curvature_is_the_inverse_covariance(symmetric):
         model, PARAMS, 0.3, 1.0, data, 0.01, scaling="fixed", symmetric=symmetric
     )
     scale = np.sqrt(np.diag(ne.jtj))
-    wanted = -ne.jtj / np.outer(scale, scale) * (0.5 if symmetric else 1.0)
-    assert_scaled(hessian / np.outer(scale, scale), wanted, 1e-5)
+    expected = -ne.jtj / np.outer(scale, scale) * (0.5 if symmetric else 1.0)
+    assert_scaled(hessian / np.outer(scale, scale), expected, 1e-5)
 
 
 def test_masks_and_quantized_data():

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("x64")
 def test_phases_of_flow():
     model, oracle = flow()
     A, X = model.phases(PARAMS)
-    wanted_A, wanted_X = oracle.phases(PARAMS.tolist())
-    assert_scaled(A, wanted_A, 1e-14)
-    assert_scaled(X, wanted_X, 1e-14)
+    expected_A, expected_X = oracle.phases(PARAMS.tolist())
+    assert_scaled(A, expected_A, 1e-14)
+    assert_scaled(X, expected_X, 1e-14)
 
 
 def test_phases_are_exact_to_rounding():
@@ -85,9 +85,9 @@ def test_floor_of_the_rates():
     model, oracle = flow(20)
     params = np.array([100.0, -1.0, -1e4, 0.01, 0.5, -0.1, 0.0])
     A, X = model.phases(params)
-    wanted_A, wanted_X = oracle.phases(params.tolist())
-    assert_scaled(A, wanted_A, 1e-14)
-    assert_scaled(X, wanted_X, 1e-14)
+    expected_A, expected_X = oracle.phases(params.tolist())
+    assert_scaled(A, expected_A, 1e-14)
+    assert_scaled(X, expected_X, 1e-14)
     tables = model.tables(params)
     assert not np.any(tables.tangents_A)
     assert np.all(np.isfinite(tables.tangents_X))
@@ -144,8 +144,8 @@ def test_custom_model():
         columns_X=[3, 4, 5, "phi0"],
     )
     assert mine.parameters == model.parameters
-    for got, wanted in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for got, expected in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_custom_model_uses_all_parameters_by_default():

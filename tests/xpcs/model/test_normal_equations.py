@@ -78,14 +78,14 @@ def _problem(n, symmetric, scaling, noise):
     return model, contrast, offset, data, c2, jacobian
 
 
-def assert_equal(got, wanted, tolerance=1e-11):
-    scale = np.sqrt(np.diag(wanted["jtj"]))
+def assert_equal(got, expected, tolerance=1e-11):
+    scale = np.sqrt(np.diag(expected["jtj"]))
     scale = np.where(scale > 0, scale, 1.0)
-    assert_normalized(got.jtj, wanted["jtj"], tolerance)
-    assert_scaled(got.jtr / scale, wanted["jtr"] / scale, tolerance)
-    assert_scaled(got.chi2, wanted["chi2"], tolerance)
-    assert_scaled(got.cost, wanted["cost"], tolerance)
-    assert got.count == wanted["count"]
+    assert_normalized(got.jtj, expected["jtj"], tolerance)
+    assert_scaled(got.jtr / scale, expected["jtr"] / scale, tolerance)
+    assert_scaled(got.chi2, expected["chi2"], tolerance)
+    assert_scaled(got.cost, expected["cost"], tolerance)
+    assert got.count == expected["count"]
 
 
 @functools.cache
@@ -121,9 +121,9 @@ def test_sums_of_dense_arrays(scaling, symmetric):
     ne = xpcs.normal_equations(
         model, PARAMS, contrast, offset, data, 0.01, scaling=scaling, symmetric=symmetric
     )
-    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01))
-    assert_equal(ne, wanted)
-    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+    expected = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.01))
+    assert_equal(ne, expected)
+    assert ne.mirrored == (expected["count"] if mirrored else 0)
     assert ne.jtj.shape == ({"individual": 13, "constant": 9, "fixed": 7}[scaling],) * 2
 
 
@@ -150,9 +150,9 @@ def test_everything_in_60_digits(power):
                     for m, column in enumerate(place):
                         jtj[row, column] += J[k] * J[m]
     ne = xpcs.normal_equations(model, PARAMS, 0.4, 1.1, data, 1.0)
-    wanted = np.array(jtj.tolist(), float)
-    scale = np.sqrt(np.diag(wanted))
-    assert_normalized(ne.jtj, wanted, 2e-12)
+    expected = np.array(jtj.tolist(), float)
+    scale = np.sqrt(np.diag(expected))
+    assert_normalized(ne.jtj, expected, 2e-12)
     assert_scaled(ne.jtr / scale, np.array(jtr.tolist(), float)[:, 0] / scale, 2e-12)
     assert_scaled(ne.chi2, float(chi2))
 
@@ -172,8 +172,8 @@ def test_losses_are_scipys(loss, symmetric):
         f_scale=f_scale,
         symmetric=symmetric,
     )
-    wanted = oracle.dense_normal_equations(c2, jacobian, data, sigma, None, loss, f_scale)
-    assert_equal(ne, wanted)
+    expected = oracle.dense_normal_equations(c2, jacobian, data, sigma, None, loss, f_scale)
+    assert_equal(ne, expected)
     # The oracle's own rho, against what SciPy's solver reports as the cost.
     counts = ~np.eye(40, dtype=bool)
     r = ((data - c2) / 0.01)[:, counts].ravel()
@@ -231,9 +231,9 @@ def test_sigma_and_masks(kind, masked, symmetric):
     ne = xpcs.normal_equations(
         model, PARAMS, contrast, offset, broken, sigma, keep=keep, symmetric=symmetric
     )
-    wanted = oracle.dense_normal_equations(c2, jacobian, data, whole, keep)
-    assert_equal(ne, wanted)
-    assert ne.mirrored == (wanted["count"] if mirrored else 0)
+    expected = oracle.dense_normal_equations(c2, jacobian, data, whole, keep)
+    assert_equal(ne, expected)
+    assert ne.mirrored == (expected["count"] if mirrored else 0)
 
 
 def test_keep_by_angle():
@@ -331,8 +331,8 @@ def test_other_chunks_agree(splits):
     for first, last in itertools.pairwise(ends):
         state = add(tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state)
     assemble = _assemble(model, "individual")
-    ne, wanted = (assemble(s, tables[:4], 0.3) for s in (state, whole))
-    assert_equal(ne, {name: np.asarray(getattr(wanted, name)) for name in FIELDS}, 1e-12)
+    ne, expected = (assemble(s, tables[:4], 0.3) for s in (state, whole))
+    assert_equal(ne, {name: np.asarray(getattr(expected, name)) for name in FIELDS}, 1e-12)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -382,15 +382,15 @@ def test_transformations():
     """jit, vmap over parameters and over data, and gradients of the sums."""
     model, contrast, offset, data, *_ = problem()
     run = lambda p, d: xpcs.normal_equations(model, p, contrast, offset, d, 0.01)  # noqa: E731
-    wanted = [run(PARAMS, data), run(1.1 * PARAMS, data)]
+    expected = [run(PARAMS, data), run(1.1 * PARAMS, data)]
     got = jax.jit(jax.vmap(run, (0, None)))(np.stack([PARAMS, 1.1 * PARAMS]), data)
     for k in range(2):
         for name in FIELDS:
             np.testing.assert_allclose(
-                getattr(got, name)[k], getattr(wanted[k], name), rtol=1e-9, atol=1e-9
+                getattr(got, name)[k], getattr(expected[k], name), rtol=1e-9, atol=1e-9
             )
     slope = jax.grad(lambda p: run(p, data).chi2)(jnp.asarray(PARAMS))
-    np.testing.assert_allclose(slope, -2 * wanted[0].jtr[6:], rtol=1e-9)
+    np.testing.assert_allclose(slope, -2 * expected[0].jtr[6:], rtol=1e-9)
 
 
 def test_32_bit_mode():
@@ -398,9 +398,9 @@ def test_32_bit_mode():
     with jax.enable_x64(False):
         ne = xpcs.normal_equations(model, PARAMS, contrast, offset, data, 0.1)
     assert ne.jtj.dtype == ne.chi2.dtype == np.float32
-    wanted = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.1))
-    assert_normalized(np.asarray(ne.jtj, float), wanted["jtj"], 1e-4)
-    np.testing.assert_allclose(ne.chi2, wanted["chi2"], rtol=1e-4)
+    expected = oracle.dense_normal_equations(c2, jacobian, data, np.full(c2.shape, 0.1))
+    assert_normalized(np.asarray(ne.jtj, float), expected["jtj"], 1e-4)
+    np.testing.assert_allclose(ne.chi2, expected["chi2"], rtol=1e-4)
 
 
 @cases(
@@ -420,8 +420,8 @@ def test_few_frames(n, symmetric):
     model = 1 + 0.3 * np.exp(-2 * abs(A[:, None] - A)) * np.sinc((A[:, None] - A) / np.pi) ** 4
     chi2 = np.sum(np.where(np.eye(n, dtype=bool), 0, (1.5 - model) / 0.5) ** 2)
     pairs = n * (n - 1)
-    wanted = [1 + chi2, 1 + chi2, 1 + pairs, 1 + (pairs if symmetric else 0)]
-    np.testing.assert_allclose(state[-4:], wanted, rtol=1e-13)
+    expected = [1 + chi2, 1 + chi2, 1 + pairs, 1 + (pairs if symmetric else 0)]
+    np.testing.assert_allclose(state[-4:], expected, rtol=1e-13)
 
 
 def test_rows_outside_the_matrix(backend):

@@ -27,7 +27,7 @@ def test_spread_of_the_posterior_is_that_of_pcov(example, tmp_path):
         assert spread == pytest.approx(error, rel=0.25), name
         assert abs(mean - fit) < 0.4 * error, name
     names = [found.names.index(name) for name in draws]
-    wanted = found.pcov[np.ix_(names, names)] / np.outer(found.perr[names], found.perr[names])
-    np.testing.assert_allclose(np.corrcoef(list(draws.values())), wanted, atol=0.2)
+    expected = found.pcov[np.ix_(names, names)] / np.outer(found.perr[names], found.perr[names])
+    np.testing.assert_allclose(np.corrcoef(list(draws.values())), expected, atol=0.2)
     example.plot(found, draws, tmp_path / "posterior.png")
     assert (tmp_path / "posterior.png").stat().st_size > 5000

@@ -26,12 +26,12 @@ def test_the_mean_is_the_models_correlation():
     runs = np.array(
         [jk.xpcs.simulate_photons(model, PHYSICS, pixels=2000, modes=2, seed=k) for k in range(9)]
     )
-    wanted = np.asarray(jk.xpcs.g2(model, PHYSICS, 0.5, 1.0))
+    expected = np.asarray(jk.xpcs.g2(model, PHYSICS, 0.5, 1.0))
     off = ~np.eye(30, dtype=bool)
     error = runs.std(axis=0, ddof=1)[:, off] / 3
-    pulls = (runs.mean(axis=0) - wanted)[:, off] / error
+    pulls = (runs.mean(axis=0) - expected)[:, off] / error
     assert np.sqrt(np.mean(pulls**2)) < 1.5
-    assert np.abs((runs.mean(axis=0) - wanted)[:, off]).max() < 0.05
+    assert np.abs((runs.mean(axis=0) - expected)[:, off]).max() < 0.05
     # On the diagonal each of the mean of 1 photon is correlated with itself, beside the speckles.
     np.testing.assert_allclose(runs[:, :, ~off].mean(), 1.0 + 0.5 + 1.0, atol=0.02)
     np.testing.assert_array_equal(runs, np.swapaxes(runs, 2, 3))

@@ -64,9 +64,9 @@ def test_bins_and_light_of_a_detector():
     )
     assert frames.array is out
     assert frames.metadata == {"frame_time": 0.1}
-    wanted = np.where(frames.qmap.used, light, 0)
-    np.testing.assert_allclose(out.mean(axis=0), wanted, atol=0.35)
-    assert not out[:, wanted == 0].any()
+    expected = np.where(frames.qmap.used, light, 0)
+    np.testing.assert_allclose(out.mean(axis=0), expected, atol=0.35)
+    assert not out[:, expected == 0].any()
 
 
 def test_a_seed_is_a_run():
@@ -144,9 +144,9 @@ def test_diffusion_and_shear_from_frames_by_way_of_two_time():
     )
     assert fit.success, fit.message
     assert fit.errors.startswith("jackknife")
-    wanted = [*[0.5] * 3, *[1.0] * 3, *truth]
+    expected = [*[0.5] * 3, *[1.0] * 3, *truth]
     # An error that is taken from ten blocks is itself known to a quarter.
-    for name, value, error, right in zip(fit.names, fit.popt, fit.perr, wanted, strict=True):
+    for name, value, error, right in zip(fit.names, fit.popt, fit.perr, expected, strict=True):
         assert abs(value - right) <= 4 * error, name
     errors = dict(zip(fit.names, fit.perr, strict=True))
     assert errors["D0"] < 0.1 * 2000
@@ -168,8 +168,8 @@ def test_errors_of_g2_are_those_of_200_runs(photons, rate):
     told = np.sqrt((r.g2_err**2).mean(axis=1))[shorter]
     # 200 runs know a spread to 5%; the mean over delays to little less, since they share noise.
     assert (np.abs(told / spread - 1) < 0.2).all(), told / spread
-    wanted = 1 + np.exp(-2 * rate * r.delay[shorter]) / 2
-    assert (np.abs(r.g2.mean(axis=1)[shorter] - wanted) < 4 * spread / np.sqrt(runs)).all()
+    expected = 1 + np.exp(-2 * rate * r.delay[shorter]) / 2
+    assert (np.abs(r.g2.mean(axis=1)[shorter] - expected) < 4 * spread / np.sqrt(runs)).all()
 
 
 @pytest.mark.slow

@@ -82,9 +82,9 @@ def test_tangent_and_cotangent(power):
     dA, dX, G = random.normal(size=n), random.normal(size=n), random.normal(size=(n, n))
     D = A[:, None] - A, X[:, None] - X
     f, (a, h) = oracle.correlation(*D, power), oracle.slopes(*D, power)
-    wanted = 0.7 + 0.2 * f + 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX))
+    expected = 0.7 + 0.2 * f + 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX))
     got = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.2, 0.7, shear_power=power)
-    assert_scaled(got, wanted)
+    assert_scaled(got, expected)
 
     bars = ops.two_time_g2_cotangent(A, X, 0.4, G, shear_power=power)
     flows = 0.4 * G * a, 0.4 * G * h
@@ -118,8 +118,8 @@ def test_strong_decay_does_not_overflow():
     A = np.array([0.0, 1.0, 400.0, 800.0, 1e5, 1e5 + 1e-6, 3e8])
     X = np.linspace(0, 1, A.size)
     got = ops.two_time_g2(A, X, 1.0, 0.0, shear_power=4)
-    wanted = oracle.correlation(A[:, None] - A, X[:, None] - X, 4)
-    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-300)
+    expected = oracle.correlation(A[:, None] - A, X[:, None] - X, 4)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-300)
 
 
 @cases("angle", native=[(0,), (2,)], jax=[(2,)])
@@ -177,10 +177,10 @@ def test_residual(kind):
     }[kind]
     whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
     counts = (whole > 1e-10) & ~np.eye(70, dtype=bool)
-    wanted = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
+    expected = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
     # Values that count for nothing may be anything.
     broken = np.where(counts, data, np.nan)
-    assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), wanted, 1e-11)
+    assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), expected, 1e-11)
 
     def square(data, sigma, params, contrast, offset):
         r = xpcs.residual(model, params, contrast, offset, data, sigma)
@@ -191,7 +191,7 @@ def test_residual(kind):
     slopes, _ = found(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
     flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
     assert_scaled(slopes[0], flowing)
-    by_sigma = -flowing * wanted
+    by_sigma = -flowing * expected
     if kind != "points":
         by_sigma = by_sigma.sum((1, 2)) if kind == "angles" else by_sigma.sum()
     assert_scaled(slopes[1], by_sigma, 1e-11)
@@ -209,8 +209,8 @@ def test_residual_along_tangents_that_are_not_numbers():
     counts = (sigma > 0) & ~np.eye(40, dtype=bool)
     r = lambda data, sigma: xpcs.residual(model, PARAMS, CONTRAST, OFFSET, data, sigma)  # noqa: E731
     along = np.where(counts, 1.0, np.nan), np.where(counts, 2.0, np.inf)
-    wanted, moved = jax.jit(lambda *v: jax.jvp(r, v, along))(data, sigma)
-    slope = (1 - 2 * wanted) / np.where(counts, sigma, 1.0)
+    expected, moved = jax.jit(lambda *v: jax.jvp(r, v, along))(data, sigma)
+    slope = (1 - 2 * expected) / np.where(counts, sigma, 1.0)
     assert_scaled(moved, np.where(counts, slope, 0.0), 1e-11)
     ct = np.where(counts, 1.0, np.nan)
     for back in jax.jit(lambda *v: jax.vjp(r, *v)[1](ct))(data, sigma):
@@ -230,8 +230,8 @@ def test_g2_at():
         two = jax.grad(lambda *v: weights @ xpcs.g2(model, *v)[tuple(index.T)], (0, 1, 2))(*at)
         return one, two
 
-    for got, wanted in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
-        assert_scaled(got, wanted, 1e-11)
+    for got, expected in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
+        assert_scaled(got, expected, 1e-11)
 
 
 def test_g2_at_outside_is_nan():
@@ -272,8 +272,8 @@ def test_32_bit_mode(backend):
         slope = slope_of(jnp.asarray(PARAMS))
     assert got.dtype == data.dtype == slope.dtype == np.float32
     assert np.abs(data).max() < 2.5e-5  # two roundings of got, over sigma
-    wanted = reference.g2(PARAMS, CONTRAST, OFFSET)
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    expected = reference.g2(PARAMS, CONTRAST, OFFSET)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     exact = slope_of(jnp.asarray(PARAMS))
     np.testing.assert_allclose(slope, exact, rtol=2e-4, atol=1e-4 * np.abs(exact[6]))
 
@@ -289,7 +289,7 @@ def test_phases_may_differ_by_angle():
     model = xpcs.CustomModel(geometry, phases_of, ["rate"], shear_power=0)
     got = xpcs.g2(model, [0.2], 0.5, 1.0)
     A = 0.2 * rates[:, None] * geometry.t
-    wanted = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
-    assert_scaled(got, wanted)
+    expected = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
+    assert_scaled(got, expected)
     with pytest.raises(ValueError, match="g2_at wants a phase A"):
         xpcs.g2_at(model, [0.2], 0.5, 1.0, [[0, 1, 2]])
