@@ -5,7 +5,7 @@
 #include "correlators/multitau.h"
 #include "image/blur.h"
 #include "image/check.h"
-#include "image/encoded_producer.h"
+#include "image/producer.h"
 #include "image/program.h"
 #include "image/stages.h"
 #include "ring/gather.h"

@@ -4,7 +4,7 @@
 
 #include "bind/objects.h"
 #include "core/module.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/ops.h"
 #include "image/jpeg.h"
 #include "image/ops.h"

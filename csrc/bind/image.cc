@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bind/objects.h"
-#include "image/encoded_producer.h"
 #include "image/producer.h"
 
 namespace nb = nanobind;
@@ -20,7 +19,7 @@ namespace {
 using Integers = std::vector<int32_t>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The attributes of the ops of stages (image/stage_operands.h), and the source.
+// The attributes of the ops of stages (image/operands.h), and the source.
 Stages stages_of(const Integers& filter, const Integers& size, const Integers& erasures,
                  const Integers& rounding, const Integers& segments, const Integers& steps,
                  const Integers& dtype, const Integers& codes, const Integers& interpolation,

@@ -9,7 +9,7 @@
 
 #include "bind/objects.h"
 #include "bind/unlocked.h"
-#include "image/headers.h"
+#include "image/files.h"
 
 namespace nb = nanobind;
 

@@ -6,26 +6,26 @@
 // -DJAXKERN_LEVEL=portable, v2, v3 or v4 and the instructions of that level; only these files
 // include -inl.h headers. The unnamed namespace matters: an inline function with external linkage
 // would be merged with the copies of other levels, and baseline code could call one with AVX-512
-// instructions. For the same reason a loop uses of the standard library only what is always
-// inlined. tests/csrc checks that each -inl.h compiles on its own, so editors can analyse it.
+// instructions. For the same reason a loop uses only those functions of the standard library that
+// are always inlined. tests/csrc checks that each -inl.h compiles on its own, so editors can
+// analyse it.
 //
 // The vectors, in namespace jaxkern::simd::JAXKERN_LEVEL. Loads and stores accept any address;
 // splat fills every element.
 //
 // - Doubles: kDoubles float64 by the compiler's vector extension, with arithmetic by operators and
-// one
-//   source for every level and architecture. A comparison gives a Mask: any(mask), mask ? a : b.
-// - Singles: kSingles float32 of the same total width, and Words32, Wholes, Words16 and WordBytes,
+//   one source for every level and architecture. A comparison gives a Mask: any(mask), mask ? a :
+//   b.
+// - Singles: kSingles float32 of the same total width, and Words32, Int32s, Words16 and WordBytes,
 //   the integers of that width.
 // - Floats: kFloats float32, and Ints, the bytes and integers of the same width, by intrinsics,
-// because
-//   compilers do not generate the byte shuffles and streaming stores. A vector has kLanes lanes of
-//   four 32-bit values. A byte shuffle acts within a lane: each lane holds a 16-byte window of the
-//   input and picks bytes from it (a mask byte of 0x80 picks zero). multiply_pairs adds the
-//   products of neighbouring 16-bit words, that is, of two taps of a filter. put_* stores kFloats
-//   values of a dtype at any address, put2_* twice as many. stream_* and stream2_* bypass the
-//   caches and need an address that is a multiple of 32 (AVX2) or 16 bytes; end_streaming orders
-//   them before later stores.
+//   because compilers do not generate the byte shuffles and streaming stores. A vector has kLanes
+//   lanes of four 32-bit values. A byte shuffle acts within a lane: each lane holds a 16-byte
+//   window of the input and picks bytes from it (a mask byte of 0x80 picks zero). multiply_pairs
+//   adds the products of neighbouring 16-bit words, that is, of two taps of a filter. put_* stores
+//   kFloats values of a dtype at any address, put2_* twice as many. stream_* and stream2_* bypass
+//   the caches and need an address that is a multiple of 32 (AVX2) or 16 bytes; end_streaming
+//   orders them before later stores.
 #ifndef JAXKERN_CORE_SIMD_INL_H_
 #define JAXKERN_CORE_SIMD_INL_H_
 
@@ -80,7 +80,7 @@ JAXKERN_HD bool any(Mask mask) {
 #endif
 }
 
-// The sum of the lanes, always in the same order.
+// Adds the lanes, always in the same order.
 JAXKERN_HD double total(Doubles v) {
 #if defined(__AVX512F__)
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
@@ -96,8 +96,9 @@ JAXKERN_HD double total(Doubles v) {
 JAXKERN_HD Doubles magnitude(Doubles v) { return (Doubles)((Mask)v & ~(Mask)(-0.0 - Doubles{})); }
 JAXKERN_HD Doubles smaller(Doubles a, Doubles b) { return a < b ? a : b; }
 
-// exp to 1 unit in the last place or so: 2^k exp(r), |r| <= ln(2)/2, with the Taylor series of
-// exp(r), whose next term is 4e-18. Below -708 it is 0; the argument is at most 700. NaN stays NaN.
+// exp to about 1 unit in the last place: 2^k exp(r), |r| <= ln(2)/2, with the Taylor series of
+// exp(r), whose next term is 4e-18. Returns 0 below -708. The argument is at most 700. NaN is
+// preserved.
 JAXKERN_HD Doubles exponential(Doubles x) {
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
   const Doubles shifted = x * 1.4426950408889634 + kRound;
@@ -114,8 +115,9 @@ JAXKERN_HD Doubles exponential(Doubles x) {
   return x < -708.0 ? Doubles{} : (x != x ? x : scaled);
 }
 
-// to[j][i] = from[i][j] for i < rows, j < columns, both rounded up to whole vectors: the rows of
-// either buffer lie `from_pitch` and `to_pitch` doubles apart and have room for that.
+// Sets to[j][i] = from[i][j] for i < rows and j < columns, both rounded up to whole vectors. The
+// rows of the buffers are `from_pitch` and `to_pitch` doubles apart and have room for whole
+// vectors.
 inline void transpose(const double* from, int64_t from_pitch, int64_t rows, int64_t columns,
                       double* to, int64_t to_pitch) {
 #if defined(__AVX__) && !defined(__AVX512F__)
@@ -147,7 +149,7 @@ inline void transpose(const double* from, int64_t from_pitch, int64_t rows, int6
 constexpr int kSingles = 2 * kDoubles;
 
 typedef float Singles __attribute__((vector_size(4 * kSingles)));
-typedef int32_t Wholes __attribute__((vector_size(4 * kSingles)));
+typedef int32_t Int32s __attribute__((vector_size(4 * kSingles)));
 typedef uint32_t Words32 __attribute__((vector_size(4 * kSingles)));
 typedef uint16_t Words16 __attribute__((vector_size(4 * kSingles)));
 typedef uint8_t WordBytes __attribute__((vector_size(4 * kSingles)));
@@ -164,16 +166,16 @@ JAXKERN_HD Words32 load_words(const void* from) {
   return value;
 }
 
-// Of words below 2^31, and of floats that an int32 holds, truncated.
-JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Wholes)x, Singles); }
-JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Wholes); }
+// Conversions of words below 2^31, and of floats within the range of int32, truncated.
+JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Int32s)x, Singles); }
+JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Int32s); }
 
 #if defined(__FMA__)
 constexpr bool kFusedSingles = true;
 #else
 constexpr bool kFusedSingles = false;
 #endif
-// a * b + c, rounded once where the level has the instruction.
+// a * b + c, rounded once if the level has the instruction.
 JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
 #if defined(__AVX512F__)
   return (Singles)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -184,7 +186,7 @@ JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
 #endif
 }
 
-// Words that hold an int32 each, limited to 0 and 255.
+// Clamps words that hold int32 values to [0, 255].
 JAXKERN_HD Words32 clamped_bytes(Words32 x) {
 #if defined(__AVX512F__)
   constexpr uint16_t kAll = 0xffff;
@@ -194,12 +196,12 @@ JAXKERN_HD Words32 clamped_bytes(Words32 x) {
   const __m256i positive = _mm256_max_epi32((__m256i)x, _mm256_setzero_si256());
   return (Words32)_mm256_min_epi32(positive, _mm256_set1_epi32(255));
 #else
-  const Wholes positive = (Wholes)x > 0 ? (Wholes)x : Wholes{};
-  return (Words32)(positive < 255 ? positive : 255 - Wholes{});
+  const Int32s positive = (Int32s)x > 0 ? (Int32s)x : Int32s{};
+  return (Words32)(positive < 255 ? positive : 255 - Int32s{});
 #endif
 }
 
-// Bit k is the highest of word k.
+// Returns a mask: bit k is the highest bit of word k.
 JAXKERN_HD uint32_t signs(Words32 x) {
 #if defined(__AVX512F__)
   return _mm512_cmplt_epi32_mask((__m512i)x, _mm512_setzero_si512());

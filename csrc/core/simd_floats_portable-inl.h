@@ -37,7 +37,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return c;
 }
 
-// x in [0, high]; 0 for NaN.
+// Clamps x to [0, high]; NaN becomes 0.
 inline Floats limit(Floats x, Floats high) {
   for (int i = 0; i < kFloats; ++i) {
     x.v[i] = x.v[i] > 0.f ? x.v[i] : 0.f;

@@ -4,32 +4,26 @@
 // Resampling is separable. Box rows are resampled horizontally into a ring of float32 rows, and
 // each output row is a weighted sum of the ring rows under its vertical filter:
 //
-//   source (u8)                     ring (f32)                    output row y
-//   box row j    -- resample -->  slot j % ring_size  --+
-//   box row j+1  -- resample -->  slot (j+1) % ...    --+-- finish -->  cast(scale * sum + bias)
-//   box row j+2  -- resample -->  slot (j+2) % ...    --+
+//    source (u8)                     ring (f32)                    output row y
+//    box row j    -- resample -->  slot j % ring_size  --+
+//    box row j+1  -- resample -->  slot (j+1) % ...    --+-- finish -->  cast(scale * sum + bias)
+//    box row j+2  -- resample -->  slot (j+2) % ...    --+
 //
 // - resample (fast_columns-inl.h) uses 16-bit fixed-point weights, byte shuffles and multiply-add,
-// the
-//   instructions of Pillow-SIMD's horizontal pass. Its results are in units of `taps.unit`, which
-//   is folded into the affine scale.
+//   the instructions of Pillow-SIMD's horizontal pass. Its results are in units of `taps.unit`,
+//   which is folded into the affine scale.
 // - finish (fast_finish-inl.h) blends, applies the affine, casts and stores in one pass. Large
-// outputs
-//   bypass the caches.
+//   outputs bypass the caches.
 //
 // Invariants:
 // - ring_size is a power of two and at least the longest vertical window, so all rows of an output
-// row
-//   are in the ring at once. ring_row[slot] is the box row that a slot holds, or -1.
-// - Output rows are made in order, so each box row is resampled once (unless padding folds
-// indices).
-//   A flip only permutes the column taps and reverses the order of rows.
+//   row are in the ring at once. ring_row[slot] is the box row that a slot holds, or -1.
+// - Output rows are computed in order, so each box row is resampled once (unless padding folds
+//   indices). A flip only permutes the column taps and reverses the order of rows.
 // - A row that is not valid in full, or that an erase box crosses, is composed as float32 in
-// `staged`
-//   before it is cast.
+//   `staged` before it is cast.
 // - resample may load up to `taps.reach` bytes from a row's start. Rows that are closer to the end
-// of
-//   the image are copied to `guard` first.
+//   of the image are copied to `guard` first.
 // - A plain window (no filter, no column flip, interleaved) skips the ring: `bytes` is true.
 #ifndef JAXKERN_IMAGE_FAST_INL_H_
 #define JAXKERN_IMAGE_FAST_INL_H_

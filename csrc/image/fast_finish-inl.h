@@ -1,19 +1,18 @@
 // The vertical pass of a fast row: blend ring rows, multiply and add per channel, cast, store.
 //
-//   out[i] = cast(scale[c] * sum over t of weight[t] * row[t][i] + bias[c]),  c the channel of
-//   value i
+//    out[i] = cast(scale[c] * sum over t of weight[t] * row[t][i] + bias[c])   (i in channel c)
 //
 // Values are interleaved, so scale and bias repeat with a period of 1, 3 or 4 values. Three vectors
 // of kFloats values are a multiple of each period, and the main loop covers that pattern twice, in
 // pairs of vectors, because narrow dtypes are stored two vectors at a time:
 //
-//   pattern   | first | second | third |        scale and bias of channels, loaded once
-//   values    | first second | third first | second third |        six vectors per iteration
+//    pattern   | first | second | third |                             scale and bias, loaded once
+//    values    | first second | third first | second third |          six vectors per iteration
 //
 // A Blend is prepared for each of the three positions (`scaled`): with up to three taps the scale
 // is multiplied into the weights. Streaming stores need an aligned address, so a row first stores a
-// head of single values up to the alignment, and the pattern starts at the channel where the head
-// ends. Ring rows are padded to whole vectors, so the last vector may load beyond the last value.
+// head of values up to the alignment, and the pattern starts at the channel where the head ends.
+// Ring rows are padded to whole vectors, so the last vector may load beyond the last value.
 #ifndef JAXKERN_IMAGE_FAST_FINISH_INL_H_
 #define JAXKERN_IMAGE_FAST_FINISH_INL_H_
 

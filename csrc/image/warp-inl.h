@@ -3,26 +3,25 @@
 // A row is processed in tiles of kWarpTile columns, and a tile in groups of kGroup neighbouring
 // pixels, one lane of a register each (warp_groups-inl.h):
 //
-//   1. fill_tile: map all pixels of the tile to points of the input, without branches, so that no
-//   pixel
-//      waits for the memory of another. Stores for each pixel the offset of the input pixel (or of
-//      the upper left one of four), and for each group two bit masks of lanes:
-//        ready    the pixel, or all four, are inside the input, and reading a few bytes more is
-//        safe outside  no input pixel contributes: the output is the fill
-//   2. warp_rows, for each group:
-//        all lanes outside        store the fill
-//        some lanes ready         copy or blend all lanes at once; lanes that are not ready read
-//        the
-//                                 first pixel of the input, and their results are overwritten
-//        lanes in neither mask    recompute one by one (WarpImage::put): their four pixels are
-//        partly
-//                                 inside, or are the last of the input, beyond which a load would
-//                                 read
+// - fill_tile maps all pixels of a tile to points of the input, without branches, so that no pixel
+//   waits for the memory of another. It stores for each pixel the offset of the input pixel, or of
+//   the upper left one of four, and for each group two bit masks of lanes:
+//
+//    ready     the pixel, or all four, are inside the input, and loads may read a few bytes more
+//    outside   no input pixel contributes: the output is the fill
+//
+// - warp_rows then processes each group:
+//
+//    all lanes outside        store the fill
+//    some lanes ready         copy or blend all lanes at once; lanes that are not ready load the
+//                             first pixel of the input, and their results are overwritten
+//    lanes in neither mask    recompute one by one (WarpImage::put): some of their four pixels are
+//                             outside, or are the last of the input, where a load would read beyond
 //
 // Inputs of 2^31 values or more have no ready lanes. Bilinear u8 results are computed in float32.
 // If one is so close to the middle between two levels that float32 may round to the wrong side, it
-// is recomputed in float64; the bound of the error is in blend_inside of pixel.h. The float64
-// definition in warp.h therefore gives the same u8 at every SIMD level and on CUDA.
+// is recomputed in float64; kBlendError in pixel.h bounds the error. Every SIMD level and CUDA
+// therefore give the u8 results of the float64 definition in warp.h.
 #ifndef JAXKERN_IMAGE_WARP_INL_H_
 #define JAXKERN_IMAGE_WARP_INL_H_
 

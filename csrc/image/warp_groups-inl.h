@@ -4,14 +4,15 @@
 //
 // A bilinear blend of bytes loads the two upper pixels of a lane as one 8-byte word and the two
 // lower ones as another. load_pairs splits the words of all lanes into two registers, so that one
-// shift per register gives a channel of all lanes:
+// shift per register gives a channel of all lanes. In a lane of an RGB image, 0 being the left
+// pixel and 1 the right one:
 //
-//   lane k, RGB:    first  = R0 G0 B0 R1        second = G1 B1 -- --       (0: left pixel, 1: right
-//   one) channel 0:      left = first & 255, right = first >> 24                 (byte_of<0>,
-//   byte_of<3>)
+//    first = R0 G0 B0 R1      second = G1 B1 -- --
+//    channel 0:   left = first & 255 (byte_of<0>)         right = first >> 24 (byte_of<3>)
+//    channel 1:   left = first >> 8 & 255 (byte_of<1>)    right = second & 255 (byte_of<4>)
 //
 // store_levels removes the unused fourth byte of each lane. Loads of 8 bytes may read beyond the
-// pixels; fill_tile excludes pixels so close to the end of the input.
+// two pixels; fill_tile excludes pixels too close to the end of the input.
 #ifndef JAXKERN_IMAGE_WARP_GROUPS_INL_H_
 #define JAXKERN_IMAGE_WARP_GROUPS_INL_H_
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "core/half.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 

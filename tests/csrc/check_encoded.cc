@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "image/encoded_producer.h"
 #include "image/jpeg.h"
+#include "image/producer.h"
 #include "jpeg_seeds.h"
 #include "random_chain.h"
 

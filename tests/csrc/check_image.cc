@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/region.h"
 #include "random_chain.h"
 #include "reference_chain.h"

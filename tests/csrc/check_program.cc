@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/cuda_program.h"
 #include "image/program.h"
 

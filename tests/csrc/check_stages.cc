@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/producer.h"
 #include "image/stages.h"
 #include "random_chain.h"

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/blur.h"
 #include "image/warp.h"
 

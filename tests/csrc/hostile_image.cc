@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "random_chain.h"
 
 namespace jaxkern::image::testing {
