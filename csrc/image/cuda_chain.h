@@ -169,9 +169,9 @@ struct ChainBody {
       shared.row_stride = width * C;
       shared.row_step = g.row_step;
       shared.valid = valid_row;
-      shared.folds =
-          segment.padding != Padding::kFill &&
-          leaves(g.row_offset, g.row_step, g.resampled_height, {tile.row, tile.row + tile.rows});
+      shared.folds = segment.padding != Padding::kFill &&
+                     shows_outside(g.row_offset, g.row_step, g.resampled_height,
+                                   {tile.row, tile.row + tile.rows});
       shared.fill = call.operands.at<float>(at, kFill) + call.segment * C;
       shared.erase_value = call.operands.at<float>(at, kEraseValue) + call.erasures_before * C;
     }

@@ -230,7 +230,7 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
   fast.end = pixels + sample.height * fast.row_bytes;
   fast.box = pixels + g.top * fast.row_bytes + static_cast<int64_t>(g.left) * channels;
   fast.bytes = segment.filter == Filter::kNone && g.column_step == 1 && !planar &&
-               !leaves(g.column_offset, 1, g.resampled_width, fast.columns);
+               !shows_outside(g.column_offset, 1, g.resampled_width, fast.columns);
   fast.staged = arena.take<float>(static_cast<int64_t>(segment.width) * channels + 4 * kFloats);
   if (!fast.staged) return false;
   float unit = 1.f;

@@ -1,5 +1,5 @@
-// The hot loops of the image ops, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Everything but the entries of levels.h and mix.h has internal linkage.
+// The hot loops of the image ops, compiled once per SIMD level into the namespace JAXKERN_LEVEL.
+// Everything except the entry points of levels.h and mix.h has internal linkage.
 #include "image/levels.h"
 
 #include "image/fast-inl.h"

@@ -207,13 +207,13 @@ void check_files() {
   const std::vector<Named> files = {
       {folder.path + "/good", "", false},
       {folder.path + "/short", "/short: ", false},
-      {folder.path + "/pipe", "/pipe: is no regular file", true},
-      {folder.path + "/folder", "/folder: is no regular file", true},
+      {folder.path + "/pipe", "/pipe: is not a regular file", true},
+      {folder.path + "/folder", "/folder: is not a regular file", true},
       {folder.path + "/loop", "/loop: cannot be opened", true},
       {folder.path + "/missing", "/missing: cannot be opened", true},
-      {"/dev/zero", "/dev/zero: is no regular file", true},
-      {std::string("good\0", 5), "name is empty or holds a zero", true},
-      {"", "name is empty or holds a zero", true},
+      {"/dev/zero", "/dev/zero: is not a regular file", true},
+      {std::string("good\0", 5), "file name: ", true},
+      {"", "file name: ", true},
       {std::string(6000, 'x'), "...xxxx", true},
   };
   Bytes names;

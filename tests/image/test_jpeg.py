@@ -136,8 +136,8 @@ def test_a_cut_file_is_an_error_wherever_it_is_cut_and_whatever_is_read(progress
     data = encoded(picture(), progressive=progressive, quality=80, restart_marker_rows=1)
     for end in [*range(0, len(data) - 2, 37), len(data) - 3]:
         for shape in ((61, 97, 3), (2, 3, 3)):
-            said = problem_of(data[:end], shape)
-            assert any(word in said for word in ("truncated", "cut off", "empty", "begin")), said
+            problem = problem_of(data[:end], shape)
+            assert any(word in problem for word in ("truncated", "no bytes", "begin")), problem
     rows = problem_of(data[: len(data) // 2], (61, 97, 3))
     assert f"{len(data) // 2} bytes" in rows
     assert ("end in scan" if progressive else "of 61 rows") in rows
@@ -176,27 +176,29 @@ def frame(data, marker=None, **numbers):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "facts"),
     [
-        ({"height": 65535, "width": 65535}, "65535 x 65535 pixels; max_pixels is"),
-        ({"height": 0}, "0 x 97 pixels; wanted a height and width above 0"),
-        ({"bits": 12}, "12 bits; wanted 8"),
-        ({"components": 2}, "2 components; wanted 1, 3 or 4"),
-        ({"marker": 0xC3}, "lossless"),
-        ({"marker": 0xC5}, "hierarchical"),
+        ({"height": 65535, "width": 65535}, ("65535 x 65535", "max_pixels")),
+        ({"height": 0}, ("0 x 97",)),
+        ({"bits": 12}, ("bits", "12")),
+        ({"components": 2}, ("components", "2")),
+        ({"marker": 0xC3}, ("lossless",)),
+        ({"marker": 0xC5}, ("hierarchical",)),
     ],
 )
-def test_frames_that_are_not_decoded_are_refused_by_their_header(changes, words):
+def test_frames_that_are_not_decoded_are_refused_by_their_header(changes, facts):
     data = frame(encoded(picture()), **changes)
-    assert words in problem_of(data)
-    if "max_pixels" not in words:
-        with pytest.raises(ValueError, match=words.split(";")[0]):
+    assert all(fact in problem_of(data) for fact in facts)
+    if "max_pixels" not in facts:
+        with pytest.raises(ValueError, match=".*".join(facts)):
             NATIVE.jpeg_info(as_array(data))
 
 
 def test_max_pixels_is_of_the_whole_image():
     data = encoded(picture())
-    assert "max_pixels is 5916" in problem_of(data, max_pixels=61 * 97 - 1)
+    problem = problem_of(data, max_pixels=61 * 97 - 1)
+    assert "max_pixels" in problem
+    assert "5916" in problem
     decode(data, (8, 8, 3), max_pixels=61 * 97)
 
 
@@ -214,10 +216,9 @@ def test_a_file_of_too_many_scans_is_refused():
     ("top", "left", "height", "width"), [(-1, 0, 4, 4), (60, 0, 2, 4), (0, 94, 1, 4)]
 )
 def test_regions_outside_are_refused(top, left, height, width):
-    said = problem_of(encoded(picture()), (height, width, 3), top=top, left=left)
-    assert (
-        f"region of {height} x {width} at ({top}, {left}) is not within the image's 61 x 97" in said
-    )
+    problem = problem_of(encoded(picture()), (height, width, 3), top=top, left=left)
+    assert f"{height} x {width} at ({top}, {left})" in problem
+    assert "61 x 97" in problem
 
 
 def memory(name):
@@ -314,11 +315,9 @@ def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, words):
 
 def test_an_image_above_the_canvas_or_max_pixels_is_bad(op_backend):
     buffer, offsets, arrays = batch_of_files()
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"image 0: .*20 x 33 pixels.*canvas 40 x 30"
-    ):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"image 0: (?=.*20 x 33)(?=.*40 x 30)"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=(40, 30)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="max_pixels is 600"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="max_pixels.*600"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=40, max_pixels=600))
     _, sizes = jk.image.decode_jpeg(buffer, offsets, size=(40, 30), on_bad="mask")
     assert sizes[0].tolist() == [0, 0]
