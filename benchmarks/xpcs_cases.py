@@ -44,8 +44,7 @@ def ours(path: str) -> dict[str, Any]:
         start[:n],
         start[n : 2 * n],
         bounds=(lower, upper),
-        absolute_sigma=True,
-        errors="independent",  # what the peers compute
+        errors=jk.xpcs.ErrorOptions("independent", absolute_sigma=True),  # as the peers compute
         progress=False,
     )
     return {

@@ -107,8 +107,8 @@ def fit(data: Any, setting: Setting) -> Any:
         p0=start,
         hold=["alpha", "D_offset"],
         bounds={"D0": (1.0, 1e7)},
-        symmetric=True,
-        errors="independent",
+        errors=jk.xpcs.ErrorOptions("independent"),
+        streaming=jk.xpcs.StreamingOptions(symmetric=True),
         progress=False,
     )
 

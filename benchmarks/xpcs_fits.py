@@ -28,7 +28,8 @@ import numpy as np
 import xpcs_model as model
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting import checkpoint, passes
+from jaxkern.xpcs.fitting import passes
+from jaxkern.xpcs.fitting.checkpoint import Checkpoint
 
 SIGMA = 0.02
 # Where the fits begin: off the truth by some ten percent.
@@ -174,16 +175,16 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
 
     def arm(kind: str) -> Callable[[], None]:
         options = jk.xpcs.StreamingOptions(
-            enable_checkpoints=kind == "on", checkpoint_frequency=10, checkpoint_dir=folder
-        )
+            strategy="memory" if kind == "plain" else "stream", symmetric=True,
+            enable_checkpoints=kind == "on", checkpoint_dir=folder,
+        )  # fmt: skip
 
         def run() -> None:
             results[kind].append(
                 jk.xpcs.fit(
                     flow, data, SIGMA, start[2 * angles :], start[:angles],
-                    start[angles : 2 * angles], bounds=(lower, upper), symmetric=True,
-                    strategy="LARGE" if kind == "plain" else "CHUNKED", streaming=options,
-                    errors="independent", progress=False,
+                    start[angles : 2 * angles], bounds=(lower, upper), streaming=options,
+                    errors=jk.xpcs.ErrorOptions("independent"), progress=False,
                 )
             )  # fmt: skip
 
@@ -191,15 +192,15 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
 
     arms = {kind: arm(kind) for kind in results}
     seconds: list[float] = []
-    with timed(checkpoint, "save", seconds):
+    with timed(Checkpoint, "save", seconds):
         samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
     # Without checkpoints: what checks, retries and exclusions take beside the calls they guard.
     guard = []
     for _ in range(3 if quick else 21):
         guarded: list[float] = []
         calls: list[float] = []
-        whole = passes.ChunkedPass
-        with timed(whole, "_run", guarded), timed(whole, "_call", calls):
+        kernel = passes._KernelCall
+        with timed(passes.ChunkedPass, "_run", guarded), timed(kernel, "__call__", calls):
             arms["off"]()
         guard.append((sum(guarded) - sum(calls)) / results["off"][-1].timings.compute)
     plain, off, on = (results[kind][-1] for kind in results)
@@ -208,7 +209,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
         raise SystemExit(f"the fits differ by {worst:.1e} standard errors, or in their passes")
     if not np.array_equal(off.popt, on.popt):
         raise SystemExit("checkpoints change the result")
-    # Passes alone: LARGE copies its data to the device once, which is not what is asked here.
+    # Passes alone: strategy "memory" copies its data to the device once, which is not compared.
     per_pass = {
         kind: statistics.median(r.timings.compute / r.nfev for r in found)
         for kind, found in results.items()

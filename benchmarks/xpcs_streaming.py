@@ -91,10 +91,8 @@ def fit_case(path: str) -> dict[str, Any]:
         SIGMA,
         start,
         scaling="constant",
-        strategy="STREAMING",
-        symmetric=True,
-        absolute_sigma=True,
-        errors="independent",  # the simulated noise is
+        errors=jk.xpcs.ErrorOptions("independent", absolute_sigma=True),  # as the simulated noise
+        streaming=jk.xpcs.StreamingOptions(strategy="stream", symmetric=True),
     )
     print(result, file=sys.stderr)
     return {

@@ -88,8 +88,7 @@ def compare(draws: int) -> tuple[jk.xpcs.FitResult, dict[str, np.ndarray]]:
             SIGMA,
             {HELD: TRUTH[2]},
             hold=[HELD],
-            absolute_sigma=True,
-            errors="independent",
+            errors=jk.xpcs.ErrorOptions("independent", absolute_sigma=True),
             progress=False,
         )
         return found, sample(model, data, found, draws)

@@ -47,7 +47,14 @@ from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
-from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.fitting.options import (
+    ErrorOptions,
+    MemoryEstimate,
+    SolverOptions,
+    Strategy,
+    StreamingOptions,
+    estimate_memory,
+)
 from jaxkern.xpcs.fitting.passes import BadDataError
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
@@ -56,7 +63,6 @@ from jaxkern.xpcs.fitting.result import (
     load_result,
     save_result,
 )
-from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
 from jaxkern.xpcs.model.geometry import Geometry
@@ -88,6 +94,7 @@ __all__ = [
     "CorrelationWarning",
     "CustomModel",
     "DetectorFileError",
+    "ErrorOptions",
     "EventFrames",
     "Events",
     "FileOutcome",
@@ -110,6 +117,7 @@ __all__ = [
     "Prepared",
     "QMap",
     "SimulatedFrames",
+    "SolverOptions",
     "Source",
     "Static",
     "Strategy",

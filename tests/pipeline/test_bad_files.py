@@ -210,10 +210,10 @@ def test_bytes_that_were_cut_while_they_are_mapped(folders, tmp_path, workers):
     pipe = jk.from_source({"image": column}, 2, num_workers=workers) >> SIZE
     assert len(epoch_of(pipe)) == 2
     os.truncate(path, 3)
-    with pytest.raises(OSError, match="which has 3 bytes now"):
+    with pytest.raises(OSError, match="3 bytes"):
         epoch_of(pipe)
     again = Encoded((values, np.cumsum([0, *map(len, files)])))
-    with pytest.raises(OSError, match="which has 3 bytes now"):
+    with pytest.raises(OSError, match="3 bytes"):
         again.max_size  # noqa: B018 - reads the headers
 
 

@@ -144,7 +144,7 @@ def test_a_tar_shard_that_is_cut_while_it_is_open(tmp_path, photos):
         if read:
             source.gather(np.arange(read))
         os.truncate(tmp_path / "cut.tar", 600)
-        with pytest.raises(OSError, match=r"which has 600 bytes now"):
+        with pytest.raises(OSError, match=r"600 bytes"):
             source.gather(np.array([3]))
 
 
@@ -330,7 +330,7 @@ def test_arrow_files_are_not_copied(tmp_path, photos):
         np.testing.assert_array_equal(array, expected[name])
     with path.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(OSError, match=r"x\.arrow, which has 100 bytes now"):
+    with pytest.raises(OSError, match=r"x\.arrow, 100 bytes"):
         source.gather(ORDER)
     images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
     (buffer,) = (table.column("raw").chunk(0).buffers()[2],)

@@ -290,12 +290,12 @@ def fit_of(data):
         p0=start,
         hold=["alpha", "D_offset"],
         bounds={"D0": (1.0, 1e7)},
-        symmetric=True,
+        streaming=jk.xpcs.StreamingOptions(symmetric=True),
         progress=False,
     )
 
 
-NAMED = pytest.mark.filterwarnings("ignore:frames .* hold no finite number:RuntimeWarning")
+NAMED = pytest.mark.filterwarnings("ignore:frames .* no finite number:RuntimeWarning")
 
 
 def deviation(found):

@@ -313,7 +313,7 @@ def test_npy(tmp_path, dtype):
     with open(path, "r+b") as file:  # cut short while it is mapped
         source = jk.xpcs.open_frames(path, (3, 5))
         file.truncate(200)
-    with pytest.raises(OSError, match="which has 200 bytes now"):
+    with pytest.raises(OSError, match="200 bytes"):
         source.read(0, 6)
 
 
