@@ -9,11 +9,11 @@
 //    shuffle  to eight 16-bit words:        Rp Rp+1 | Gp Gp+1 | Bp Bp+1 | Rq Rq+1
 //    multiply_pairs by 16-bit weights:      w0 Rp + w1 Rp+1 | ...            four int32 sums
 //
-// - `windows` is 1 if each lane has a window of its own, 0 if one window serves all lanes of a
+// - `windows` is 1 if each lane has its own window, 0 if one window serves all lanes of a
 //   vector, and 2 if the taps of a lane are too far apart for 16 bytes: then two windows are
 //   shuffled and combined, where a mask byte of 0x80 gives 0.
 // - A filter with 2 n taps uses n pairs. Pair k applies the same shuffle to windows 2 k pixels
-//   further right, with weights of its own, and the sums are added.
+//   further right, with other weights, and the sums are added.
 //
 // Invariants: the weights of a value add up to exactly 1 << bits, so constant images stay constant.
 // A weight fits a signed 16-bit word (14 bits, more if all weights are small), and a sum fits an

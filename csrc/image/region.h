@@ -1,5 +1,5 @@
 // Parts of the work of a checked chain: the region of a source image that it reads, so that the
-// rest need not be decoded, and a band of output rows as a chain of its own.
+// rest need not be decoded, and a band of output rows as a separate chain.
 #ifndef JAXKERN_IMAGE_REGION_H_
 #define JAXKERN_IMAGE_REGION_H_
 
@@ -93,7 +93,7 @@ struct Band {
     plan.segment[0].height = rows.end - rows.begin;
     geometry.valid_top = shown.end > shown.begin ? shown.begin - rows.begin : 0;
     geometry.valid_bottom = shown.end > shown.begin ? shown.end - rows.begin : 0;
-    // In range for a valid row, and unused if there is none.
+    // In range for a valid row, and unused otherwise.
     geometry.row_offset =
         shown.end > shown.begin
             ? static_cast<int32_t>(mapped_index(geometry.row_offset, geometry.row_step, rows.begin))

@@ -161,7 +161,7 @@ def test_plans_are_checked_natively():
     with pytest.raises(ValueError, match="0 x 4"):
         library.image_chain_producer(library.image_stages(**plan, **size), 0, 4)
     first = library.image_stages(**{**plan, **size, **alone, "dtype": [0]})
-    with pytest.raises(ValueError, match="4 x 4.*5 x 4"):
+    with pytest.raises(ValueError, match=r"4 x 4.*5 x 4"):
         library.image_chain_producer(first, 5, 4)
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
     with pytest.raises(ValueError, match="chain first"):
