@@ -45,7 +45,7 @@ def test_a_host_integer_beyond_int32_is_an_error(top):
 
 @pytest.mark.parametrize("top", [True, 3.0, np.array([3.0, 2.0]), [True, False], [2**70, 0]])
 def test_a_value_that_is_not_an_integer_is_an_error(top):
-    with pytest.raises(TypeError, match=r"'top'"):
+    with pytest.raises(TypeError, match=r"'top'\]: .* int "):
         cropped(top)
 
 
@@ -83,7 +83,7 @@ def test_ragged_offsets_and_sizes(field):
     for far in (np.array([0, 2**33]), [0, 2**33], np.array([0, 2**33], np.uint64)):
         with pytest.raises(ValueError, match=rf"images.{field}\[1\] is 8589934592"):
             RESIZED.apply(ragged(**{field: far}))
-    with pytest.raises(TypeError, match=rf"images.{field}.*float64"):
+    with pytest.raises(TypeError, match=rf"images.{field}: .* float64"):
         RESIZED.apply(ragged(**{field: good.astype(np.float64)}))
 
 
@@ -93,7 +93,7 @@ def test_sizes_passed_to_sample():
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
     with pytest.raises(ValueError, match=r"images.width\[0\] is 4294967307"):
         CROP.sample(keys, ragged(width=np.array([2**32 + 11, 11])))
-    with pytest.raises(ValueError, match=r"width.*4294967296"):
+    with pytest.raises(ValueError, match=r"width: .* 4294967296"):
         CROP.sample(keys, (9, 2**32))
 
 
@@ -140,7 +140,7 @@ def test_sizes_above_the_limit_are_errors_in_constructors(make, size):
 
 
 def test_outputs_above_the_limit_are_errors():
-    with pytest.raises(ValueError, match="makes images of 16777216 x 256 pixels"):
+    with pytest.raises(ValueError, match="16777216 x 256"):
         jax.eval_shape(im.Compose([im.Resize((2**24, 2**8))]).apply, IMAGES)
 
 

@@ -333,18 +333,18 @@ def test_the_op_scales(op_backend):
 def test_arguments_of_decode_jpeg_are_checked():
     data, offsets = as_array(encoded(picture())), jnp.array([0, 5])
     for wrong, words in [
-        ({"size": 0}, "size is 0"),
-        ({"size": 8, "channels": 2}, "channels is 2"),
-        ({"size": 8, "on_bad": "skip"}, "on_bad is 'skip'"),
-        ({"size": 8, "denominator": 3}, "denominator is 3"),
-        ({"size": 8, "max_pixels": 0}, "max_pixels is 0"),
-        ({"size": 8, "lengths": jnp.zeros(3, np.int32)}, "lengths has 3 numbers and offsets 2"),
+        ({"size": 0}, "size: .* got 0"),
+        ({"size": 8, "channels": 2}, "channels: .* got 2"),
+        ({"size": 8, "on_bad": "skip"}, "on_bad: .* got 'skip'"),
+        ({"size": 8, "denominator": 3}, "denominator: .* got 3"),
+        ({"size": 8, "max_pixels": 0}, "max_pixels: .* got 0"),
+        ({"size": 8, "lengths": jnp.zeros(3, np.int32)}, "lengths: expected 2 .* got 3"),
     ]:
         with pytest.raises(ValueError, match=words):
             jk.image.decode_jpeg(data, offsets, **wrong)
-    with pytest.raises(TypeError, match=r"buffer is int32\[2\]"):
+    with pytest.raises(TypeError, match=r"buffer: .* got int32\[2\]"):
         jk.image.decode_jpeg(offsets, offsets, size=8)
-    with pytest.raises(TypeError, match=r"offsets is float32\[2\]"):
+    with pytest.raises(TypeError, match=r"offsets: .* got float32\[2\]"):
         jk.image.decode_jpeg(data, jnp.zeros(2), size=8)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 import jaxkern as jk
-from jaxkern.image import ops
+from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
@@ -185,7 +185,7 @@ def decode_jpeg() -> dict[str, Any]:
     samples = [(buffer, *map(jnp.asarray, place)) for place in zip(begins, ends, strict=True)]
     static = {"height": 7, "width": 6, "channels": 3, "mask": True}
     static |= {"max_pixels": 1000, "denominator": 1}
-    return {"op": ops.decode_jpeg, "samples": samples, "static": static}
+    return {"op": jpeg.decode_jpeg_op, "samples": samples, "static": static}
 
 
 def two_time(name: str, dtype: Any, shear_power: int = 4) -> Callable[[], dict[str, Any]]:
@@ -330,7 +330,7 @@ _DTYPE_ROWS = ["eager_and_jit", "one_native_call"]
 _FORWARD_ROWS, _REVERSE_ROWS = [*_DTYPE_ROWS, "forward"], [*_DTYPE_ROWS, "reverse"]
 _BATCH_ROWS = ["eager_and_jit", "backends", "vmap_mixes", "other_sizes", "shard_map", "mesh_auto"]
 # A build without libjpeg-turbo decodes with Pillow only; JAXKERN_REQUIRE=jpeg makes that a failure.
-_HAS_JPEG = ops.decode_jpeg.target in jk.export_targets()
+_HAS_JPEG = jpeg.decode_jpeg_op.target in jk.export_targets()
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "scale-f32": (scale(np.float32), _ROWS),
     "scale-f64": (scale(np.float64), _AUTO_ROWS),
