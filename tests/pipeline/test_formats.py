@@ -550,7 +550,7 @@ def test_files_of_patterns(tmp_path):
         found(inside("z-*.tar"))
     with pytest.raises(ValueError, match="1000000000 files"):
         found(inside("x-{0..999999999}.tar"))
-    with pytest.raises(FileNotFoundError, match="names no file"):
+    with pytest.raises(FileNotFoundError, match="matches no file"):
         found([])
     with pytest.raises(TypeError, match="3 is no path"):
         found([3])
