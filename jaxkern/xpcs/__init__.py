@@ -73,8 +73,7 @@ from jaxkern.xpcs.model.normal import (
     normal_equations,
 )
 from jaxkern.xpcs.model.ops import state_size
-from jaxkern.xpcs.model.photons import simulate_photons
-from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames, simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [

@@ -161,7 +161,7 @@ def test_a_jpeg_that_is_none(tmp_path, sources):
     said = r"record 2, field 'image', of .*forged.jkp: it is .* and the index has"
     with pytest.raises(ValueError, match=said):
         PackedSource(forged)[2]
-    with pytest.raises(OSError, match="which are more than max_pixels=99"):
+    with pytest.raises(OSError, match="more than max_pixels=99"):
         PackedSource(path, max_pixels=99)[2]
     masked = PackedSource(forged, on_bad_record="mask")
     assert not masked[2]["valid"]
@@ -310,7 +310,7 @@ def test_a_file_that_is_cut_while_it_is_open(kind, sources, tmp_path):
     for path in ("x.jkp", "y.jkp"):
         with open(tmp_path / path, "r+b") as file:
             file.truncate(5000)
-    said = r"which has 5000 bytes now"
+    said = r"5000 bytes"
     with pytest.raises(OSError, match=said):
         next(iter(pipe))
     for look in (source.describe, source.info, lambda: list(source.damaged())):

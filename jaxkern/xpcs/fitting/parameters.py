@@ -14,7 +14,7 @@ from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
-from jaxkern.xpcs.model.normal import joined
+from jaxkern.xpcs.model.normal import join_angles
 
 Array = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ class FitLayout:
 
     def join(self, sums: AngleSums) -> NormalPoint:
         """Return the normal equations of the vector from those of the angles."""
-        jtj, jtr = joined(sums.jtj, sums.jtr, self.scaling, np)
+        jtj, jtr = join_angles(sums.jtj, sums.jtr, self.scaling, np)
         return NormalPoint(jtj, jtr, float(sums.cost.sum()), sums)
 
 

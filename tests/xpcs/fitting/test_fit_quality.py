@@ -1,4 +1,4 @@
-"""The checks of a fit: wrong results are no success, and right results are.
+"""The checks of a fit: right results have success=True, and wrong results have False.
 
 Results are wrong because of bad data, a wrong minimum or a wrong model. Right fits are of white
 noise, or of speckles, whose noise is correlated over time. The data are simulated in NumPy; the
@@ -73,7 +73,7 @@ def test_a_wrong_minimum_is_no_success(sigma):
     assert not wrong.success
     assert "residuals are not noise" in wrong.message
     assert "converged but is NOT reliable" in str(wrong)
-    # From anywhere, a fit that misses the minimum is no success.
+    # A fit that misses the minimum fails the check, from every start.
     low, high = np.transpose(model_of(case).bounds)
     for seed in range(6):
         start = low + (high - low) * np.random.default_rng(seed).random(7)

@@ -1,8 +1,7 @@
-"""Would catch: a wrong sum or order of parameters, points counted twice, a loss that is not
-SciPy's, chunks whose bits differ, a dtype that loses digits, `symmetric` that is assumed.
+"""Normal equations compared with dense arrays, mpmath and SciPy's losses, for all options.
 
-Each program takes half a second to compile, and the pure-JAX one more: that one is compiled where
-its formulas branch, and parameters meet in pairs.
+Each program takes half a second to compile, and the pure-JAX one more. Therefore the latter is only
+compiled for options that change its formulas, and options are tested in pairs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ FIELDS = ("jtj", "jtr", "chi2", "cost", "count", "mirrored")
 
 
 def dense_jacobian(model, reference, contrast, offset, scaling):
-    """[n_phi, n, n, P] from the equations, with the model's tables (tested on their own)."""
+    """Return the Jacobian [n_phi, n, n, P] from the equations, with the tables of the model."""
     A, X = (np.array(v) for v in reference.phases(PARAMS.tolist()))
     n_phi, n = X.shape
     tables = tables_of(model)
@@ -99,7 +98,7 @@ def _assemble(model, scaling):
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    """`normal_equations` as programs of its parts, so that options compile the sums alone anew."""
+    """Run `normal_equations` as separate programs, so that options recompile the sums alone."""
 
     def run(model, scaling, params, contrast, *operands, **options):
         tables, power = tables_of(model, params), model.shear_power
@@ -163,7 +162,7 @@ def test_everything_in_60_digits(power):
     native=[*zip(LOSSES, [False, True, "auto", False, True], strict=True), ("soft_l1", "auto")],
     jax=[*zip(LOSSES, [True, "auto", False, True, "auto"], strict=True)],
 )
-def test_losses_are_scipys(loss, symmetric):
+def test_losses_of_scipy(loss, symmetric):
     model, contrast, offset, data, c2, jacobian = problem(symmetric=symmetric is not False)
     f_scale, sigma = 0.7, np.full(c2.shape, 0.01)
     ne = xpcs.normal_equations(
@@ -174,7 +173,7 @@ def test_losses_are_scipys(loss, symmetric):
     )
     expected = oracle.dense_normal_equations(c2, jacobian, data, sigma, None, loss, f_scale)
     assert_equal(ne, expected)
-    # The oracle's own rho, against what SciPy's solver reports as the cost.
+    # The rho of the oracle is compared with the cost that SciPy's solver reports.
     counts = ~np.eye(40, dtype=bool)
     r = ((data - c2) / 0.01)[:, counts].ravel()
     fit = scipy.optimize.least_squares(
@@ -211,7 +210,7 @@ def test_losses_are_scipys(loss, symmetric):
     ],
 )
 def test_sigma_and_masks(kind, masked, symmetric):
-    """Zero sigmas and frames that are not kept count for nothing, whatever the data there."""
+    """Points with a sigma of 0 and masked frames have no weight, for any data."""
     mirrored = symmetric is not False and kind != "points"
     model, contrast, offset, data, c2, jacobian = problem(symmetric=mirrored)
     random = np.random.default_rng(1)
@@ -272,7 +271,7 @@ def test_auto_compares(i, j):
 @pytest.mark.usefixtures("in_parts")
 @cases("dtype", native=[(np.float32,), (np.float16,), (np.uint16,)], jax=[(np.uint16,)])
 def test_data_dtypes(dtype):
-    """Narrow data are taken as the numbers they are, and everything else is f64."""
+    """Narrow dtypes are converted exactly, and the sums are f64."""
     model, contrast, offset, data, c2, jacobian = problem(noise=0.05)
     quantization = None
     if dtype == np.uint16:
@@ -301,7 +300,7 @@ def test_data_dtypes(dtype):
     ],
     jax=[(True, 64, True)],
 )
-def test_chunks_leave_the_same_bits(symmetric, rows, with_points):
+def test_chunks_are_bit_identical(symmetric, rows, with_points):
     model, reference = flow(150)
     data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=symmetric)
     sigma = 0.01 + 0.001 * np.abs(data - 1.2) if with_points else 0.01
@@ -350,7 +349,7 @@ def test_auto_equals_the_upper_triangle_to_the_bit():
 
 @native_only
 def test_static_and_custom_models():
-    """No shear tables; parameters that both phases share; a phase A of its own for each angle."""
+    """No shear tables; parameters that both phases share; a phase A for each angle."""
     t = 0.1 * np.arange(45)
     geometry = xpcs.Geometry(0.01, None, 0.1, t, PHI)
 
@@ -409,7 +408,7 @@ def test_32_bit_mode():
     jax=[(0, 0), (1, 1), (2, 2), (3, 1)],
 )
 def test_few_frames(n, symmetric):
-    """Every pair of frames counts, however few there are."""
+    """Every pair of frames has weight, also of few frames."""
     A, tables, S = jnp.linspace(0.0, 1.0, n), jnp.ones((1, n)), xpcs.state_size(1, 1)
     options = {"shear_power": 4, "loss": 0, "symmetric": symmetric, "sigma_rank": 0}
     state = ops.two_time_normal_equations(
@@ -425,7 +424,7 @@ def test_few_frames(n, symmetric):
 
 
 def test_rows_outside_the_matrix(backend):
-    """Where first_row cannot be looked at: an error of the CPU kernel, else NaN, never a part."""
+    """A traced first_row out of range is an error of the CPU kernel, and NaN elsewhere."""
     data, tables = np.ones((3, 8, 40)), tables_of(flow(40)[0])
     run = jax.jit(
         lambda row: xpcs.accumulate(
@@ -437,15 +436,15 @@ def test_rows_outside_the_matrix(backend):
         if backend == "jax":
             assert np.isnan(run(row)).all()
         else:
-            refused = (jax.errors.JaxRuntimeError, ValueError)  # JAX's choice, for one status
-            with pytest.raises(refused, match=f"'first_row' is {row} and 'data'"):
+            errors = (jax.errors.JaxRuntimeError, ValueError)  # depends on the version of JAX
+            with pytest.raises(errors, match=f"'first_row'.*{row}"):
                 jax.block_until_ready(run(row))
 
 
 @pytest.mark.usefixtures("in_parts")
 @cases("wide", native=[(False,), (True,)], jax=[(False,)])
-def test_sigma_at_its_floor_counts_for_nothing(wide):
-    """1e-10 as a float32 is more than 1e-10: sigma clipped there must not weigh 1e20."""
+def test_sigma_at_its_floor_has_no_weight(wide):
+    """float32(1e-10) exceeds 1e-10: sigma clipped there must not have a weight of 1e20."""
     model, contrast, offset, data, *_ = problem()
     with jax.enable_x64(wide):
         for sigma in (1e-10, np.full(data.shape, 1e-10)):
@@ -456,8 +455,8 @@ def test_sigma_at_its_floor_counts_for_nothing(wide):
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_nan_spoils_what_counts():
-    """Data that are not numbers where they count are seen in the sums, never dropped."""
+def test_nan_in_points_with_weight():
+    """The sums are NaN; such data are never dropped."""
     model, contrast, offset, data, *_ = problem(symmetric=True)
     data[1, 3, 7] = data[1, 7, 3] = np.nan
     for symmetric in (False, True, "auto"):

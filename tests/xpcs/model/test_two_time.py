@@ -1,6 +1,4 @@
-"""Would catch: a wrong g2, residual or derivative, lost digits in sinc or its slope on either side
-of the series, a NaN at equal phases, an op that reads outside for a wild index.
-"""
+"""g2, residuals and their derivatives, compared with an oracle and mpmath."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from jaxkern.xpcs.model import ops
 pytestmark = pytest.mark.usefixtures("x64", "backend")
 CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
 POWERS = [0, 2, 4]
-# Differences: zero, far below and on both sides of any switch between series and quotient, zeros
-# of sinc, and large ones.
+# Differences: zero, tiny, on both sides of a switch between series and quotient, zeros of sinc,
+# and large.
 NEAR = [0, 1e-300, 1e-160, 1e-9, 1e-4, 1e-2, 0.05, 0.1, 0.2, 0.2499, 0.25, 0.3, 0.4999, 0.5]
 FAR = [0.501, 0.7, 0.99, 1.0, 1.01, 2.0, 3.141592653589793, 6.28, 31.4, 1e3, 1e5]
 DIFFERENCES = np.array([*NEAR, *FAR])
@@ -48,12 +46,12 @@ def test_g2_of_a_model(power):
 
 @pytest.mark.parametrize("power", POWERS)
 @pytest.mark.parametrize("decay", [0.0, 1e-3])
-def test_sinc_to_its_last_digits(power, decay):
-    """f and its slopes by the phases' differences against mpmath at chosen differences."""
+def test_sinc_to_full_precision(power, decay):
+    """f and its slopes by the phase differences are compared with mpmath."""
     x = np.concatenate([DIFFERENCES, -DIFFERENCES])
     A = np.zeros(x.size)
     A[1:] = decay
-    # Row 0 holds all differences, exactly: x_0 - x_j = -x_j.
+    # Row 0 has all differences, exactly: x_0 - x_j = -x_j.
     f = ops.two_time_g2(A, x, 1.0, 0.0, shear_power=power)[0]
     unit = np.zeros(x.size)
     unit[0] = 1.0
@@ -96,7 +94,7 @@ def test_tangent_and_cotangent(power):
 
 @pytest.mark.parametrize("order", ["falling", "shuffled", "equal"])
 def test_phases_in_any_order(order):
-    """A need not increase: the sign of A_i - A_j decides, and 0 at equal phases."""
+    """A need not increase: the slope has the sign of A_i - A_j, and is 0 for equal phases."""
     A, X = phases()
     if order == "falling":
         A, X = A[::-1].copy(), X[::-1].copy()
@@ -124,7 +122,7 @@ def test_strong_decay_does_not_overflow():
 
 @cases("angle", native=[(0,), (2,)], jax=[(2,)])
 def test_derivatives_of_a_model(angle):
-    """jacfwd and grad of g2 by everything, against finite differences in 60 digits."""
+    """Compare jacfwd and grad of g2 with finite differences in 60 digits."""
     model, reference = flow(20)
 
     def c2(contrast, offset, params):
@@ -178,7 +176,7 @@ def test_residual(kind):
     whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
     counts = (whole > 1e-10) & ~np.eye(70, dtype=bool)
     expected = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
-    # Values that count for nothing may be anything.
+    # Values without weight are arbitrary.
     broken = np.where(counts, data, np.nan)
     assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), expected, 1e-11)
 
@@ -187,8 +185,8 @@ def test_residual(kind):
         return jnp.sum(weights * r), r
 
     weights = random.normal(size=c2.shape)
-    found = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
-    slopes, _ = found(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
+    gradient = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
+    slopes, _ = gradient(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
     flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
     assert_scaled(slopes[0], flowing)
     by_sigma = -flowing * expected
@@ -201,8 +199,8 @@ def test_residual(kind):
         assert_scaled(got, back, 1e-11)
 
 
-def test_residual_along_tangents_that_are_not_numbers():
-    """Such as of sigma = sqrt(variance) at a variance of 0: what counts for nothing stays out."""
+def test_residual_with_tangents_of_nan():
+    """As of sigma = sqrt(variance) at a variance of 0; points without weight are ignored."""
     model, _ = flow(40)
     data = measured(xpcs.g2(model, PARAMS, CONTRAST, OFFSET))
     sigma = np.where(np.random.default_rng(3).uniform(size=data.shape) > 0.1, 0.02, 0.0)
@@ -235,7 +233,7 @@ def test_g2_at():
 
 
 def test_g2_at_outside_is_nan():
-    """Where the index cannot be looked at."""
+    """The index is a tracer."""
     model, _ = flow()
     wild = [[0, 0, 70], [0, -1, 0], [3, 0, 0], [-1, 5, 5], [2**31 - 1, -(2**31), 7]]
     values = jax.jit(lambda index: xpcs.g2_at(model, PARAMS, 0.3, 1.0, index))(
@@ -260,7 +258,7 @@ def test_sizes(n):
 
 
 def test_32_bit_mode(backend):
-    """f32 operands, an f32 result that is right to what f32 phases carry."""
+    """The result for f32 operands is accurate to the rounding of f32 phases."""
     model, reference = flow(40)
 
     def slope_of(p):
@@ -279,7 +277,7 @@ def test_32_bit_mode(backend):
 
 
 def test_phases_may_differ_by_angle():
-    """A custom model's diffusion phase of its own for each angle."""
+    """The diffusion phase of a custom model can differ between angles."""
     geometry = xpcs.Geometry(0.01, None, 0.1, 0.1 * np.arange(30), PHI)
     rates = np.array([1.0, 2.0, 3.0])
 
@@ -291,5 +289,5 @@ def test_phases_may_differ_by_angle():
     A = 0.2 * rates[:, None] * geometry.t
     expected = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
     assert_scaled(got, expected)
-    with pytest.raises(ValueError, match="g2_at wants a phase A"):
+    with pytest.raises(ValueError, match="g2_at"):
         xpcs.g2_at(model, [0.2], 0.5, 1.0, [[0, 1, 2]])
