@@ -2,7 +2,7 @@
 // JAXKERN_LEVEL. They use vector types, so the ceilings do not depend on auto-vectorization.
 #include "performance/levels.h"
 
-#include "core/simd_target.h"
+#include "core/simd-inl.h"
 
 namespace jaxkern::performance::JAXKERN_LEVEL {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "performance/rates.h"
 
 namespace jaxkern::performance {
