@@ -1,4 +1,4 @@
-// Correlators of events in NumPy's memory for Python; they run without the interpreter's lock.
+// Python bindings of the correlators of events, which run without the interpreter's lock.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
@@ -30,14 +30,14 @@ Column column_of(const Values& values) {
   const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
   const bool is_signed = code == nb::dlpack::dtype_code::Int;
   if (dtype.lanes != 1 || (!is_signed && code != nb::dlpack::dtype_code::UInt)) {
-    throw nb::type_error("events are not whole numbers");
+    throw nb::type_error("events: expected integers");
   }
   for (int32_t power = 0; power < 4; ++power) {
     if (dtype.bits != 8 << power) continue;
     return {static_cast<const char*>(values.data()), values.stride(0) * (int64_t{1} << power),
             static_cast<ColumnKind>(2 * power + (is_signed ? 1 : 0))};
   }
-  throw nb::type_error("events are not whole numbers of 8 to 64 bits");
+  throw nb::type_error("events: expected integers of 8 to 64 bits");
 }
 
 EventInput input_of(const std::optional<Words>& words, int64_t pixel_base, bool mapped,
@@ -55,7 +55,7 @@ EventInput input_of(const std::optional<Words>& words, int64_t pixel_base, bool 
   }
   if (!pixel || !frame || !count || pixel->shape(0) != frame->shape(0) ||
       pixel->shape(0) != count->shape(0)) {
-    throw nb::value_error("pixel, frame and count differ in length");
+    throw nb::value_error("pixel, frame and count: expected arrays of one length");
   }
   input.size = static_cast<int64_t>(pixel->shape(0));
   input.pixel = column_of(*pixel);
@@ -64,13 +64,13 @@ EventInput input_of(const std::optional<Words>& words, int64_t pixel_base, bool 
   return input;
 }
 
-// `sums` keeps the copy of `sum`, which the result points to and EventSort checks.
+// `sums` stores the copy of `sum` that the result points to and EventSort checks.
 EventFrames frames_of(int64_t n_frames, int64_t n_sums, int64_t first_frame,
                       const std::optional<Integers>& sum, const std::optional<Good>& good,
                       std::vector<int32_t>* sums) {
   if ((sum && static_cast<int64_t>(sum->shape(0)) != n_frames) ||
       (good && static_cast<int64_t>(good->shape(0)) != n_sums)) {
-    throw nb::value_error("sum or good has another length than frames or sums");
+    throw nb::value_error("sum, good: expected the numbers of frames and of sums as lengths");
   }
   if (sum) *sums = copy_of(*sum);
   return {n_frames, n_sums, first_frame, sum ? sums->data() : nullptr,
@@ -89,7 +89,7 @@ nb::object multitau_events(const std::optional<Words>& words, int64_t pixel_base
                            const std::optional<Cells>& progress) {
   check_dpl(dpl);
   if (frame_pixels < 0 || frame_pixels > std::numeric_limits<int32_t>::max()) {
-    throw nb::value_error("frames have 2^31 pixels or more");
+    throw nb::value_error("frame_pixels: expected fewer than 2^31 pixels");
   }
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   const EventInput input =
@@ -125,7 +125,7 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
                 int64_t threads) {
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   if (frame_pixels < 0 || frame_pixels > std::numeric_limits<int32_t>::max()) {
-    throw nb::value_error("frames have 2^31 pixels or more");
+    throw nb::value_error("frame_pixels: expected fewer than 2^31 pixels");
   }
   const EventInput input =
       input_of(words, pixel_base, mapped, event_pixel, event_frame, event_count);
@@ -136,12 +136,12 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
   const auto count = static_cast<int64_t>(pixels.size());
   if (!std::is_sorted(ends.begin(), ends.end()) || (!ends.empty() && ends.front() < 0) ||
       (ends.empty() ? 0 : ends.back()) != count) {
-    throw nb::value_error("groups do not ascend to the number of pixels");
+    throw nb::value_error("group_ends: expected ascending ends up to the number of pixels");
   }
   std::vector<bool> seen(frame_pixels, false);
   for (const int32_t p : pixels) {
     if (p < 0 || p >= frame_pixels || seen[p]) {
-      throw nb::value_error("a pixel lies outside the frame, or is there twice");
+      throw nb::value_error("pixel: expected different pixels inside of the frame");
     }
     seen[p] = true;
   }
@@ -171,7 +171,7 @@ void write_rows(EventPairs& self, int64_t first, const Factors& factors, const D
   if (first < 0 || first > self.n_groups() || groups > self.n_groups() - first ||
       static_cast<int64_t>(factors.shape(1)) != n || static_cast<int64_t>(divisors.shape(0)) != n ||
       row < 0 || row > n || rows > n - row || width != n - row) {
-    throw nb::value_error("factors, divisors or a block of rows has another shape");
+    throw nb::value_error("factors, divisors, out: an array has another shape than expected");
   }
   Unlocked unlocked;
   OwnThreads own(threads);
@@ -189,24 +189,22 @@ void define_events(nb::module_& module) {
       nb::arg("sum").none(), nb::arg("good").none(), nb::arg("frame_pixels"), nb::arg("pixel"),
       nb::arg("static_bin"), nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"),
       nb::arg("dpl"), nb::arg("bytes"), nb::arg("threads") = 0, nb::arg("progress") = nb::none(),
-      "What `multitau` gives, of events: Rigaku's words (mapped: in a read-only mapping of a file, "
-      "whose pages are given back as they were read), or columns of whole numbers of any width "
-      "and stride. sum: int32 [n_frames] the sum that a frame belongs to, -1 none, or None where "
-      "frame f is sum f - first_frame; good: uint32 [n_sums] good frames of each sum, or None "
-      "where all hold the same. bytes: for sorted events, more are taken in parts. progress: as of "
-      "`multitau`, counting events.");
+      "Return the result of `multitau` for events: Rigaku words (mapped: in a read-only mapping of "
+      "a file, whose pages are released after reading), or columns of integers of any width and "
+      "stride. sum: int32 [n_frames], the sum of each frame or -1; None if frame f is sum f - "
+      "first_frame. good: uint32 [n_sums], good frames of each sum; None if all are equal. bytes: "
+      "memory for sorted events; more events are processed in parts. progress: see `multitau`; "
+      "counts events.");
   nb::class_<EventPairs>(
       module, "EventPairs",
-      "Pairs of events of pixels, for rows of two-time correlations; a call at a "
-      "time.")
-      .def(
-          "__init__", &make_pairs, nb::arg("words").none(), nb::arg("pixel_base"),
-          nb::arg("mapped"), nb::arg("event_pixel").none(), nb::arg("event_frame").none(),
-          nb::arg("event_count").none(), nb::arg("n_frames"), nb::arg("n_sums"),
-          nb::arg("first_frame"), nb::arg("sum").none(), nb::arg("good").none(),
-          nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("group_ends"), nb::arg("threads") = 0,
-          "As `multitau_events`; pixels lie in the order of their groups, which end at group_ends.")
-      .def("totals", &totals_of, "uint64 [groups, sums] counts, exact.")
+      "Pairs of events of pixels, for rows of two-time correlations. Calls must not overlap.")
+      .def("__init__", &make_pairs, nb::arg("words").none(), nb::arg("pixel_base"),
+           nb::arg("mapped"), nb::arg("event_pixel").none(), nb::arg("event_frame").none(),
+           nb::arg("event_count").none(), nb::arg("n_frames"), nb::arg("n_sums"),
+           nb::arg("first_frame"), nb::arg("sum").none(), nb::arg("good").none(),
+           nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("group_ends"), nb::arg("threads") = 0,
+           "See `multitau_events`; pixels are ordered by group, and groups end at group_ends.")
+      .def("totals", &totals_of, "Return exact counts, uint64 [groups, sums].")
       .def("rows", &write_rows, nb::arg("first"), nb::arg("factors"), nb::arg("divisors"),
            nb::arg("pixels"), nb::arg("row"), nb::arg("out"), nb::arg("threads") = 0,
            "out [R, sums - row] = pixels sum_g factors[g, t] factors[g, u] M_g[t, u] / "

@@ -1,4 +1,4 @@
-// Correlators of frames in NumPy's memory for Python; they run without the interpreter's lock.
+// Python bindings of the correlators of frames, which run without the interpreter's lock.
 #include "bind/correlators.h"
 
 #include <nanobind/ndarray.h>
@@ -31,42 +31,40 @@ using Missing = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::devic
 using StateArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using StateRead = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
-Dtype dtype_of(const nb::dlpack::dtype& given) {
-  const auto code = static_cast<nb::dlpack::dtype_code>(given.code);
-  if (given.lanes == 1 && code == nb::dlpack::dtype_code::UInt) {
-    if (given.bits == 8) return Dtype::kU8;
-    if (given.bits == 16) return Dtype::kU16;
-    if (given.bits == 32) return Dtype::kU32;
+Dtype dtype_of(const nb::dlpack::dtype& dtype) {
+  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
+  if (dtype.lanes == 1 && code == nb::dlpack::dtype_code::UInt) {
+    if (dtype.bits == 8) return Dtype::kU8;
+    if (dtype.bits == 16) return Dtype::kU16;
+    if (dtype.bits == 32) return Dtype::kU32;
   }
-  if (given.lanes == 1 && code == nb::dlpack::dtype_code::Int && given.bits == 32) {
+  if (dtype.lanes == 1 && code == nb::dlpack::dtype_code::Int && dtype.bits == 32) {
     return Dtype::kI32;
   }
-  if (given.lanes == 1 && code == nb::dlpack::dtype_code::Float) {
-    if (given.bits == 32) return Dtype::kF32;
-    if (given.bits == 64) return Dtype::kF64;
+  if (dtype.lanes == 1 && code == nb::dlpack::dtype_code::Float) {
+    if (dtype.bits == 32) return Dtype::kF32;
+    if (dtype.bits == 64) return Dtype::kF64;
   }
-  throw nb::type_error(
-      "frames have another dtype; wanted uint8, uint16, uint32, int32, float32 or float64");
+  throw nb::type_error("frames: expected dtype uint8, uint16, uint32, int32, float32 or float64");
 }
 
-// Frames whose pixels lie together; `sums` of `average` of them.
+// Returns frames with contiguous pixels, after checks of the arrays.
 FrameRows rows_of(const Frames& frames, int64_t average, const std::optional<Marks>& bad,
                   const std::optional<Numbers>& divisor) {
   FrameRows rows;
   rows.dtype = dtype_of(frames.dtype());
   if (frames.shape(1) > 1 && frames.stride(1) != 1) {
     throw nb::value_error(
-        "the pixels of a frame do not lie together; wanted frames [N, P] with "
-        "a stride of one pixel in the last axis");
+        "frames: expected contiguous pixels, [N, P] with a stride of one pixel in the last axis");
   }
   if (frames.shape(1) > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    throw nb::value_error("frames have 2^31 pixels or more");
+    throw nb::value_error("frames: expected fewer than 2^31 pixels");
   }
-  if (average < 1) throw nb::value_error("average is below 1");
-  const auto counted = static_cast<size_t>(frames.shape(0));
-  if (bad && bad->shape(0) != counted) throw nb::value_error("bad has another length than frames");
-  if (divisor && divisor->shape(0) != counted) {
-    throw nb::value_error("divisor has another length than frames");
+  if (average < 1) throw nb::value_error("average: expected 1 or more");
+  const auto count = static_cast<size_t>(frames.shape(0));
+  if (bad && bad->shape(0) != count) throw nb::value_error("bad: expected the length of frames");
+  if (divisor && divisor->shape(0) != count) {
+    throw nb::value_error("divisor: expected the length of frames");
   }
   rows.data = static_cast<const char*>(frames.data());
   rows.stride = frames.shape(0) > 1 ? frames.stride(0) * dtype_bytes(rows.dtype) : 0;
@@ -108,18 +106,18 @@ template <typename Array>
 MultiTauState state_of(const std::vector<Array>& arrays, const Delays& delays, int64_t pixels,
                        bool real, bool weighted) {
   if (arrays.size() != (weighted ? 6 : 4)) {
-    throw nb::value_error("a state has 4 arrays, and 6 where frames are missing");
+    throw nb::value_error("state: expected 4 arrays, or 6 with missing frames");
   }
   MultiTauState state;
   state.real = real;
   state.pitch = pixels;
   size_t next = 0;
   for_arrays(delays, real, weighted, [&](auto array, int64_t rows, int64_t item) {
-    const Array& given = arrays[next++];
-    if (given.nbytes() != static_cast<size_t>(rows * item * pixels)) {
-      throw nb::value_error("an array of the state has another size");
+    const Array& own = arrays[next++];
+    if (own.nbytes() != static_cast<size_t>(rows * item * pixels)) {
+      throw nb::value_error("state: an array has another size than expected");
     }
-    state.*array = static_cast<char*>(const_cast<void*>(static_cast<const void*>(given.data())));
+    state.*array = static_cast<char*>(const_cast<void*>(static_cast<const void*>(own.data())));
   });
   return state;
 }
@@ -132,7 +130,7 @@ Delays delays_of(int64_t most_frames, int32_t dpl) {
 MissingFrames missing_of(const std::optional<Missing>& given, int64_t sums) {
   if (!given) return {};
   if (static_cast<int64_t>(given->shape(0)) < sums) {
-    throw nb::value_error("missing has fewer entries than there are sums");
+    throw nb::value_error("missing: expected at least one number per sum");
   }
   return {given->data(), sums};
 }
@@ -144,26 +142,30 @@ void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray
   if (const char* problem = simd_problem()) throw nb::value_error(problem);
   const Delays delays = delays_of(most_frames, dpl);
   const FrameRows rows = rows_of(frames, average, bad, divisor);
-  if (rows.real() && !real) throw nb::value_error("frames of reals for a state of whole counts");
+  if (rows.real() && !real) {
+    throw nb::value_error("frames: expected integers for a state of integer counts");
+  }
   const auto pixels = static_cast<int64_t>(frames.shape(1));
   const int64_t sums = static_cast<int64_t>(frames.shape(0)) / average;
-  if (seen < 0) throw nb::value_error("seen is below 0");
+  if (seen < 0) throw nb::value_error("seen: expected 0 or more");
   const MultiTauState state = state_of(arrays, delays, pixels, real, missing.has_value());
   Unlocked unlocked;
   OwnThreads own(threads);
   update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
 }
 
-// sums, mean, squares and counts of earlier pixels.
+// Returns the sums, means, squares and counts of preceding pixels.
 CarriedSums carried_of(const std::vector<StateArray>& arrays, size_t delays, int32_t n_static,
                        int32_t n_dynamic, bool real) {
   const size_t statics = delays * static_cast<size_t>(n_static);
   const size_t dynamics = delays * static_cast<size_t>(n_dynamic);
   const size_t bytes[] = {3 * statics * (real ? 8 : 16), dynamics * 8, dynamics * 8,
                           static_cast<size_t>(n_dynamic) * 8};
-  if (arrays.size() != 4) throw nb::value_error("4 arrays are carried");
+  if (arrays.size() != 4) throw nb::value_error("carried: expected 4 arrays");
   for (size_t i = 0; i < 4; ++i) {
-    if (arrays[i].nbytes() != bytes[i]) throw nb::value_error("a carried array has another size");
+    if (arrays[i].nbytes() != bytes[i]) {
+      throw nb::value_error("carried: an array has another size than expected");
+    }
   }
   return {static_cast<char*>(arrays[0].data()), static_cast<double*>(arrays[1].data()),
           static_cast<double*>(arrays[2].data()), static_cast<int64_t*>(arrays[3].data())};
@@ -183,10 +185,12 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   if (place) {
     places = copy_of(*place);
     if (static_cast<int64_t>(places.size()) != pixels.count) {
-      throw nb::value_error("place has another length");
+      throw nb::value_error("place: expected the length of pixel");
     }
     for (const int32_t at : places) {
-      if (at < 0 || at >= frame_pixels) throw nb::value_error("a place lies outside the state");
+      if (at < 0 || at >= frame_pixels) {
+        throw nb::value_error("place: expected columns of the state");
+      }
     }
   }
   CarriedSums sums_before;
@@ -194,7 +198,9 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
     const auto count = static_cast<size_t>(delays.count);
     sums_before = carried_of(*carried, count, n_static, n_dynamic, real);
   }
-  if (seen < 0 || average < 1) throw nb::value_error("seen is below 0, or average below 1");
+  if (seen < 0 || average < 1) {
+    throw nb::value_error("seen, average: expected 0 or more, and 1 or more");
+  }
   const MultiTauState state = state_of(arrays, delays, frame_pixels, real, missing.has_value());
   BinSums sums;
   std::string problem;
@@ -209,7 +215,7 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   return to_python(std::move(sums), n_static, n_dynamic);
 }
 
-// totals [masks, N] of Wide, which is int64_t, or double for reals.
+// Returns totals [masks, N] of Wide: int64_t, or double for floating-point frames.
 template <typename Wide>
 nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels, char* image,
                             double* squares, const std::vector<const uint8_t*>& masks,
@@ -227,7 +233,7 @@ nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels
   return nb::cast(nb::ndarray<nb::numpy, Wide>(kept->data(), 2, shape, owner));
 }
 
-// totals [masks, N] as int64 or float64.
+// Returns totals [masks, N] as int64 or float64.
 nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
                           const std::optional<StateArray>& image, const std::optional<Marks>& bad,
                           int64_t threads, const std::optional<StateArray>& squares) {
@@ -236,24 +242,26 @@ nb::object sums_of_frames(const Frames& frames, const std::vector<Marks>& masks,
   const auto count = static_cast<int64_t>(frames.shape(0));
   const auto pixels = static_cast<int64_t>(frames.shape(1));
   const bool real = is_real(rows.dtype);
-  if (masks.size() > kMostMasks) throw nb::value_error("more than 2 masks");
-  std::vector<const uint8_t*> given;
+  if (masks.size() > kMostMasks) throw nb::value_error("masks: expected at most 2");
+  std::vector<const uint8_t*> mask_data;
   for (const Marks& mask : masks) {
-    if (mask.shape(0) != frames.shape(1)) throw nb::value_error("a mask has another length");
-    given.push_back(mask.data());
+    if (mask.shape(0) != frames.shape(1)) {
+      throw nb::value_error("masks: expected the length of a frame");
+    }
+    mask_data.push_back(mask.data());
   }
   const nb::dlpack::dtype wide = real ? nb::dtype<double>() : nb::dtype<int64_t>();
   if (image &&
       (image->dtype() != wide || image->ndim() != 1 || image->shape(0) != frames.shape(1))) {
-    throw nb::value_error("image has another size or dtype; wanted [P] of int64, or float64");
+    throw nb::value_error("image: expected [P] of int64, or of float64 for floating-point frames");
   }
   if (squares && (!image || squares->dtype() != nb::dtype<double>() || squares->ndim() != 1 ||
                   squares->shape(0) != frames.shape(1))) {
-    throw nb::value_error("squares has another size or dtype; expected float64 [P], and an image");
+    throw nb::value_error("squares: expected float64 [P], and an image");
   }
   const auto totals = real ? &totals_of_frames<double> : &totals_of_frames<int64_t>;
   return totals(rows, count, pixels, image ? static_cast<char*>(image->data()) : nullptr,
-                squares ? static_cast<double*>(squares->data()) : nullptr, given, threads);
+                squares ? static_cast<double*>(squares->data()) : nullptr, mask_data, threads);
 }
 
 }  // namespace
@@ -266,36 +274,35 @@ void define_multitau(nb::module_& module) {
       nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"), nb::arg("dpl") = 4,
       nb::arg("average") = 1, nb::arg("bad") = nb::none(), nb::arg("divisor") = nb::none(),
       nb::arg("threads") = 0, nb::arg("progress") = nb::none(),
-      "Multi-tau sums of frames [N, P] for ascending pixels, whose bins count from 0. bad: uint8 "
-      "[N], 1 where a frame is left out; divisor: float64 [N] of each frame, which makes all sums "
-      "float64; progress: int64 [2], where the first counts sums of MULTITAU_STRIP pixels that are "
-      "done, and another value than 0 in the second stops the call, which then gives None. Gives "
-      "weight [delays], the "
+      "Compute multi-tau sums of frames [N, P] for ascending pixels, whose bins count from 0. bad: "
+      "uint8 [N], 1 for frames to leave out; divisor: float64 [N], one per frame, makes all sums "
+      "float64; progress: int64 [2]: element 0 counts completed sums of MULTITAU_STRIP pixels, and "
+      "a nonzero element 1 stops the call, which then returns None. Returns weight [delays], the "
       "sums [3, delays, n_static] of G, IP and IF over pixels, each exact and rounded once, and "
       "the mean and the summed squares of the deviations [delays, n_dynamic] of the ratio G weight "
-      "/ (IP IF) of the pixels; <G> is G / weight / pixels, and so on.");
+      "/ (IP IF) of the pixels. <G> is G / weight / pixels; likewise for IP and IF.");
   module.def(
       "multitau_update", &add_frames, nb::arg("frames"), nb::arg("seen"), nb::arg("state"),
       nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
       nb::arg("bad") = nb::none(), nb::arg("divisor") = nb::none(), nb::arg("missing") = nb::none(),
       nb::arg("real") = false, nb::arg("threads") = 0,
-      "Adds frames [N, P] to a state that has `seen` sums of frames: arrays, zeros at first, of 8 "
-      "bytes [P] total, [delays, P] G, of 4 bytes (8 with real) [delays, P] head, [levels * 2 dpl, "
-      "P] history, and with missing (uint32, how many frames each sum from the first on lacks) two "
-      "of 8 bytes [delays, P].");
-  module.def("multitau_reduce", &bin_sums, nb::arg("state"), nb::arg("seen"),
-             nb::arg("frame_pixels"), nb::arg("pixel"), nb::arg("static_bin"),
-             nb::arg("dynamic_bin"), nb::arg("n_static"), nb::arg("n_dynamic"),
-             nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
-             nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
-             nb::arg("place") = nb::none(), nb::arg("carried") = nb::none(),
-             "What `multitau` gives, of a state of `multitau_update`; weights are 0 where a delay "
-             "was not reached. place: int32, where the state has each pixel; by default at its "
-             "number. carried: arrays, zeros at first, of 16 bytes (8 with real) [3, delays, "
-             "n_static] sums, of 8 bytes [delays, n_dynamic] mean and squares, and int64 "
-             "[n_dynamic] pixels, of earlier pixels, to which these are added: where each call has "
-             "whole tiles of MULTITAU_TILE_STRIPS strips that have pixels, the last one gives the "
-             "bits of one call with all.");
+      "Add frames [N, P] to a state after `seen` sums of frames. The state is a list of arrays, "
+      "initially zero: of 8 bytes, total [P] and G [delays, P]; of 4 bytes (8 with real), head "
+      "[delays, P] and history [levels * 2 dpl, P]; and, with missing (uint32, the number of "
+      "missing frames in each sum), two arrays [delays, P] of 8 bytes.");
+  module.def(
+      "multitau_reduce", &bin_sums, nb::arg("state"), nb::arg("seen"), nb::arg("frame_pixels"),
+      nb::arg("pixel"), nb::arg("static_bin"), nb::arg("dynamic_bin"), nb::arg("n_static"),
+      nb::arg("n_dynamic"), nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
+      nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
+      nb::arg("place") = nb::none(), nb::arg("carried") = nb::none(),
+      "Return the result of `multitau` for a state of `multitau_update`; weights are 0 at "
+      "delays without pairs. place: int32, the column of each pixel in the state; by default "
+      "its number. carried: arrays of preceding pixels, initially zero, to which these are "
+      "added: sums [3, delays, n_static] of 16 bytes (8 with real), mean and squares "
+      "[delays, n_dynamic] of 8 bytes, and pixels [n_dynamic] of int64: if each call has "
+      "whole tiles of MULTITAU_TILE_STRIPS strips that have pixels, the last one gives the "
+      "bits of one call with all.");
 }
 
 void define_frame_sums(nb::module_& module) {

@@ -1,4 +1,4 @@
-// What the correlators' functions take from Python and give it.
+// Conversions between Python and the functions of the correlators.
 #ifndef JAXKERN_BIND_CORRELATORS_H_
 #define JAXKERN_BIND_CORRELATORS_H_
 
@@ -23,7 +23,7 @@ using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Cells = nb::ndarray<int64_t, nb::shape<2>, nb::c_contig, nb::device::cpu>;
 using Made = nb::ndarray<nb::numpy, double>;
 
-// Threads of a call's own, which end with it.
+// Threads of one call, which end with the call.
 class OwnThreads {
  public:
   explicit OwnThreads(int64_t threads) {
@@ -34,7 +34,7 @@ class OwnThreads {
     };
   }
   ~OwnThreads() { join(); }
-  // Of one loop: its helpers are done soon after it.
+  // Waits for the helpers of a loop, which end soon after it.
   void join() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -46,8 +46,8 @@ class OwnThreads {
   std::vector<std::thread> threads_;
 };
 
-// Kernels run without the interpreter's lock, and another thread can write to the caller's arrays
-// meanwhile. What they use as an index is therefore copied, and the copy is checked.
+// Kernels run without the interpreter's lock, while another thread can write to the caller's
+// arrays. Numbers that are used as indices are therefore copied, and the copies are checked.
 inline std::vector<int32_t> copy_of(const Integers& indices) {
   return {indices.data(), indices.data() + indices.shape(0)};
 }
@@ -63,7 +63,7 @@ class OwnPixels {
         n_static_(n_static),
         n_dynamic_(n_dynamic) {
     if (static_bin_.size() != pixel_.size() || dynamic_bin_.size() != pixel_.size()) {
-      throw nb::value_error("pixels and their bins differ in length");
+      throw nb::value_error("pixel, static_bin and dynamic_bin: expected arrays of one length");
     }
   }
   // Valid as long as this object.
@@ -86,7 +86,7 @@ inline OwnPixels pixels_of(const Integers& pixel, const Integers& static_bin,
   for (int64_t i = 0; i < pixels.count; ++i) {
     if (pixels.pixel[i] < 0 || pixels.pixel[i] >= frame_pixels ||
         (i > 0 && pixels.pixel[i] <= pixels.pixel[i - 1])) {
-      throw nb::value_error("pixels do not ascend, or lie outside the frame");
+      throw nb::value_error("pixel: expected ascending pixels inside of the frame");
     }
     if (pixels.static_bin[i] < 0 || pixels.static_bin[i] >= n_static || pixels.dynamic_bin[i] < 0 ||
         pixels.dynamic_bin[i] >= n_dynamic) {
@@ -98,7 +98,7 @@ inline OwnPixels pixels_of(const Integers& pixel, const Integers& static_bin,
 
 inline void check_dpl(int64_t dpl) {
   if (dpl < 1 || dpl > kMostDelays) {
-    throw nb::value_error("dpl is out of range; wanted 1 to 64 delays a level");
+    throw nb::value_error("dpl: expected 1 to 64 delays per level");
   }
 }
 

@@ -1,5 +1,5 @@
-// From the sums of pixels to those of bins, by tiles of pixels that are added in their order: what
-// dense frames and events have in common, so that both give the same bits.
+// From sums of pixels to sums over bins, by tiles of pixels that are added in order. Dense frames
+// and events share this code, so that both give the same bits.
 #ifndef JAXKERN_CORRELATORS_BIN_SUMS_H_
 #define JAXKERN_CORRELATORS_BIN_SUMS_H_
 
@@ -15,22 +15,22 @@ namespace jaxkern::correlators {
 
 using Wide = unsigned __int128;
 
-// Strips of a tile, of those that have pixels: its state stays in the second-level cache.
+// Number of strips with pixels in a tile, so that its state fits into the L2 cache.
 constexpr int64_t kTileStrips = 16;
 
-// What the pixels of a tile have together, by the bins that they have.
+// Sums over the pixels of a tile, for its bins.
 template <typename Kind>
 struct TileSums {
   std::vector<int32_t> statics, dynamics;
-  std::vector<int64_t> counts;            // of each of `dynamics`
+  std::vector<int64_t> counts;            // number of pixels of each of `dynamics`
   std::vector<typename Kind::Many> sums;  // [3, delays, statics]
   std::vector<double> mean, squares;      // [delays, dynamics]
-  int64_t dark = -1;                      // a place whose counts are too many, or -1
+  int64_t dark = -1;                      // index of a pixel with too many counts, or -1
 };
 
-// Numbers bins in the order of their first pixel.
+// Returns the index of each bin among the different bins, which are stored in ascending order.
 inline std::vector<int32_t> numbered(const std::vector<int32_t>& bins,
-                                     std::vector<int32_t>* found) {
+                                     std::vector<int32_t>* different) {
   std::vector<int32_t> numbers;
   std::vector<int32_t> sorted = bins;
   std::sort(sorted.begin(), sorted.end());
@@ -39,11 +39,11 @@ inline std::vector<int32_t> numbered(const std::vector<int32_t>& bins,
     const auto at = std::lower_bound(sorted.begin(), sorted.end(), bin);
     numbers.push_back(static_cast<int32_t>(at - sorted.begin()));
   }
-  *found = std::move(sorted);
+  *different = std::move(sorted);
   return numbers;
 }
 
-// Tiles' sums, added in the tiles' order whatever the threads do.
+// Sums of all tiles, which are added in order.
 template <typename Kind>
 class AllSums {
  public:
@@ -64,7 +64,7 @@ class AllSums {
         sums_[row * n_static_ + tile.statics[b]] += tile.sums[row * statics + b];
       }
     }
-    // Two groups of values become one: Chan, Golub, LeVeque 1983.
+    // Combine the means and squares of two groups (Chan, Golub and LeVeque, 1983).
     for (int64_t b = 0; b < dynamics; ++b) {
       const int64_t bin = tile.dynamics[b];
       const double own = static_cast<double>(tile.counts[b]);
@@ -115,7 +115,7 @@ class AllSums {
   std::vector<int64_t> counts_;
 };
 
-// A strip's pixels among those that are correlated: pixel begin .. end - 1 of the list.
+// The used pixels begin .. end - 1 of the list that are in a strip.
 struct StripPixels {
   int64_t pixel;
   int64_t begin, end;

@@ -1,5 +1,5 @@
-// The CUDA handlers of the correlators' ops: enqueue what operands.h has checked of shapes, dtypes
-// and attributes. A `seen` below 0 in device memory counts as 0, where the CPU handler refuses it.
+// CUDA handlers of the correlators' ops: enqueue the calls that operands.h checks. A negative
+// `seen` in device memory counts as 0; the CPU handler returns an error for it.
 #include <string>
 
 #include "core/handler.h"

@@ -1,4 +1,4 @@
-// Columns of any width, Rigaku's words, and the pages that they lie in.
+// Decoding of columns of any width and of Rigaku words, and release of mapped pages.
 #include "correlators/event_input.h"
 
 #include <cstring>
@@ -34,12 +34,12 @@ void decode(const Column& column, int64_t begin, int64_t size, uint32_t* __restr
       out[i] = narrowed(value);
     }
   };
-  // A stride that the compiler knows makes it a loop of vectors.
+  // The compiler vectorizes the loop for a constant stride.
   constexpr int64_t kTogether = sizeof(T);
   column.stride == kTogether ? decode_at(kTogether) : decode_at(column.stride);
 }
 
-// f(T()) for the type of a column.
+// Returns f(T()) for the type T of a column.
 template <typename Function>
 auto with_type(ColumnKind kind, const Function& f) {
   switch (kind) {
@@ -87,7 +87,7 @@ void decode_events(const EventInput& input, EventChunk* chunk) {
   for (int64_t i = 0; i < chunk->size; ++i) {
     uint64_t word;
     std::memcpy(&word, input.words + 8 * (chunk->first + i), 8);
-    // Below the base it wraps to more than any detector has.
+    // A pixel below the base wraps to a number that is out of range.
     chunk->pixel[i] = (static_cast<uint32_t>(word >> 16) & 0x1fffff) - base;
     chunk->frame[i] = static_cast<uint32_t>(word >> 40);
     chunk->count[i] = static_cast<uint32_t>(word) & 0xfff;
@@ -107,7 +107,7 @@ std::string text_of_event(const EventInput& input, int64_t event) {
     frame = std::to_string(word >> 40);
     count = std::to_string(word & 0xfff);
   }
-  return "the pixel " + pixel + ", the frame " + frame + " and the count " + count;
+  return "pixel " + pixel + ", frame " + frame + " and count " + count;
 }
 
 int32_t most_count_bits(const EventInput& input) {
@@ -124,7 +124,7 @@ int32_t most_count_bits(const EventInput& input) {
   }
 }
 
-void give_back_events(const EventInput& input, int64_t first, int64_t count) {
+void release_events(const EventInput& input, int64_t first, int64_t count) {
   if (!input.mapped || input.words == nullptr) return;
 #ifdef __linux__
   const char* const from = input.words + 8 * first;

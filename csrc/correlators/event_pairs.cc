@@ -1,4 +1,4 @@
-// Lists of a row's events, and rows of C over threads.
+// Lists of the events of a row, and rows of C in threads.
 #include "correlators/event_pairs.h"
 
 #include <algorithm>
@@ -56,18 +56,18 @@ void EventPairs::sum_totals(const Executor& executor) {
     const int64_t end = begin_of(group_ends_[group]);
     for (int64_t i = begin; i < end; ++i) totals[sum_of(words[i], bits)] += words[i] & mask;
     for (int64_t t = 0; t < n_sums_; ++t) {
-      // No sum of products of this row is larger.
+      // This product bounds all sums of products of the row.
       if (static_cast<unsigned __int128>(totals[t]) * most_ >> 64 != 0) {
         throw std::invalid_argument(
             "sum " + std::to_string(t) + " of frames has " + std::to_string(totals[t]) +
-            " counts in one static bin, and a pixel " + std::to_string(most_) +
-            "; wanted less, so that no sum of their products exceeds 64 bits");
+            " counts in one static bin, and a pixel has " + std::to_string(most_) +
+            "; expected less, so that no sum of products exceeds 64 bits");
       }
     }
   });
 }
 
-// The lists of rows row .. row + rows - 1, those of a row together and in the order of slices.
+// Builds the lists of rows row .. row + rows - 1, ordered by row and then by slice.
 template <typename Word>
 void EventPairs::list_rows(const Executor& executor, const std::vector<Slice>& slices, int64_t row,
                            int64_t rows) {
@@ -81,7 +81,7 @@ void EventPairs::list_rows(const Executor& executor, const std::vector<Slice>& s
     for (int64_t rank = slices[s].begin; rank < slices[s].end; ++rank) {
       int64_t i = next_[rank];
       const int64_t begin = begin_of(rank), end = ends_[rank];
-      if (i > begin && sum_of(words[i - 1], bits) >= first) i = begin;  // rows once more
+      if (i > begin && sum_of(words[i - 1], bits) >= first) i = begin;  // an earlier row
       while (i < end && sum_of(words[i], bits) < first) ++i;
       next_[rank] = i;
       for (; i < end && sum_of(words[i], bits) < stop; ++i) {
@@ -97,7 +97,7 @@ void EventPairs::list_rows(const Executor& executor, const std::vector<Slice>& s
       const int64_t end = ends_[rank];
       int64_t same = next_[rank];
       for (int64_t i = same; i < end && sum_of(words[i], bits) < stop; ++i) {
-        // Every one of a sum's events meets all of them.
+        // Each event of a sum is paired with all events of this sum.
         if (sum_of(words[i], bits) != sum_of(words[same], bits)) same = i;
         lists_[list_ends_[(sum_of(words[i], bits) - first) * n_slices + s]++] = {
             same, static_cast<uint32_t>(end - same), static_cast<uint32_t>(words[i] & mask)};

@@ -1,8 +1,8 @@
 // Two-time correlations of events: rows of C from the pairs of events of each pixel.
 //
-// For a row t, each pixel with an event there adds its list from t on to a row of exact sums of its
-// group of pixels, a static bin: the work goes with the pairs of events. The row is then weighted
-// and added to C's.
+// For a row t, each pixel with an event in t adds its list from t on to a row of exact sums of its
+// group of pixels, which is a static bin. The work is proportional to the number of pairs of
+// events. The row is then weighted and added to C.
 #ifndef JAXKERN_CORRELATORS_EVENT_PAIRS_H_
 #define JAXKERN_CORRELATORS_EVENT_PAIRS_H_
 
@@ -14,24 +14,24 @@
 
 namespace jaxkern::correlators {
 
-// An event with those of its pixel in the same and in later sums.
+// An event, and the events of its pixel in the same and in later sums.
 struct EventList {
-  int64_t place;   // of the first of them among all words
-  uint32_t size;   // how many
-  uint32_t count;  // of the event itself
+  int64_t place;   // index of the first of these events among all words
+  uint32_t size;   // their number
+  uint32_t count;  // count of the event itself
 };
 
 class EventPairs {
  public:
-  // Pixels in the order of their groups, each of which ends at group_ends[g]. The input need not
-  // outlive the constructor. Throws as EventSort does, and std::invalid_argument where sums of
-  // products exceed 64 bits.
+  // Pixels are ordered by group; group g ends at group_ends[g]. The input need not outlive the
+  // constructor. Throws as EventSort does, and std::invalid_argument if sums of products exceed 64
+  // bits.
   EventPairs(const Executor& executor, const EventInput& input, EventMap map, const int32_t* pixels,
              std::vector<int64_t> group_ends);
 
   int64_t n_sums() const { return n_sums_; }
   int64_t n_groups() const { return static_cast<int64_t>(group_ends_.size()); }
-  // [n_groups, n_sums] counts of each group in each sum, exact.
+  // [n_groups, n_sums] exact counts of each group in each sum.
   const std::vector<uint64_t>& totals() const { return totals_; }
 
   // out[r, k] = pixels sum_g f[g, t] f[g, t'] M_g[t, t'] / (d[t] d[t']) for t = row + r < row +
@@ -60,7 +60,7 @@ class EventPairs {
   std::unique_ptr<EventSort> sort_;
   std::vector<uint64_t> totals_;
   uint64_t most_ = 0;               // the largest total of a pixel
-  std::vector<EventList> lists_;    // of the rows in work
+  std::vector<EventList> lists_;    // of the current rows
   std::vector<int64_t> list_ends_;  // [rows, slices]
 };
 

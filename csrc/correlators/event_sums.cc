@@ -1,4 +1,28 @@
-// The walk over a pixel's list and the switch to arrays.
+// Multi-tau sums G[t] = sum_k s[k] s[k + t], IP and IF of one pixel from its list of counts. The
+// delays are those of Schätzel, Drewel and Stimac (J. Mod. Opt. 35, 711, 1988); for sparse levels
+// the pairs of events are enumerated as by Wahl et al. (Opt. Express 11, 3583, 2003).
+//
+//   level          0        1        2        3        4      ...     sums of 2^level frames
+//   list of      [ . 1 . . . 2 . . . . 1 . ]                          (place, count), nonzero only
+//                  \_______ list_levels ______/ \__ list_levels __/
+//                      up to kTogether levels      after merged()
+//   array                                              [ 3 0 1 2 ... ]   dense_levels, all the rest
+//
+// While fewer than 1 / kSparse of the sums of a level are nonzero, the products come from pairs of
+// counts in the list. The lags of a pair are the differences of its places, shifted right by the
+// level. One search for pairs serves up to kTogether levels: find_near() lists the counts whose
+// next count is within the largest lag of these levels, and pair_products() then compares each with
+// the next, second next, ... count while that is within reach. merged() adds neighbours to form the
+// list of a later level. Once a level is dense, its sums are stored in an array, and products are
+// computed by vectors; each further level halves the array in place.
+//
+// Invariants:
+// - All sums are exact integers. The total of a pixel is less than 2^32, so that no product exceeds
+//   64 bits; below kShortTotal the square of the total fits an int32 and 16-bit sums suffice.
+// - Without weights, IP and IF are the total without the last and the first t sums. With weights c
+//   (frames are missing), they are sum s c' and sum c s'.
+// - A last sum that is not full is left out: its counts are subtracted from the total, and its
+//   products are subtracted from those of list levels.
 #include "correlators/event_sums.h"
 
 #include <algorithm>
@@ -10,11 +34,11 @@
 namespace jaxkern::correlators {
 namespace {
 
-// A level is taken from the list where that has fewer than one count for this many of its sums.
+// A level is sparse if the list has fewer than one count for this many of its sums.
 constexpr int64_t kSparse = 16;
-// Levels that are taken from one list together: each pair of counts is then found once.
+// Largest number of levels that are computed from one list, with one search for pairs.
 constexpr int64_t kTogether = 4;
-// Below this the square of a pixel's counts, which no sum of products exceeds, fits an int32.
+// For smaller totals, the square of the total, which bounds all sums of products, fits an int32.
 constexpr uint64_t kShortTotal = 32768;
 
 }  // namespace
@@ -30,7 +54,7 @@ DelayPlan::DelayPlan(int64_t n_sums, int64_t dpl, const uint32_t* weights)
     level.delay = n_delays;
     n_delays += level.last - level.first + 1;
     if (weighted) {
-      // Zeros also as far as the loops over arrays look.
+      // Zero padding for the loops over arrays.
       level.weights.assign(2 * dpl + dense_places(level.size, dpl), 0);
       for (int64_t k = 0; k < level.size; ++k) {
         const uint32_t* below = number == 0 ? nullptr : levels.back().weights.data() + 2 * dpl;
@@ -53,8 +77,8 @@ PixelProducts::PixelProducts(const DelayPlan& plan)
       sums_(3 * plan.n_delays),
       row_(2 * plan.dpl + 2),
       products_(kTogether * row_),
-      before_(row_),
-      behind_(row_),
+      past_(row_),
+      future_(row_),
       begin_(row_),
       end_(row_) {}
 
@@ -79,21 +103,21 @@ bool PixelProducts::sparse(const List& list, int64_t number) const {
   return list.size * kSparse < plan_.levels[number].size;
 }
 
-// A list's own level, and those behind it that are sparse too; gives the next one.
+// Computes the level of a list and the sparse levels after it; returns the next level.
 int64_t PixelProducts::list_levels(const List& list) {
   const auto all = static_cast<int64_t>(plan_.levels.size());
   int64_t levels = 1;
   while (levels < kTogether && list.base + levels < all && sparse(list, list.base + levels)) {
     ++levels;
   }
-  // What lies farther apart has no delay of these levels.
+  // The largest difference of places with a delay in these levels.
   const auto reach = [&] {
     const int64_t last = plan_.levels[list.base + levels - 1].last;
     return static_cast<uint32_t>(((last + 1) << (levels - 1)) - 1);
   };
   int64_t near = find_near(list, reach());
   if (levels > 1 && 4 * near > 3 * list.size) {
-    // All light came at once. A merged list has fewer pairs.
+    // The counts are concentrated in time. A merged list has fewer pairs.
     levels = 1;
     near = find_near(list, reach());
   }
@@ -104,22 +128,22 @@ int64_t PixelProducts::list_levels(const List& list) {
   return list.base + levels;
 }
 
-// Numbers the counts whose next one is within reach. Without a branch, which would be mispredicted
-// at every other of them.
+// Lists the counts whose next count is within reach; returns their number. There is no branch,
+// since it would be mispredicted half of the time.
 int64_t PixelProducts::find_near(const List& list, uint32_t reach) {
   if (static_cast<int64_t>(near_.size()) < list.size) near_.resize(list.size);
   const uint32_t* const place = list.place;
   uint32_t* const near = near_.data();
-  int64_t found = 0;
+  int64_t size = 0;
   for (int64_t i = 0; i + 1 < list.size; ++i) {
-    near[found] = static_cast<uint32_t>(i);
-    found += place[i + 1] - place[i] <= reach;
+    near[size] = static_cast<uint32_t>(i);
+    size += place[i + 1] - place[i] <= reach;
   }
-  return found;
+  return size;
 }
 
-// products[level, t]: of all pairs of counts whose sums lie t apart. Lags beyond the last delay
-// have a place together, which nobody reads.
+// Computes products[level, t] of all pairs of counts whose sums are t apart. Lags beyond the last
+// delay share one element, which is not used.
 void PixelProducts::pair_products(const List& list, int64_t near, uint32_t reach, int64_t levels) {
   const uint32_t *const place = list.place, *const count = list.count;
   const int64_t row = row_;
@@ -137,20 +161,19 @@ void PixelProducts::pair_products(const List& list, int64_t near, uint32_t reach
         of_level[std::min((b >> level) - (a >> level), beyond)] += product;
       }
     }
-    // Those whose next but `apart` is within reach too.
+    // Keep the counts for which the count after the next `apart` ones is within reach, too.
     if (from[near - 1] + apart + 1 == list.size) --near;
-    int64_t left = 0;
+    int64_t remaining = 0;
     for (int64_t k = 0; k < near; ++k) {
       const uint32_t i = from[k];
-      from[left] = i;
-      left += place[i + apart + 1] - place[i] <= reach;
+      from[remaining] = i;
+      remaining += place[i + apart + 1] - place[i] <= reach;
     }
-    near = left;
+    near = remaining;
   }
 }
 
-// IP and IF of a level, and products without those of a sum that is not full: it lies behind the
-// last that counts.
+// Computes IP and IF of a level, and subtracts the products of an incomplete last sum.
 void PixelProducts::list_ends(const List& list, int64_t number, uint64_t* products) {
   const DelayLevel& level = plan_.levels[number];
   const int64_t last = level.last, shift = number - list.base;
@@ -177,21 +200,21 @@ void PixelProducts::list_ends(const List& list, int64_t number, uint64_t* produc
 void PixelProducts::weighted_ends(const List& list, int64_t number) {
   const DelayLevel& level = plan_.levels[number];
   const int64_t shift = number - list.base;
-  uint64_t *const before = before_.data(), *const behind = behind_.data();
-  std::fill_n(before, level.last + 1, 0);
-  std::fill_n(behind, level.last + 1, 0);
+  uint64_t *const past = past_.data(), *const future = future_.data();
+  std::fill_n(past, level.last + 1, 0);
+  std::fill_n(future, level.last + 1, 0);
   const uint32_t* weights = level.weights.data() + 2 * plan_.dpl;
   for (int64_t i = 0; i < list.size && list.place[i] >> shift < level.size; ++i) {
     const uint32_t* c = weights + (list.place[i] >> shift);
     const uint64_t value = list.count[i];
     for (int64_t t = level.first; t <= level.last; ++t) {
-      before[t] += value * c[t];
-      behind[t] += value * c[-t];
+      past[t] += value * c[t];
+      future[t] += value * c[-t];
     }
   }
 }
 
-// The list of a level's sums from one of a level below, which may be the merged one itself.
+// Returns the list of a level from the list of a lower level, which may be the merged list itself.
 PixelProducts::List PixelProducts::merged(const List& list, int64_t number) {
   if (static_cast<int64_t>(place_.size()) < list.size) {
     place_.resize(list.size);
@@ -212,7 +235,7 @@ PixelProducts::List PixelProducts::merged(const List& list, int64_t number) {
   return {place, count, size, number};
 }
 
-// The levels from `first` on, as arrays.
+// Computes the levels from `first` on with arrays.
 template <typename T>
 void PixelProducts::dense_levels(const List& list, int64_t first, std::vector<T>& own) {
   const int64_t places = dense_places(plan_.levels[first].size, plan_.dpl);
@@ -246,8 +269,8 @@ void PixelProducts::dense_levels(const List& list, int64_t first, std::vector<T>
       long_products(s, s, level.size, level.first, level.last, 1, products);
       if (plan_.weighted) {
         const uint32_t* weights = level.weights.data() + 2 * plan_.dpl;
-        long_products(s, weights, level.size, level.first, level.last, 1, before_.data());
-        long_products(s, weights, level.size, level.first, level.last, -1, behind_.data());
+        long_products(s, weights, level.size, level.first, level.last, 1, past_.data());
+        long_products(s, weights, level.size, level.first, level.last, -1, future_.data());
         set_weighted_sums(level, products);
         continue;
       }
@@ -256,21 +279,20 @@ void PixelProducts::dense_levels(const List& list, int64_t first, std::vector<T>
   }
 }
 
-// Where all sums hold as many frames: IP and IF are the total but for the last and the first t
-// sums.
+// Without weights, IP and IF are the total without the last and the first t sums.
 template <typename T>
 void PixelProducts::set_sums(const DelayLevel& level, const uint64_t* products, uint64_t total,
                              const T* begin, const T* end) {
   uint64_t* const G = sums_.data() + level.delay;
   uint64_t *const IP = G + plan_.n_delays, *const IF = IP + plan_.n_delays;
-  uint64_t before = total, behind = total;
+  uint64_t past = total, future = total;
   for (int64_t t = 1; t <= level.last; ++t) {
-    before -= static_cast<uint64_t>(end[-t]);
-    behind -= static_cast<uint64_t>(begin[t - 1]);
+    past -= static_cast<uint64_t>(end[-t]);
+    future -= static_cast<uint64_t>(begin[t - 1]);
     if (t < level.first) continue;
     G[t - level.first] = products[t];
-    IP[t - level.first] = before;
-    IF[t - level.first] = behind;
+    IP[t - level.first] = past;
+    IF[t - level.first] = future;
   }
 }
 
@@ -278,8 +300,8 @@ void PixelProducts::set_weighted_sums(const DelayLevel& level, const uint64_t* p
   uint64_t* out = sums_.data() + level.delay;
   for (int64_t t = level.first; t <= level.last; ++t, ++out) {
     out[0] = products[t];
-    out[plan_.n_delays] = before_[t];
-    out[2 * plan_.n_delays] = behind_[t];
+    out[plan_.n_delays] = past_[t];
+    out[2 * plan_.n_delays] = future_[t];
   }
 }
 

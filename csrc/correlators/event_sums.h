@@ -1,7 +1,4 @@
-// Multi-tau sums of one pixel from its list of counts, which grows denser from level to level.
-//
-// As long as few sums of a level are not zero, their products are those of the pairs of counts that
-// lie near each other in the list; then the list becomes an array, and products are multiplied out.
+// Multi-tau sums of one pixel from its list of counts. event_sums.cc describes the algorithm.
 #ifndef JAXKERN_CORRELATORS_EVENT_SUMS_H_
 #define JAXKERN_CORRELATORS_EVENT_SUMS_H_
 
@@ -12,31 +9,33 @@
 
 namespace jaxkern::correlators {
 
-// The delays of a level: t = first .. last in sums of 2^level frames, of which there are `size`.
+// The delays t = first .. last of a level, in sums of 2^level frames.
 struct DelayLevel {
-  int64_t size = 0;
+  int64_t size = 0;  // number of complete sums
   int64_t first = 0, last = 0;
-  int64_t delay = 0;              // the number of its first one among all delays
-  std::vector<uint32_t> weights;  // [size] good frames of each sum, 2 dpl zeros on both sides
+  int64_t delay = 0;              // index of the first delay among all delays
+  std::vector<uint32_t> weights;  // [size] good frames of each sum, with 2 dpl zeros on both sides
 };
 
+// The delays of all levels.
 struct DelayPlan {
-  // `weights`: good frames of each of n_sums sums, or null where all hold the same.
+  // `weights`: numbers of good frames of n_sums sums, or null if they are all equal.
   DelayPlan(int64_t n_sums, int64_t dpl, const uint32_t* weights);
 
   int64_t dpl;
   bool weighted;
   int64_t n_delays = 0;
   std::vector<DelayLevel> levels;
-  std::vector<double> pairs;  // [n_delays] sum c c', or the pairs
+  std::vector<double> pairs;  // [n_delays] sum c c', or the number of pairs
 };
 
-// Working memory and sums of one thread.
+// Sums of one pixel at a time, with the working memory of a thread.
 class PixelProducts {
  public:
   explicit PixelProducts(const DelayPlan& plan);
 
-  // G = sum s s', IP = sum s c' and IF = sum c s' at all delays, exact; c = 1 without weights.
+  // Computes G = sum s s', IP = sum s c' and IF = sum c s' at all delays exactly; c = 1 without
+  // weights.
   void compute(const PixelCounts& pixel);
 
   const uint64_t* G() const { return sums_.data(); }
@@ -44,7 +43,7 @@ class PixelProducts {
   const uint64_t* IF() const { return sums_.data() + 2 * plan_.n_delays; }
 
  private:
-  // Counts of sums of level `base`, which ascend; no two are of the same sum.
+  // Counts of sums of level `base`, with strictly ascending places.
   struct List {
     const uint32_t* place;
     const uint32_t* count;
@@ -67,16 +66,16 @@ class PixelProducts {
   void set_weighted_sums(const DelayLevel& level, const uint64_t* products);
 
   const DelayPlan& plan_;
-  uint64_t total_ = 0;                     // of the pixel
-  std::vector<uint64_t> sums_;             // [3, n_delays]
-  int64_t row_;                            // 2 dpl + 2
-  std::vector<uint64_t> products_;         // [levels together, row] by t
-  std::vector<uint64_t> before_, behind_;  // [row] sums s c' and c s', by t
-  std::vector<uint64_t> begin_, end_;      // [row] the first sums of a level, and the last
-  std::vector<uint32_t> near_;             // numbers in the list
-  std::vector<uint32_t> place_, count_;    // of a merged list
-  std::vector<int16_t> short_;             // the array of small sums
-  std::vector<uint32_t> long_;
+  uint64_t total_ = 0;                   // total counts of the pixel
+  std::vector<uint64_t> sums_;           // [3, n_delays]
+  int64_t row_;                          // 2 dpl + 2
+  std::vector<uint64_t> products_;       // [kTogether, row] by t
+  std::vector<uint64_t> past_, future_;  // [row] sums s c' and c s', by t
+  std::vector<uint64_t> begin_, end_;    // [row] the first and the last sums of a level
+  std::vector<uint32_t> near_;           // indices of counts in the list
+  std::vector<uint32_t> place_, count_;  // the merged list
+  std::vector<int16_t> short_;           // dense sums of pixels with small totals
+  std::vector<uint32_t> long_;           // dense sums of other pixels
 };
 
 }  // namespace jaxkern::correlators

@@ -1,4 +1,5 @@
-// Products of a pixel's dense sums: s holds n sums, and behind them zeros as far as a loop looks.
+// Products of a pixel's dense sums, and rows of pairs. An array s of n sums has zero padding, see
+// dense_places.
 #ifndef JAXKERN_CORRELATORS_EVENTS_INL_H_
 #define JAXKERN_CORRELATORS_EVENTS_INL_H_
 
@@ -12,7 +13,7 @@ namespace {
 
 using namespace simd::JAXKERN_LEVEL;
 
-// Sums that a loop takes at once: s must have zeros up to the next multiple and `last` beyond.
+// Sums per step of a loop: s has zeros up to the next multiple, and `last` more.
 constexpr int64_t kDenseStep = 64;
 
 template <typename Wide, typename T>
@@ -50,13 +51,13 @@ inline void ratios_of(const uint64_t* own, int64_t n, const double* pairs,
   const uint64_t *G = own, *IP = own + n, *IF = own + 2 * n;
   for (int64_t i = 0; i < 3 * n; ++i) sums[i] += own[i];
   for (int64_t tau = 0; tau < n; ++tau) {
-    const double light = static_cast<double>(IP[tau]) * static_cast<double>(IF[tau]);
-    const double ratio = static_cast<double>(G[tau]) * pairs[tau] / (light == 0 ? 1 : light);
-    ratios[tau] = light == 0 ? 0 : ratio;
+    const double norm = static_cast<double>(IP[tau]) * static_cast<double>(IF[tau]);
+    const double ratio = static_cast<double>(G[tau]) * pairs[tau] / (norm == 0 ? 1 : norm);
+    ratios[tau] = norm == 0 ? 0 : ratio;
   }
 }
 
-// s[k] = s[2 k] + s[2 k + 1], a few at a time so that what is read was not written.
+// s[k] = s[2 k] + s[2 k + 1] in blocks, so that no element is read after it was overwritten.
 template <typename T>
 inline void merge_neighbours(T* s, int64_t n) {
   int64_t k = 0;
@@ -70,7 +71,7 @@ inline void merge_neighbours(T* s, int64_t n) {
   for (; k < n; ++k) s[k] = static_cast<T>(s[2 * k] + s[2 * k + 1]);
 }
 
-// Lists ahead whose words are asked for.
+// Number of lists to prefetch ahead.
 constexpr int64_t kListsAhead = 6;
 
 template <typename Word, typename Sum>
@@ -96,7 +97,7 @@ inline void add_pairs_as(const PairRow& work, Sum* __restrict sums) {
   }
   const double factor = work.factors[work.row];
   if (3 * pairs < work.n - work.row) {
-    // Few of the sums are not zero: they are found by the lists again.
+    // Few sums are nonzero. Find them by the lists.
     for (int64_t i = 0; i < work.n_lists; ++i) {
       const Word* own = words + lists[i].place;
       for (int64_t j = 0; j < static_cast<int64_t>(lists[i].size); ++j) {

@@ -1,4 +1,27 @@
-// The check and the sort of events.
+// Check and sort of events: a two-pass radix sort by pixel, most significant digit first (Knuth,
+// The Art of Computer Programming, volume 3, section 5.2.5).
+//
+//   input, any order      (pixel, frame, count)  split into `slices_` equal slices
+//      | survey()         check every event; counts_[slice][bucket] = events that are used
+//      v
+//   buckets               2^shift_ consecutive ranks of pixels each; begins_ = prefix sums
+//      | load(), scatter()  one pass over the input; each slice writes to its own ranges:
+//      v                    | bucket 0: slice 0, slice 1, ... | bucket 1: slice 0, ... | ...
+//   packed words          rank within the bucket | sum of frames | count
+//                         (shift_ bits)            (sum_bits_)     (count_bits_)     32 or 64 bits
+//      | sort_words()     counting sort of one bucket in the cache, by rank
+//      v
+//   pixels                one list (sum, count) each, sums ascending, equal sums added
+//
+// Invariants:
+// - Both passes are stable and the ranges of slices do not overlap, so that the result does not
+//   depend on the number of threads. A pixel's events remain in the order of the input. Only if
+//   that is not ascending is the list sorted.
+// - Events of unused pixels or frames are dropped in the first pass.
+// - If the words need more than the allowed memory, buckets are processed in parts, and scatter()
+//   reads the input once for each part.
+// - The input may be a memory map of a file that another process changes. Each pass therefore
+//   checks every value it uses, and scatter() checks the counts of survey().
 #include "correlators/events.h"
 
 #include <algorithm>
@@ -14,9 +37,9 @@
 namespace jaxkern::correlators {
 namespace {
 
-// Of a pixel's counts, as for dense frames.
+// The counts of a pixel must sum to less, as for dense frames.
 constexpr uint64_t kMostTotal = 0xffffffff;
-// Events of a bucket, about, so that it and its sorted copy lie in a core's second cache.
+// Approximate number of events of a bucket, so that it and its sorted copy fit into the L2 cache.
 constexpr double kBucketEvents = 32768;
 constexpr int64_t kMostBuckets = 2048;
 constexpr int64_t kMostSlices = 64, kLeastSlice = int64_t{1} << 16;
@@ -29,7 +52,7 @@ int32_t bits_of(uint64_t value) {
 
 }  // namespace
 
-// The events of a slice.
+// Decodes the events of a slice in chunks.
 template <typename Run>
 void EventSort::for_chunks(int64_t slice, const Run& run) const {
   const int64_t begin = input_.size / slices_ * slice + std::min(slice, input_.size % slices_);
@@ -37,7 +60,7 @@ void EventSort::for_chunks(int64_t slice, const Run& run) const {
   for_event_chunks(input_, begin, end, run);
 }
 
-// The sum that a frame, which is there, belongs to, or -1.
+// Returns the sum of frames that a valid frame belongs to, or -1.
 inline int64_t sum_of(const EventMap& map, uint32_t frame) {
   if (map.sum != nullptr) return map.sum[frame];
   const int64_t sum = static_cast<int64_t>(frame) - map.first_frame;
@@ -52,15 +75,15 @@ EventSort::EventSort(const Executor& executor, const EventInput& input, const Ev
       !within(map.n_frames, kMostSums) || !within(map.n_sums, kMostSums) ||
       !within(map.first_frame, kMostSums) || !within(input.pixel_base, kMostSums) ||
       input.size < 0) {
-    throw std::invalid_argument("events, pixels or frames are more than 2^31");
+    throw std::invalid_argument("expected fewer than 2^31 events, pixels and frames");
   }
   for (int64_t p = 0; p < map.n_pixels; ++p) {
     if (map.rank_of(static_cast<uint32_t>(p)) > map.n_ranks) {
-      throw std::invalid_argument("a pixel's rank is beyond the last");
+      throw std::invalid_argument("a pixel's rank is out of range");
     }
   }
   for (int64_t f = 0; map.sum != nullptr && f < map.n_frames; ++f) {
-    if (map.sum[f] >= map.n_sums) throw std::invalid_argument("a frame's sum is beyond the last");
+    if (map.sum[f] >= map.n_sums) throw std::invalid_argument("a frame's sum is out of range");
   }
   sum_bits_ = bits_of(static_cast<uint64_t>(std::max<int64_t>(map.n_sums - 1, 0)));
   const double mean = static_cast<double>(input.size) / std::max<int64_t>(map.n_ranks, 1);
@@ -77,13 +100,13 @@ EventSort::EventSort(const Executor& executor, const EventInput& input, const Ev
 }
 
 std::string EventSort::problem_of(int64_t event) const {
-  return "event " + std::to_string(event) + " has " + text_of_event(input_, event) +
-         "; wanted a pixel from 0 to " + std::to_string(map_.n_pixels - 1) +
-         ", a frame from 0 to " + std::to_string(map_.n_frames - 1) +
-         " and a count from 0 to 2^32 - 2";
+  return "event " + std::to_string(event) + ": expected a pixel from 0 to " +
+         std::to_string(map_.n_pixels - 1) + ", a frame from 0 to " +
+         std::to_string(map_.n_frames - 1) + " and a count from 0 to 2^32 - 2, got " +
+         text_of_event(input_, event);
 }
 
-// Checks all events, and counts those of each slice and bucket.
+// Checks all events, and counts the events of each slice and bucket.
 void EventSort::survey(const Executor& executor) {
   const int64_t none = input_.size;
   counts_.assign(slices_ * (buckets_ + 1), 0);
@@ -132,7 +155,8 @@ void EventSort::survey(const Executor& executor) {
   if (bits > 64) {
     throw std::invalid_argument(
         "counts of up to " + std::to_string(all_bits) + " in " + std::to_string(map_.n_sums) +
-        " frames; wanted smaller counts or fewer frames (begin=, end=, average=)");
+        " frames do not fit into 64 bits; use smaller counts or fewer frames (begin=, end=, "
+        "average=)");
   }
   wide_ = bits > 32;
 }
@@ -145,7 +169,7 @@ void EventSort::plan_parts(double bytes) {
       begins_[bucket + 1] += counts_[slice * (buckets_ + 1) + bucket];
     }
   }
-  kept_ = begins_[buckets_];
+  used_ = begins_[buckets_];
   const double most = bytes / (wide_ ? 8 : 4);
   for (int64_t first = 0, bucket = 0; bucket < buckets_; ++bucket) {
     const bool fits = static_cast<double>(begins_[bucket + 1] - begins_[first]) <= most;
@@ -182,7 +206,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
       ends[slice * size + b] = place += counts_[slice * (buckets_ + 1) + first_ + b];
     }
   }
-  // The caller's memory may be a file that something else writes: it is believed at no time.
+  // The caller's memory may be a file that another process writes. Every value is checked again.
   std::atomic<bool> changed{false};
   const auto mask = static_cast<uint32_t>((uint64_t{1} << shift_) - 1);
   const auto first = static_cast<uint32_t>(first_), n_buckets = static_cast<uint32_t>(size);
@@ -190,7 +214,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
     int64_t* next = places.data() + slice * size;
     const int64_t* stop = ends.data() + slice * size;
     for_chunks(slice, [&](const EventChunk& chunk) {
-      // Copies: what is stored could otherwise be any of these.
+      // Local copies, since the compiler must assume that a store to `out` changes members.
       const EventMap map = map_;
       const int32_t shift = shift_, sum_bits = sum_bits_, count_bits = count_bits_;
       const uint32_t local_mask = mask, first_bucket = first, count_of_buckets = n_buckets;
@@ -234,7 +258,7 @@ void EventSort::sort_words(const Word* words, int64_t bucket, Scratch& scratch) 
   scratch.ends.assign((int64_t{1} << shift_) + 1, 0);
   std::vector<Word>& sorted = scratch.words<Word>();
   if (static_cast<int64_t>(sorted.size()) < events) sorted.resize(events);
-  // ends[p] is where pixel p's next event goes; after the last one it is the pixel's end.
+  // ends[p] is the index of pixel p's next event, and after the last event the end of the pixel.
   int64_t* next = scratch.ends.data();
   for (int64_t i = 0; i < events; ++i) ++next[(static_cast<uint64_t>(own[i]) >> shift) + 1];
   for (int64_t p = 0; p < int64_t{1} << shift_; ++p) next[p + 1] += next[p];
@@ -254,8 +278,8 @@ void EventSort::throw_too_many(int64_t rank, uint64_t total) const {
   uint32_t pixel = 0;
   while (map_.rank_of(pixel) != rank) ++pixel;
   throw std::invalid_argument("pixel " + std::to_string(pixel) + " has " + std::to_string(total) +
-                              " counts; wanted less than 2^32 - 1, so that no sum of products "
-                              "exceeds 64 bits: give fewer frames (begin=, end=) or mask it");
+                              " counts; expected less than 2^32 - 1, so that no sum of products "
+                              "exceeds 64 bits; use fewer frames (begin=, end=) or mask the pixel");
 }
 
 template <typename Word>
@@ -321,11 +345,11 @@ PixelCounts EventSort::unpack_words(Word* words, int64_t rank, int64_t size,
     const auto count = static_cast<uint32_t>(word) & count_mask;
     total += count;
     if (n > 0 && sum <= sums[n - 1]) {
-      if (sum < sums[n - 1]) {  // frames were out of order
+      if (sum < sums[n - 1]) {  // the frames are not in order
         std::sort(words, words + size);
         return unpack_words(words, rank, size, scratch);
       }
-      counts[n - 1] += count;  // wraps only where the total is refused below
+      counts[n - 1] += count;  // this wraps only if the total is an error below
       continue;
     }
     sums[n] = sum;

@@ -1,9 +1,5 @@
-// Events (pixel, frame, count), checked and sorted by pixel in threads.
-//
-// Two passes of a radix sort. The first reads the caller's memory, a file's mapping included, and
-// leaves the events of some neighbouring pixels, a bucket, together as packed words; pixels that
-// the map does not use are dropped. The second sorts one bucket in the cache, for whoever takes its
-// pixels. Both are stable, so that a pixel's frames stay in the order that they were given in.
+// Events (pixel, frame, count), checked and sorted by pixel in threads. events.cc describes the
+// algorithm.
 #ifndef JAXKERN_CORRELATORS_EVENTS_H_
 #define JAXKERN_CORRELATORS_EVENTS_H_
 
@@ -17,23 +13,23 @@
 
 namespace jaxkern::correlators {
 
-// Ranks of 32 neighbouring pixels, of which some are in use: first + the pixel's place among them.
+// Ranks of 32 consecutive pixels, of which some are used: first + the index within the strip.
 struct StripRanks {
-  uint32_t first = 0, used = 0;  // used: a bit a pixel
+  uint32_t first = 0, used = 0;  // used: one bit per pixel
 };
 
-// Which events count, and for what.
+// The pixels and frames that are used, with their ranks and sums.
 struct EventMap {
   int64_t n_pixels = 0;  // pixels are 0 to n_pixels - 1
-  // A pixel's place among those in use; n_ranks: none. Either [n_pixels], or strip by strip, which
-  // stays in a core's cache where the other does not.
+  // The rank of a pixel; n_ranks if it is not used. Either one number per pixel [n_pixels], or one
+  // StripRanks per strip, which is smaller and remains in the cache.
   const uint32_t* rank = nullptr;
   const StripRanks* strips = nullptr;
   int64_t n_ranks = 0;
   int64_t n_frames = 0;          // frames are 0 to n_frames - 1
   int64_t n_sums = 0;            // sums of frames that are correlated
-  const int32_t* sum = nullptr;  // [n_frames] the sum that a frame belongs to, or -1: none
-  int64_t first_frame = 0;       // without `sum`: frame f is sum f - first_frame, if there is one
+  const int32_t* sum = nullptr;  // [n_frames] the sum that a frame belongs to, or -1
+  int64_t first_frame = 0;       // without `sum`, frame f is sum f - first_frame
 
   uint32_t rank_of(uint32_t pixel) const {
     if (rank != nullptr) return rank[pixel];
@@ -43,7 +39,7 @@ struct EventMap {
   }
 };
 
-// The counts of one pixel: sums in ascending order, no two the same.
+// The counts of one pixel in strictly ascending order of sums.
 struct PixelCounts {
   int64_t rank = 0;
   int64_t size = 0;
@@ -58,9 +54,9 @@ constexpr int64_t kMostSums = (int64_t{1} << 31) - 1;
 
 class EventSort {
  public:
-  // Memory of one thread that takes buckets.
+  // Working memory of one thread.
   struct Scratch {
-    // The words of a bucket, of the width that all words have.
+    // The words of a bucket; only the vector of the width of words is used.
     std::vector<uint32_t> narrow;
     std::vector<uint64_t> wide;
     std::vector<int64_t> ends;
@@ -76,14 +72,14 @@ class EventSort {
     }
   };
 
-  // Checks every event; what it was given must outlive it. `bytes`: for sorted events; where they
-  // are more they are taken in parts. Throws std::invalid_argument that names the first event that
-  // cannot be.
+  // Checks every event. The input and the map must outlive this object. If the sorted events need
+  // more than `bytes`, they are processed in parts. Throws std::invalid_argument that names the
+  // first invalid event.
   EventSort(const Executor& executor, const EventInput& input, const EventMap& map, double bytes);
 
-  int64_t kept() const { return kept_; }  // events that count
+  int64_t used() const { return used_; }  // number of used events
   int64_t parts() const { return static_cast<int64_t>(part_ends_.size()); }
-  // Sorts the buckets of a part; those of the part before are gone.
+  // Distributes the events of a part to its buckets, and discards the previous part.
   void load(const Executor& executor, int64_t part);
   // Buckets of the loaded part.
   int64_t first_bucket() const { return first_; }
@@ -91,9 +87,9 @@ class EventSort {
   int64_t bucket_events(int64_t bucket) const { return begins_[bucket + 1] - begins_[bucket]; }
   int32_t bucket_shift() const { return shift_; }
 
-  // Sorts the loaded part where it is: a pixel's words, sum << count_bits() | count, then lie
-  // together, sums ascending, equal ones not yet added. `most` is the largest total of a pixel.
-  // Gives where the words of each rank of the part end. Throws as `pixels` does.
+  // Sorts the loaded part in place. The words of a pixel, sum << count_bits() | count, are then
+  // consecutive with ascending sums; equal sums are not added. Stores the largest total of a pixel
+  // in `most`, and returns the end of the words of each rank of the part. Throws as `pixels` does.
   std::vector<int64_t> sort_in_place(const Executor& executor, uint64_t* most);
   template <typename Word>
   const Word* words() const {
@@ -102,16 +98,16 @@ class EventSort {
   bool wide() const { return wide_; }
   int32_t count_bits() const { return count_bits_; }
 
-  // take(const PixelCounts&) for each pixel of a loaded bucket that has counts, ranks ascending.
-  // Throws std::invalid_argument where a pixel has 2^32 - 1 counts or more.
-  template <typename Take>
-  void pixels(int64_t bucket, Scratch& scratch, const Take& take) const {
+  // Calls visit(const PixelCounts&) for each pixel with counts of a loaded bucket, ranks ascending.
+  // Throws std::invalid_argument if a pixel has 2^32 - 1 counts or more.
+  template <typename Visit>
+  void pixels(int64_t bucket, Scratch& scratch, const Visit& visit) const {
     sort_bucket(bucket, scratch);
     int64_t begin = 0;
     for (int64_t local = 0; local < int64_t{1} << shift_; ++local) {
       const int64_t end = scratch.ends[local];
       if (end == begin) continue;
-      take(unpack((bucket << shift_) + local, begin, end, scratch));
+      visit(unpack((bucket << shift_) + local, begin, end, scratch));
       begin = end;
     }
   }
@@ -138,10 +134,10 @@ class EventSort {
   EventMap map_;
   int32_t shift_ = kLeastBucketShift, sum_bits_ = 0, count_bits_ = 0;
   bool wide_ = false;  // words of 64 bits, else of 32
-  int64_t buckets_ = 0, slices_ = 0, kept_ = 0, first_ = 0, last_ = 0;
-  std::vector<int64_t> counts_;     // [slices, buckets + 1] events; the last bucket: dropped ones
-  std::vector<int64_t> begins_;     // [buckets + 1] of all events that are kept
-  std::vector<int64_t> part_ends_;  // [parts] buckets
+  int64_t buckets_ = 0, slices_ = 0, used_ = 0, first_ = 0, last_ = 0;
+  std::vector<int64_t> counts_;     // [slices, buckets + 1] events; the last column counts dropped
+  std::vector<int64_t> begins_;     // [buckets + 1] index of the first used event of each bucket
+  std::vector<int64_t> part_ends_;  // [parts] end of the buckets of each part
   std::unique_ptr<char, void (*)(void*)> sorted_;
 };
 

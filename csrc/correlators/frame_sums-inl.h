@@ -1,5 +1,5 @@
-// Sums of a tile of frames, a type of counts each. Counts are first added up in words that a few
-// frames, or the pixels of a tile, cannot overflow.
+// Sums of a tile of frames for each type of counts. Counts are first added in narrow words that a
+// few frames, or the pixels of a tile, cannot overflow.
 #ifndef JAXKERN_CORRELATORS_FRAME_SUMS_INL_H_
 #define JAXKERN_CORRELATORS_FRAME_SUMS_INL_H_
 
@@ -15,8 +15,8 @@ namespace {
 
 using namespace simd::JAXKERN_LEVEL;
 
-// Narrow: an image of kFrames frames; Square: its sums of squares; Row: all pixels of a tile; Wide:
-// anything.
+// Types of sums. Narrow: an image of kFrames frames; Square: its squares; Row: all pixels of a
+// tile; Wide: all frames and pixels.
 template <typename T>
 struct Sums {
   using Word = T;
@@ -51,7 +51,7 @@ struct Sums<double> : Sums<float> {
   using Word = uint64_t;
 };
 
-// The sum of a row's masked pixels, in an order that does not depend on the instruction set.
+// Returns the sum of the masked pixels of a row, in an order independent of the instruction set.
 template <typename T>
 inline typename Sums<T>::Row masked_sum(const T* __restrict row,
                                         const typename Sums<T>::Word* __restrict mask,

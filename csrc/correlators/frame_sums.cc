@@ -1,4 +1,4 @@
-// Sums of dense frames over time and over pixels: tiles over threads.
+// Sums of dense frames over time and over pixels, by tiles in threads.
 #include "correlators/frame_sums.h"
 
 #include <algorithm>

@@ -14,28 +14,27 @@ namespace jaxkern::correlators {
 constexpr int64_t kSumTile = 4096;  // pixels of a tile
 constexpr int32_t kMostMasks = 2;
 
-// int64 for whole counts, double for others; `at` is the first of a tile's.
+// Arrays of sums are int64 for integer counts, and double for others.
 struct FrameSumsTile {
-  FrameRows frames;  // whose divisors and average play no part
+  FrameRows frames;  // divisors and average are ignored
   int64_t count = 0;
-  int64_t pixel = 0;  // first of the tile
+  int64_t pixel = 0;  // first pixel of the tile
   int64_t pixels = 0;
   char* image = nullptr;      // [pixels] to which the good frames are added, or null
   double* squares = nullptr;  // [pixels] to which their squares are added; null without an image
   int32_t masks = 0;
-  const uint8_t* mask[kMostMasks] = {};  // [pixels] true where a pixel counts
-  char* totals[kMostMasks] = {};         // [count] of each mask, written
+  const uint8_t* mask[kMostMasks] = {};  // [pixels] true for used pixels
+  char* totals[kMostMasks] = {};         // [count] for each mask, written
 };
 
-// Frames are added in their order.
+// Frames are added in order.
 JAXKERN_LEVEL_FUNCTION(void, frame_sums_tile, const FrameSumsTile& tile, char* scratch)
 
-// A tile's sums and sums of squares in narrow words, and the masks in words as wide as counts.
+// Narrow sums and sums of squares of a tile, and masks as wide as counts.
 constexpr size_t kSumScratchBytes = kSumTile * (16 + 8 * kMostMasks);
 
-// Adds frames of `pixels` pixels to image [pixels], int64 or double, and their squares to
-// squares [pixels], unless these are null, and writes totals [masks, count] over the pixels of each
-// mask [pixels].
+// Adds good frames of `pixels` pixels to image [pixels], int64 or double, and their squares to
+// squares [pixels], unless these are null. Writes totals [masks, count] over the pixels of masks.
 void frame_sums(const Executor& executor, const FrameRows& frames, int64_t count, int64_t pixels,
                 char* image, double* squares, const std::vector<const uint8_t*>& masks,
                 char* totals);

@@ -1,4 +1,4 @@
-// The CPU handlers of the correlators' ops: run what operands.h has checked over all samples.
+// CPU handlers of the correlators' ops: run the calls that operands.h checks over all samples.
 #include <string>
 
 #include "core/handler.h"
@@ -14,7 +14,7 @@ ffi::Error run(const Executor& executor, const MultiTauUpdate& op) {
   for (int64_t i = 0; call.ok() && op.work.items() != 0 && i < call.samples(); ++i) {
     const int32_t seen = *op.seen.at<int32_t>(i);
     if (seen < 0) {
-      call.fail("operand 'seen' is " + std::to_string(seen) + "; wanted 0 or more frames");
+      call.fail("operand 'seen': expected 0 or more frames, got " + std::to_string(seen));
     }
   }
   if (call.ok()) update_states(executor, op.work);

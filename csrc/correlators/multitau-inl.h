@@ -1,8 +1,9 @@
-// A block of frames, added to the multi-tau state of a strip of pixels.
+// Adds a block of frames to the multi-tau state of a strip of pixels.
 //
-// Sums of a level lie in rows of kStrip pixels, the last 2 dpl of earlier blocks before the new
-// ones. Where they fit 15 bits, two neighbouring sums of a pixel share a word, and one instruction
-// multiplies two pairs and adds the products; larger ones are multiplied to 64 bits.
+// The sums of a level are stored in rows of kStrip pixels, with the last 2 dpl sums of earlier
+// blocks before the new ones. If the sums fit into 15 bits, two neighbouring sums of a pixel share
+// a word, and one instruction multiplies two pairs and adds the products. Larger sums are
+// multiplied to 64 bits.
 #ifndef JAXKERN_CORRELATORS_MULTITAU_INL_H_
 #define JAXKERN_CORRELATORS_MULTITAU_INL_H_
 
@@ -52,7 +53,7 @@ JAXKERN_HD Words multiply_pairs(Words a, Words b) {
 #endif
 }
 
-// What a sum of frames is (Row) and what their products add up to.
+// Types of sums of frames (Row) and of their products.
 template <typename Row>
 struct Kind;
 
@@ -96,7 +97,7 @@ struct StripRows {
   uint32_t* pairs;
 };
 
-// One frame of a strip into a row of sums, or added to it.
+// Stores one frame of a strip in a row of sums, or adds it.
 template <typename T, typename Row>
 inline void load_frame(const char* from, const double* divisor, bool add, Row* __restrict to) {
   typedef T Loose __attribute__((aligned(1), may_alias));
@@ -162,8 +163,8 @@ void load_frames(const MultiTauStrip& strip, Row* rows) {
   }
 }
 
-// pairs[i] = rows i and i + 1 of `sums`, `count` of them; gives the bits of all rows but the last,
-// which is the zeros behind the newest one.
+// pairs[i] = rows i and i + 1 of `sums` for i < count. Returns the bits of all rows but the last,
+// which is the row of zeros after the newest one.
 inline uint32_t make_pairs(const uint32_t* sums, int64_t count, uint32_t* pairs) {
   uint32_t bits = 0;
   for (int column = 0; column < kStrip; column += kWords) {
@@ -192,13 +193,13 @@ JAXKERN_HD void add_words(Words words, LooseCount* to) {
   }
 }
 
-// Adds to g, of kDelays delays from t on, the products of `count` new sums, whose first pair is
-// `late`. No sum has more bits than `bits`.
+// Adds the products of `count` new sums, whose first pair is `late`, to g of kDelays delays from t
+// on. `bits` bounds the sums.
 template <int kDelays>
 void add_pairs(const uint32_t* late, int64_t count, int32_t t, uint32_t bits, LooseCount* g,
                int64_t pitch) {
   const int64_t steps = (count + 1) / 2;
-  // So many products of two pairs fit 32 bits.
+  // Number of products of two pairs that fit into 32 bits.
   const uint64_t largest = 2 * uint64_t{bits} * bits;
   const int64_t chunk = largest == 0 ? steps : static_cast<int64_t>(0xffffffffu / largest);
   for (int column = 0; column < kStrip; column += kWords) {
@@ -217,8 +218,8 @@ void add_pairs(const uint32_t* late, int64_t count, int32_t t, uint32_t bits, Lo
   }
 }
 
-// The same without pairs; `late` is the first new sum. Sums are added one after the other, so that
-// those of reals do not depend on the blocks.
+// The same without pairs; `late` is the first new sum. Sums are added sequentially, so that
+// floating-point results do not depend on the blocks.
 template <int kDelays, typename Row>
 void add_products(const Row* late, int64_t count, int32_t t, typename Kind<Row>::Sum* g,
                   int64_t pitch) {
@@ -246,7 +247,7 @@ struct StripLevel {
   const MultiTauStrip& strip;
   const StripRows<Row>& rows;
   int32_t level;
-  int64_t before, count;  // sums of the level before the new ones, and these
+  int64_t before, count;  // numbers of earlier and of new sums of the level
 
   int64_t kept() const { return strip.delays.kept(); }
   int64_t pitch() const { return strip.state.pitch; }
@@ -287,7 +288,7 @@ struct StripLevel {
     add_products<kDelays>(sum(0), count, first() + d, g, pitch());
   }
 
-  // Gives the bits that the sums have, those of reals all.
+  // Returns the bits of the sums, all bits for floating-point sums.
   uint32_t correlate() const {
     uint32_t bits = ~0u;
     if constexpr (std::is_same_v<Row, uint32_t>) {
@@ -349,7 +350,7 @@ struct StripLevel {
     }
   }
 
-  // The new sums of the next level, of which this one's newest begin or end some.
+  // Computes the new sums of the next level.
   void make_next() const {
     const Row* from = sum(-(before % 2));
     Row* to = rows.next + kept() * kStrip;

@@ -1,4 +1,4 @@
-// Multi-tau correlation of whole frames on the CPU: blocks of them into the states of tiles of
+// Multi-tau correlation of frames on the CPU: adds blocks of frames to the states of tiles of
 // pixels.
 #include "correlators/multitau.h"
 
@@ -11,7 +11,7 @@
 namespace jaxkern::correlators {
 namespace {
 
-// A state of a few pixels in memory of its own, zeros at first.
+// A state of a few pixels that owns its memory, initially zero.
 class OwnState {
  public:
   OwnState(const Delays& delays, bool real, bool weighted, int64_t pitch)
@@ -37,8 +37,8 @@ class OwnState {
            weighted == weighted_;
   }
 
-  // Copies, of the first `pixels` of another state, what sums seen .. seen + sums - 1 need, and
-  // what they change back.
+  // Copies the rows of the first `pixels` of another state that sums seen .. seen + sums - 1 use
+  // (take), and copies them back (put).
   void take(const MultiTauState& from, int64_t pixels, int64_t seen, int64_t sums) {
     for_rows(seen, sums, [&](auto array, int64_t row, int64_t item) {
       char* const to = state_.*array + row * item * state_.pitch;
@@ -76,7 +76,7 @@ class OwnState {
   std::vector<char> memory_;
 };
 
-// The state that a thread keeps for a tile.
+// The state of a tile that a thread reuses.
 OwnState& thread_state(const Delays& delays, bool real, bool weighted) {
   thread_local std::unique_ptr<OwnState> own;
   if (!own || !own->fits(delays, real, weighted)) {
@@ -85,8 +85,8 @@ OwnState& thread_state(const Delays& delays, bool real, bool weighted) {
   return *own;
 }
 
-// Frames of the pixels of a tile alone, strip after strip, with zeros where a frame ends: rows of
-// frames lie pages apart, and at a power of two would share a few lines of the caches.
+// Packed frames of the pixels of a tile, strip by strip, with zero padding. Rows of the original
+// frames are pages apart; with a stride of a power of two they would share few cache lines.
 class TileFrames {
  public:
   // pixel: the first one of each strip.
@@ -244,7 +244,7 @@ void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, 
     std::vector<int64_t> pixel;
     for (int64_t s = tile; s < last; ++s) pixel.push_back(s * kStrip);
     const TileFrames tile_frames(frames, frame_pixels, pixel);
-    // Rows of a large state lie pages apart too.
+    // Rows of a large state are pages apart, too.
     const MultiTauState given = state.from_pixel(tile * kStrip);
     own.take(given, pixels, seen, sums);
     for (int64_t k = 0; k < sums; k += block) {

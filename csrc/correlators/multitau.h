@@ -1,12 +1,12 @@
-// Multi-tau correlation of dense frames: what a state is, a block of frames added to a strip of
-// pixels, and the CPU's entries over whole frames.
+// Multi-tau correlation of dense frames: the state, adding a block of frames to a strip of pixels,
+// and the functions for frames on the CPU.
 //
-// Level L works on sums s[k] of 2^L neighbouring frames. For each of its delays t a pixel has
-//   G = sum s[k] s[k - t]     over all k >= t that are there
-// and from the total of all frames, the first and the last t sums follow IP = sum s[k - t] and
-// IF = sum s[k] over the same k. Sums of whole counts are exact: a pixel's counts together stay
-// below 2^32, which is checked at the end, so that sums s fit 32 bits and G, being at most
-// (sum s)^2 / 4, fits 62.
+// Level L uses sums s[k] of 2^L neighbouring frames. For each of its delays t a pixel has
+//   G = sum s[k] s[k - t]     over all existing k >= t,
+// and IP = sum s[k - t] and IF = sum s[k] over the same k follow from the total of all frames and
+// the first and the last t sums. Sums of integer counts are exact: the counts of a pixel must sum
+// to less than 2^32, which is checked at the end. Sums s then fit into 32 bits, and G, which is at
+// most (sum s)^2 / 4, into 62.
 #ifndef JAXKERN_CORRELATORS_MULTITAU_H_
 #define JAXKERN_CORRELATORS_MULTITAU_H_
 
@@ -30,13 +30,13 @@ inline int64_t dtype_bytes(Dtype dtype) {
 
 constexpr bool is_real(Dtype dtype) { return dtype == Dtype::kF32 || dtype == Dtype::kF64; }
 
-// A count that is negative, or a sum of counts that needs more than 32 bits, becomes this value;
-// a total that is not below it is an error of the result.
+// Negative counts, and sums of counts that need more than 32 bits, become this value. A total that
+// is not less is an error.
 constexpr uint64_t kMostCounts = 0xffffffff;
 
-constexpr int32_t kMostDelays = 64;  // a level
-constexpr int32_t kStrip = 32;       // pixels that are taken through a block of frames together
-constexpr int64_t kBlock = 128;      // sums of level 0 in such a block
+constexpr int32_t kMostDelays = 64;  // per level
+constexpr int32_t kStrip = 32;       // pixels that are processed together
+constexpr int64_t kBlock = 128;      // sums of level 0 in a block of frames
 constexpr int32_t kMostLevels = 40;
 
 // The list of delays: level 0 has t = 1 .. 2 dpl, level L >= 1 has dpl + 1 .. 2 dpl, in units of
@@ -45,7 +45,7 @@ struct Delays {
   int32_t dpl = 4;
   int64_t count = 0;
 
-  // Those of `frames` frames: all delays t 2^L with t < frames >> L, up to the first that is not.
+  // Returns the delays of `frames` frames: t 2^L up to the first with t >= frames >> L.
   static Delays of(int64_t frames, int32_t dpl) {
     Delays delays = {dpl, 0};
     for (int32_t level = 0;; ++level) {
@@ -74,28 +74,28 @@ struct Delays {
   }
 };
 
-// Frames in memory. Sum k of level 0 holds the frames k * average .. (k + 1) * average - 1, but for
-// bad ones. With divisors every value is divided by its frame's.
+// Frames in memory. Sum k of level 0 is over the frames k * average .. (k + 1) * average - 1 except
+// bad ones. With divisors, every value is divided by the divisor of its frame.
 struct FrameRows {
   const char* data = nullptr;
   int64_t stride = 0;  // bytes from a frame to the next
   Dtype dtype = Dtype::kU8;
   int64_t average = 1;
-  const uint8_t* bad = nullptr;     // a frame each, or null
-  const double* divisor = nullptr;  // a frame each, or null
+  const uint8_t* bad = nullptr;     // one per frame, or null
+  const double* divisor = nullptr;  // one per frame, or null
 
   bool real() const { return is_real(dtype) || divisor != nullptr; }
 };
 
-// What a run of frames left, rows of `pitch` pixels. Whole counts: uint64 in g, total and lost_*,
-// uint32 in head and history; reals: all are double. Nothing need be aligned to more than 4 bytes.
+// Running sums, in rows of `pitch` pixels. For integer counts, g, total and lost_* are uint64, head
+// and history uint32; for floating-point counts, all are double. The alignment is at least 4 bytes.
 struct MultiTauState {
-  char* total = nullptr;    // [pitch] of all frames
+  char* total = nullptr;    // [pitch] sum of all frames
   char* g = nullptr;        // [delays, pitch]
-  char* head = nullptr;     // [delays, pitch] the first t sums of the level together
+  char* head = nullptr;     // [delays, pitch] the sum of the first t sums of the level
   char* history = nullptr;  // [levels * 2 dpl, pitch] sum k of a level in its row k mod 2 dpl
-  // Where frames are missing, with m[k] their number in a sum: sum s[k - t] m[k] and
-  // sum s[k] m[k - t], [delays, pitch].
+  // With the number m[k] of missing frames in a sum: sum s[k - t] m[k] and sum s[k] m[k - t],
+  // [delays, pitch]; null if no frame is missing.
   char* lost_past = nullptr;
   char* lost_future = nullptr;
   int64_t pitch = 0;
@@ -105,7 +105,7 @@ struct MultiTauState {
   MultiTauState from_pixel(int64_t pixel) const;
 };
 
-// Arrays of a state, each once: their rows and bytes a value.
+// Visits each array of a state with its number of rows and bytes per value.
 template <typename Visit>
 void for_arrays(const Delays& delays, bool real, bool weighted, const Visit& visit) {
   const int64_t narrow = real ? 8 : 4;
@@ -119,11 +119,11 @@ void for_arrays(const Delays& delays, bool real, bool weighted, const Visit& vis
   }
 }
 
-// How many frames are missing in the sums of each level, or nothing.
+// Numbers of missing frames in the sums of each level; empty if no frame is missing.
 class MissingFrames {
  public:
   MissingFrames() = default;
-  // missing[k]: of level 0, `sums` of them.
+  // missing[k]: number of missing frames in sum k < sums of level 0.
   MissingFrames(const uint32_t* missing, int64_t sums);
   bool any() const { return !levels_.empty(); }
   const uint32_t* at(int32_t level) const {
@@ -135,13 +135,13 @@ class MissingFrames {
 };
 
 // Sums seen .. seen + sums - 1 of level 0 for the kStrip pixels of one strip. `frames` begins with
-// the first of them.
+// sum `seen`.
 struct MultiTauStrip {
   Delays delays;
   FrameRows frames;
   int64_t sums = 0;   // at most kBlock
   int64_t seen = 0;   // sums of level 0 before these
-  int64_t pixel = 0;  // the strip's first in `frames`
+  int64_t pixel = 0;  // the first pixel of the strip in `frames`
   const MissingFrames* missing = nullptr;
   MultiTauState state;  // from the strip's first pixel on
 };
@@ -155,7 +155,7 @@ JAXKERN_LEVEL_FUNCTION(void, multitau_strip, const MultiTauStrip& strip, char* s
 
 // ---------------------------------------------------------------- whole frames
 
-// Counts what is done, and stops early when asked to; both may be read and written meanwhile.
+// Counts completed work, and stops early on request; other threads may access both numbers.
 struct Progress {
   int64_t* done = nullptr;  // sums of strips, or null
   const int64_t* stop = nullptr;
@@ -166,7 +166,7 @@ struct Progress {
   bool stopped() const { return stop != nullptr && __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; }
 };
 
-// Pixels that are correlated, ascending, and their bins from 0.
+// Ascending pixels, and their bins from 0.
 struct BinnedPixels {
   const int32_t* pixel = nullptr;
   const int32_t* static_bin = nullptr;
@@ -175,8 +175,8 @@ struct BinnedPixels {
   int32_t n_static = 0, n_dynamic = 0;
 };
 
-// What bins have together. Divided by weight[tau] and the number of pixels, the sums are <G>, <IP>
-// and <IF>; the ratio of a pixel is G weight / (IP IF), 0 without light.
+// Sums over the pixels of bins. Divided by weight[tau] and the number of pixels, the sums are <G>,
+// <IP> and <IF>. The ratio of a pixel is G weight / (IP IF), or 0 without counts.
 struct BinSums {
   std::vector<double> weight;              // [delays] the pairs, or sum c[k] c[k - t]
   std::vector<double> sums;                // [3, delays, n_static] of G, IP and IF, rounded once
@@ -185,22 +185,22 @@ struct BinSums {
   std::vector<int64_t> pixels_of_dynamic;  // [n_dynamic]
 };
 
-// What bins have of the pixels so far, zeros at first: sums of further pixels go on from there.
+// Sums over the pixels so far, initially zero, to which further pixels are added.
 struct CarriedSums {
-  char* sums = nullptr;       // [3, delays, n_static] of 16 bytes, or double of reals
+  char* sums = nullptr;       // [3, delays, n_static] of 16 bytes, or double
   double* mean = nullptr;     // [delays, n_dynamic]
   double* squares = nullptr;  // [delays, n_dynamic]
   int64_t* counts = nullptr;  // [n_dynamic]
 };
 
-// The sums of `sums` sums of frames. Empty, or what is wrong. The result depends neither on the
-// number of threads nor on what else runs.
+// Computes the sums over bins of `sums` sums of frames. Returns an error message, or "". The result
+// does not depend on the number of threads.
 std::string correlate(const Executor& executor, const FrameRows& frames, int64_t frame_pixels,
                       int64_t sums, int32_t dpl, const BinnedPixels& pixels,
                       const Progress& progress, BinSums* result);
 
-// Adds `sums` sums of `frames` to a state of frame_pixels pixels that has `seen`: to its strips
-// begin .. end - 1, or to all.
+// Adds `sums` sums of `frames` to a state of frame_pixels pixels after `seen` sums: to its strips
+// begin .. end - 1, or to all strips.
 void update_strips(const FrameRows& frames, int64_t frame_pixels, int64_t sums, int64_t seen,
                    const Delays& delays, const MissingFrames& missing, const MultiTauState& state,
                    int64_t begin, int64_t end);
@@ -208,10 +208,10 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
             int64_t seen, const Delays& delays, const MissingFrames& missing,
             const MultiTauState& state);
 
-// The sums of a state that has `seen` sums of `average` frames each; delays that were not reached
-// have a weight of 0, and zeros. place[i] is where the state has the i-th of the pixels. States of
-// whole tiles of pixels, one after the other with the same `carried` (or null), give the bits of
-// one state of all.
+// Computes the sums over bins of a state after `seen` sums of `average` frames each. Delays without
+// pairs have a weight of 0, and zeros. place[i] is the column of the i-th pixel in the state. Calls
+// with states of whole tiles of pixels, in order and with the same `carried`, give the same bits as
+// one call with all pixels. Returns an error message, or "".
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
                    const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,

@@ -1,4 +1,4 @@
-// Events to pixels' sums to bins' sums, in the tiles and the order of dense frames.
+// From events to sums of pixels and of bins, in the tiles and the order of dense frames.
 #include "correlators/multitau_events.h"
 
 #include <memory>
@@ -19,7 +19,7 @@ struct EventCounts {
   using Many = Wide;
 };
 
-// Pixels by rank: those of a strip that is in use keep their places in it.
+// Ranks of pixels: the pixels of each used strip have consecutive ranks.
 struct Ranks {
   Ranks(const BinnedPixels& pixels, int64_t n_pixels) : strips(strips_of(pixels)) {
     count = static_cast<int64_t>(strips.size()) * kStrip;
@@ -41,7 +41,7 @@ struct Ranks {
   std::vector<int32_t> place;  // of a rank in the list of pixels
 };
 
-// Takes the pixels of a tile that have counts, ascending, and gives the tile's sums.
+// Adds the pixels of a tile with counts in ascending order, and returns the tile's sums.
 class Tile {
  public:
   Tile(const DelayPlan& plan, const BinnedPixels& pixels, const Ranks& ranks)
@@ -77,7 +77,7 @@ class Tile {
 
   void add(const PixelCounts& pixel) {
     products_.compute(pixel);
-    // As long as the counts together stay below 2^32, no sum of products exceeds 64 bits.
+    // While the counts sum to less than 2^32, no sum of products exceeds 64 bits.
     if ((counts_ += pixel.total) >> 32 != 0) {
       widen();
       counts_ = pixel.total;
@@ -142,7 +142,7 @@ class Tile {
   TileSums<EventCounts> sums_;
 };
 
-// The working memory of a thread.
+// Working memory of a thread.
 struct Worker {
   Worker(const DelayPlan& plan, const BinnedPixels& pixels, const Ranks& ranks)
       : tile(plan, pixels, ranks) {}
@@ -150,7 +150,7 @@ struct Worker {
   EventSort::Scratch scratch;
 };
 
-// Workers that are free, made where there are too few.
+// A pool of workers, which are created on demand.
 class Workers {
  public:
   Workers(const DelayPlan& plan, const BinnedPixels& pixels, const Ranks& ranks)

@@ -1,4 +1,4 @@
-// Adds frames to the multi-tau states of all samples of an op's call.
+// The op that adds frames to multi-tau states, on the CPU.
 #include "correlators/multitau_update.h"
 
 #include <algorithm>
@@ -7,12 +7,12 @@
 namespace jaxkern::correlators {
 namespace {
 
-constexpr int64_t kCopied = int64_t{1} << 20;  // bytes at a time
+constexpr int64_t kCopied = int64_t{1} << 20;  // bytes per task
 
 struct StateArray {
   MultiTauOperand which;
   char* result;
-  int64_t bytes;  // a sample
+  int64_t bytes;  // per sample
 };
 
 void copy_states(const Executor& executor, const MultiTauCall& call, const StateArray& array) {
@@ -40,7 +40,7 @@ void update_states(const Executor& executor, const MultiTauCall& call) {
                                {kHead, call.head, narrow * row * call.delays.count},
                                {kHistory, call.history, narrow * row * call.history_rows()}};
   for (const StateArray& array : arrays) copy_states(executor, call, array);
-  // A few strips of a sample at a time, so that what they share of a frame's lines stays near.
+  // Process several strips of a sample together, since they share cache lines of the frames.
   constexpr int64_t kTogether = 16;
   const int64_t strips = (call.pixels + kStrip - 1) / kStrip;
   const int64_t parts = (strips + kTogether - 1) / kTogether;
@@ -60,7 +60,7 @@ void update_states(const Executor& executor, const MultiTauCall& call) {
       state.history = arrays[3].result + sample * arrays[3].bytes;
       state.pitch = call.pixels;
       state.real = real;
-      // Read once: an operand can be a caller's own memory, which another thread writes to.
+      // Read once, since another thread may write to the caller's memory.
       const int32_t seen =
           *static_cast<const volatile int32_t*>(call.operands.at<int32_t>(at, kSeen));
       update_strips(frames, call.pixels, call.frames, std::max(seen, 0), call.delays, {}, state,

@@ -1,6 +1,5 @@
-// The op that adds frames to multi-tau states: what a call is, the CPU's entry, and the body of the
-// CUDA kernel as a host and device function of a flat index, so that a CPU test runs it over the
-// whole grid.
+// The op that adds frames to multi-tau states: a call, its CPU function, and the body of the CUDA
+// kernel as a host and device function of a flat index, so that a CPU test runs it over the grid.
 #ifndef JAXKERN_CORRELATORS_MULTITAU_UPDATE_H_
 #define JAXKERN_CORRELATORS_MULTITAU_UPDATE_H_
 
@@ -15,8 +14,8 @@ namespace jaxkern::correlators {
 
 enum MultiTauOperand : int { kFrames, kSeen, kTotal, kG, kHead, kHistory, kMultiTauOperands };
 
-// Every sample has frames [frames, pixels] and a state, see MultiTauState, which the results may
-// share with the operands. `seen` is not below 0.
+// Every sample has frames [frames, pixels] and a state, see MultiTauState. Results may alias their
+// operands. `seen` is 0 or more.
 struct MultiTauCall {
   Dtype dtype = Dtype::kU8;
   Delays delays;
@@ -29,13 +28,13 @@ struct MultiTauCall {
   JAXKERN_HD_MEMBER int64_t history_rows() const { return int64_t{levels} * delays.kept(); }
 };
 
-// All samples of a checked call.
+// Runs all samples of a checked call.
 void update_states(const Executor& executor, const MultiTauCall& call);
 
-// T is the frames' type, Row what a sum of frames is, Sum what their products add up to.
+// T is the type of frames, Row that of sums of frames, Sum that of sums of their products.
 template <typename T, typename Row, typename Sum>
 struct MultiTauBody {
-  // Pixel flat % pixels of sample flat / pixels.
+  // Adds all frames to pixel flat % pixels of sample flat / pixels.
   JAXKERN_HD void run(const MultiTauCall& call, int64_t flat) {
     const int64_t pixels = call.pixels, sample = flat / pixels, pixel = flat - sample * pixels;
     const BatchOffsets<kMultiTauOperands> at = batch_offsets(call.operands, sample);
@@ -78,7 +77,7 @@ struct MultiTauBody {
     }
   }
 
-  // A pixel's column of `rows` values in a result, with the operand's values.
+  // Returns a pixel's column of `rows` values in a result, after a copy of the operand's values.
   template <typename Value>
   JAXKERN_HD Value* column(const MultiTauCall& call, const BatchOffsets<kMultiTauOperands>& at,
                            MultiTauOperand which, char* result, int64_t rows, int64_t sample,
@@ -93,7 +92,7 @@ struct MultiTauBody {
   }
 };
 
-// visit(body) with the body of a call's dtype.
+// Calls visit(body) with the body of a dtype.
 template <typename Visit>
 auto with_body(Dtype dtype, const Visit& visit) {
   switch (dtype) {

@@ -1,6 +1,5 @@
-// The operands of the correlators' ops, once for the CPU and for CUDA: each op's FFI binding,
-// behind a platform's context, and as its constructor the checks of a call. The first problem is
-// kept in `call`.
+// Operands of the correlators' ops for CPU and CUDA: the FFI binding of each op after the context
+// of the platform, and its constructor, which checks a call. `call` stores the first error.
 #ifndef JAXKERN_CORRELATORS_OPERANDS_H_
 #define JAXKERN_CORRELATORS_OPERANDS_H_
 
@@ -31,13 +30,15 @@ inline Dtype to_dtype(Call& call, ffi::DataType from) {
     case ffi::F64:
       return Dtype::kF64;
     default:
-      call.fail(std::string("operand 'frames' has dtype ") + dtype_text(from) +
-                "; wanted uint8, uint16, uint32, int32, float32 or float64");
+      call.fail(
+          std::string("operand 'frames': expected dtype uint8, uint16, uint32, int32, float32 or "
+                      "float64, got ") +
+          dtype_text(from));
       return Dtype::kU8;
   }
 }
 
-// Wide sums are pairs of u32, low word first: whole numbers, or the bits of float64.
+// Wide sums are pairs of u32, low word first: integers, or the bits of float64.
 struct MultiTauUpdate {
   Call call;
   std::vector<ffi::AnyBuffer> results;
@@ -66,8 +67,8 @@ struct MultiTauUpdate {
         results{*total_out, *g_out, *head_out, *history_out} {
     const int64_t pixels = call.ok() ? call.result_size(0) : 0;
     if (dpl < 1 || dpl > kMostDelays) {
-      call.fail("attribute 'dpl' is " + std::to_string(dpl) + "; wanted 1 to " +
-                std::to_string(kMostDelays));
+      call.fail("attribute 'dpl': expected 1 to " + std::to_string(kMostDelays) + ", got " +
+                std::to_string(dpl));
     }
     work.dtype = to_dtype(call, frames.element_type());
     const Operand given[] = {
@@ -78,8 +79,8 @@ struct MultiTauUpdate {
     if (!call.ok()) return;
     work.delays = {dpl, given[kG].core[0]};
     if (work.delays.count > int64_t{dpl} * (kMostLevels + 1)) {
-      call.fail("operand 'g' has " + std::to_string(work.delays.count) +
-                " delays; wanted at most " + std::to_string(kMostLevels + 1) + " times dpl");
+      call.fail("operand 'g': expected at most " + std::to_string(kMostLevels + 1) +
+                " times dpl delays, got " + std::to_string(work.delays.count));
       return;
     }
     work.levels = work.delays.levels();

@@ -1,5 +1,4 @@
-// From complete states to the sums of their pixels' bins: a tile of pixels at a time, and tiles
-// over threads.
+// From complete states to sums over bins, by tiles of pixels in threads.
 #ifndef JAXKERN_CORRELATORS_TILE_SUMS_H_
 #define JAXKERN_CORRELATORS_TILE_SUMS_H_
 
@@ -19,7 +18,7 @@ typedef uint64_t LooseCount __attribute__((aligned(4), may_alias));
 typedef double LooseReal __attribute__((aligned(4), may_alias));
 typedef uint32_t LooseWord __attribute__((aligned(4), may_alias));
 
-// What a pixel's sums are, and those of many pixels.
+// Types of the sums of a pixel, and of many pixels.
 struct Counts {
   using Sum = LooseCount;
   using Narrow = LooseWord;
@@ -38,8 +37,8 @@ const T* row_of(const char* array, int64_t row, int64_t pitch) {
   return reinterpret_cast<const T*>(array) + row * pitch;
 }
 
-// sum c[k] c[k - t] for all delays, c[k] the frames in a sum of `seen`; without missing frames the
-// number of pairs, 0 where there are none.
+// Returns sum c[k] c[k - t] for all delays, with the number c[k] of good frames in each of `seen`
+// sums; without missing frames, the number of pairs.
 inline std::vector<double> weights(const Delays& delays, int64_t seen, int64_t average,
                                    const MissingFrames& missing) {
   std::vector<double> weights;
@@ -62,15 +61,15 @@ inline std::vector<double> weights(const Delays& delays, int64_t seen, int64_t a
   return weights;
 }
 
-// A few pixels whose state is complete: where they are in it, and their bins.
+// Pixels of a tile: their columns in the state, and their bins.
 struct TilePixels {
   std::vector<int64_t> place;
-  std::vector<int32_t> static_bin, dynamic_bin;  // numbers of `statics` and `dynamics`
-  std::vector<int32_t> statics, dynamics;        // the bins that they have
+  std::vector<int32_t> static_bin, dynamic_bin;  // indices into `statics` and `dynamics`
+  std::vector<int32_t> statics, dynamics;        // the different bins
 };
 
-// Goes through the delays of complete pixels: visit(tau, j, G, IP, IF) for each pixel j of each
-// delay that was reached, all pixels of a delay before the next delay; done(tau) after them.
+// Calls visit(tau, j, G, IP, IF) for each pixel j of each delay with pairs, and done(tau) after all
+// pixels of a delay.
 template <typename Kind, typename Visit, typename Done>
 void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, int64_t average,
                 bool weighted, const std::vector<int64_t>& place, const Visit& visit,
@@ -83,7 +82,7 @@ void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, 
   for (int64_t j = 0; j < pixels; ++j) total[j] = row_of<Sum>(state.total, 0, 0)[place[j]];
   for (int32_t level = 0; level < delays.levels(); ++level) {
     const int64_t sums = seen >> level;
-    const auto last = [&](int64_t t) {  // the sum t before the end
+    const auto last = [&](int64_t t) {  // the t-th sum from the end
       return row_of<Narrow>(state.history, level * kept + (sums - t) % kept, state.pitch);
     };
     std::fill(tail.begin(), tail.end(), Value{0});
@@ -145,8 +144,8 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
     sums[0] += g;
     sums[delays.count * n_static] += before;
     sums[2 * delays.count * n_static] += after;
-    const double light = static_cast<double>(before) * static_cast<double>(after);
-    ratio[j] = light == 0 ? 0 : static_cast<double>(g) * weight[tau] / light;
+    const double norm = static_cast<double>(before) * static_cast<double>(after);
+    ratio[j] = norm == 0 ? 0 : static_cast<double>(g) * weight[tau] / norm;
   };
   const auto done = [&](int64_t tau) {
     double* const mean = result.mean.data() + tau * n_dynamic;
@@ -162,8 +161,8 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
   return result;
 }
 
-// The pixels of strips first .. last - 1; place_of(s, i) is where a state has the i-th of all,
-// which is of strip s.
+// Returns the pixels of strips first .. last - 1; place_of(s, i) is the column in the state of the
+// i-th of all pixels, which is in strip s.
 template <typename PlaceOf>
 TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels>& strips,
                        int64_t first, int64_t last, const PlaceOf& place_of) {
@@ -182,13 +181,12 @@ TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels
 
 inline std::string too_many(int64_t pixel) {
   return "pixel " + std::to_string(pixel) +
-         " has a negative count, or counts that sum to 2^32 - 1 or more; leave the pixel out by "
-         "the "
-         "mask, or give the frames as float64, whose sums are exact below 2^53";
+         " has a negative count, or counts that sum to 2^32 - 1 or more; mask the pixel, or give "
+         "the frames as float64, whose sums are exact below 2^53";
 }
 
-// run(tile) gives the sums of a tile of strips, for all of them; a few waves of tiles at a time, so
-// that sums that wait for their turn take little memory.
+// Adds the sums run(first, last) of all tiles of strips in order. Tiles are computed in waves, so
+// that few sums wait in memory.
 template <typename Kind, typename Run>
 std::string sum_tiles(const Executor& executor, const BinnedPixels& pixels,
                       const std::vector<StripPixels>& strips, const Run& run, AllSums<Kind>* all) {

@@ -170,7 +170,7 @@ void check_multitau(Case* c, const BinSums& found) {
   for (int32_t level = 0; level < delays.levels(); ++level) {
     for (int32_t d = 0; d < delays.at(level); ++d) {
       const int64_t t = delays.first(level) + d, tau = delays.offset(level) + d;
-      unsigned __int128 wanted[3][4] = {};
+      unsigned __int128 expected[3][4] = {};
       for (size_t i = 0; i < c->used.size(); ++i) {
         const uint64_t* own = dense.data() + c->used[i] * c->n_sums;
         for (int64_t k = 0; k + t < c->n_sums >> level; ++k) {
@@ -182,14 +182,14 @@ void check_multitau(Case* c, const BinSums& found) {
               g[side] += c->good[at];
             }
           }
-          wanted[0][c->static_bin[i]] += s[0] * s[1];
-          wanted[1][c->static_bin[i]] += s[0] * (c->missing ? g[1] : 1);
-          wanted[2][c->static_bin[i]] += s[1] * (c->missing ? g[0] : 1);
+          expected[0][c->static_bin[i]] += s[0] * s[1];
+          expected[1][c->static_bin[i]] += s[0] * (c->missing ? g[1] : 1);
+          expected[2][c->static_bin[i]] += s[1] * (c->missing ? g[0] : 1);
         }
       }
       for (int kind = 0; kind < 3; ++kind) {
         for (int bin = 0; bin < 4; ++bin) {
-          expect(found.sums[(kind * n + tau) * 4 + bin] == static_cast<double>(wanted[kind][bin]),
+          expect(found.sums[(kind * n + tau) * 4 + bin] == static_cast<double>(expected[kind][bin]),
                  "a sum differs");
         }
       }
@@ -218,13 +218,13 @@ void check_pairs(Case* c, int64_t threads) {
     pairs.rows(own.executor, 0, 3, ones.data(), ones.data(), 1.0, row, rows, out.data());
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t k = r; k < n - row; ++k) {
-        uint64_t wanted = 0;
+        uint64_t expected = 0;
         for (const int32_t p : c->used) {
-          wanted += dense[p * n + row + r] * dense[p * n + row + k];
+          expected += dense[p * n + row + r] * dense[p * n + row + k];
         }
-        const double got = out[r * (n - row) + k], right = static_cast<double>(wanted);
+        const double got = out[r * (n - row) + k], right = static_cast<double>(expected);
         // Sums of three groups are added in double.
-        expect(got == right || (wanted >> 53 != 0 && std::abs(got / right - 1) < 1e-15),
+        expect(got == right || (expected >> 53 != 0 && std::abs(got / right - 1) < 1e-15),
                "a sum of products of two sums differs");
       }
     }

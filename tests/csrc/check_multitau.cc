@@ -19,7 +19,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// Memory of exactly this size, so that a sanitizer sees the byte behind it.
+// Memory of exactly this size, so that a sanitizer detects an access to the next byte.
 struct Memory {
   std::unique_ptr<char[]> bytes;
   size_t size = 0;
@@ -110,7 +110,7 @@ States run_blocks(const Case& c, bool in_place, const Run& run) {
     call.pixels = c.pixels;
     call.samples = c.samples;
     const std::vector<int32_t> sums = {static_cast<int32_t>(seen)};
-    // The block's frames of each sample, one behind the other, and no more.
+    // The frames of the block for each sample in sequence, in memory of exactly this size.
     const int64_t row = c.pixels * dtype_bytes(c.dtype);
     Memory frames(c.samples * block * row);
     for (int64_t s = 0; s < c.samples; ++s) {

@@ -84,7 +84,7 @@ MASK = np.ones(10, np.uint8)
         ),
         ((FRAMES, [MASK], None, None, 0, np.zeros(10)), r"squares .* an image"),
         ((FRAMES.astype(np.int8), [MASK]), "frames have another dtype"),
-        ((FRAMES[:, ::2], [MASK[:5]]), "do not lie together"),
+        ((FRAMES[:, ::2], [MASK[:5]]), "contiguous"),
     ],
 )
 def test_wrong_arrays_are_refused(arguments, message):
