@@ -195,11 +195,11 @@ def test_any_split_into_blocks(dtype, block):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"place": np.zeros(3, np.int32)}, "place has another length"),
+        ({"place": np.zeros(3, np.int32)}, r"place.*length"),
         ({"place": np.full(4, 40, np.int32)}, "place"),
         ({"place": np.array([0, 1, 2, -1], np.int32)}, "place"),
-        ({"carried": [np.zeros(1)] * 3}, "4 arrays are carried"),
-        ({"carried": [np.zeros(1)] * 4}, "a carried array has another size"),
+        ({"carried": [np.zeros(1)] * 3}, r"carried.*4.*arrays"),
+        ({"carried": [np.zeros(1)] * 4}, r"carried.*array.*another.*size"),
     ],
 )
 def test_reductions_check_what_they_are_given(given, message):
@@ -236,17 +236,17 @@ def test_refused():
             native(frames, np.array(pixel), bins)
     with pytest.raises(ValueError, match="a bin is"):
         _cpu.multitau(frames, np.array([1], np.int32), bins[:1] + 1, bins[:1], 1, 1)
-    with pytest.raises(TypeError, match="another dtype"):
+    with pytest.raises(TypeError, match="dtype"):
         native(frames.astype(np.int8))
-    with pytest.raises(ValueError, match="lie together"):
+    with pytest.raises(ValueError, match="contiguous"):
         native(np.zeros((9, 8), np.uint8)[:, ::2])
     with pytest.raises(ValueError, match="dpl"):
         native(frames, dpl=65)
-    with pytest.raises(ValueError, match="bad has another length"):
+    with pytest.raises(ValueError, match=r"bad.*length"):
         native(frames, bad=np.zeros(8, np.uint8))
     with pytest.raises(ValueError, match="another size"):
         _cpu.multitau_update(frames, 0, arrays_of_state(5, 9), 9)
-    with pytest.raises(ValueError, match="fewer entries"):
+    with pytest.raises(ValueError, match="missing"):
         _cpu.multitau_update(
             frames, 1, arrays_of_state(4, 9, missing=True), 9, missing=np.zeros(9, np.uint32)
         )
